@@ -1,0 +1,37 @@
+// The first hour: one file, both drivers.
+#include <cstdio>
+#include "weir/observe.h"
+#include "weir/parallel_for.h"
+#include "weir/tensor.h"
+
+struct scale_by {  // a kernel: plain C++ that nvcc and the host compiler both read
+  float* y; float const* x; float a;
+  WEIR_FN void operator()(std::size_t i) const { y[i] = a * x[i]; }
+};
+
+int main() try {
+  using namespace weir::literals;
+  auto const shape = weir::shape{1024, 1024};
+  weir::device_guard on{0};                                                  // with torch.cuda.device(0):
+  weir::stream side{weir::priority::high};                                   // torch.cuda.Stream(priority=-1)
+  weir::tensor host = weir::empty(shape, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
+  for (float& v : host.host<float>()) v = 1;
+
+  weir::tensor x;
+  {
+    weir::stream_guard in{side};                                             // with torch.cuda.stream(side):
+    x = weir::empty(shape);                                                  // side is its home
+    x.copy_(host, weir::non_blocking);                                       // host's block is kept until the copy has read it
+  }
+  weir::current_stream().wait(side);                                         // wait_stream
+  weir::tensor y = weir::empty_like(x);
+  weir::parallel_for(weir::current_stream(), x.numel(), {weir::reads(x), weir::writes(y)},
+                     scale_by{y.data<float>(), x.data<float>(), 2.f});       // the use of x on this stream is recorded: no record_stream to forget
+  std::printf("%f\n%s", weir::mean(y).item<float>(), weir::memory_summary().c_str());
+} catch (weir::out_of_memory const& e) {
+  std::fputs(e.report().text().c_str(), stderr);
+  return 1;
+} catch (std::exception const& e) {
+  std::fputs(e.what(), stderr);
+  return 1;
+}

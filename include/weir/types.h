@@ -1,0 +1,45 @@
+// weir/types.h: the words every other header uses. Values only, no state.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace weir {
+using std::size_t;
+struct here {  // the caller's line: last parameter of every call that allocates, copies or waits, from the first day. (std::source_location is missing in clang 14)
+  char const* file; char const* function; unsigned line;
+  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(), unsigned l = __builtin_LINE()) noexcept { return {f, fn, l}; }
+};
+
+inline namespace literals {
+consteval size_t operator""_KiB(unsigned long long n) { return n << 10; }
+consteval size_t operator""_MiB(unsigned long long n) { return n << 20; }
+consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
+}
+
+class device {  // cpu, gpu (the thread's current one, resolved when used), gpu:i. Says nothing about the driver: a simulated GPU is a gpu
+ public:
+  constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
+  explicit device(std::string_view text);                         // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
+  static constexpr device make_cpu() noexcept { return device(-2); }
+  static constexpr device make_current() noexcept { return device(-1); }
+  constexpr bool is_cpu() const noexcept { return index_ == -2; }
+  constexpr bool is_gpu() const noexcept { return index_ != -2; }
+  constexpr int index() const noexcept { return index_; }  // -1: current
+  std::string str() const;                                 // "gpu:1"
+  friend constexpr bool operator==(device, device) noexcept = default;
+ private:
+  int index_;
+};
+inline constexpr device cpu = device::make_cpu();
+inline constexpr device gpu = device::make_current();
+
+enum class dtype : std::uint8_t { float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean };
+using enum dtype;
+constexpr size_t size_of(dtype) noexcept;
+
+enum class memory_kind : std::uint8_t { device, pinned, pageable };
+enum class blocking : bool { no, yes };
+inline constexpr blocking non_blocking = blocking::no;
+}  // namespace weir
