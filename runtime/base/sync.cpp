@@ -1,0 +1,52 @@
+// The threads, thread slots and clock behind sync.h.
+// Threads: any.
+#include "runtime/base/sync.h"
+
+#include <cstdlib>
+
+namespace weir::base {
+namespace detail {
+namespace {
+struct slots_of_thread {
+  std::array<slot_value, thread_slots> at{};
+  ~slots_of_thread() {
+    for (auto slot = at.rbegin(); slot != at.rend(); ++slot) {
+      if (slot->value) slot->destroy(std::exchange(slot->value, nullptr));
+    }
+  }
+};
+}  // namespace
+
+std::array<slot_value, thread_slots>& this_thread_slots() noexcept {
+  thread_local slots_of_thread slots;
+  return slots.at;
+}
+
+int new_thread_slot() noexcept {
+  static atomic<int> next{0};
+  int const slot = next.fetch_add(1);
+  if (slot >= thread_slots) std::abort();  // raise thread_slots
+  return slot;
+}
+}  // namespace detail
+
+std::int64_t now_ns() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void sleep_ns(std::int64_t ns) noexcept { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+
+void yield_thread() noexcept { std::this_thread::yield(); }
+
+std::uint64_t this_thread_id() noexcept {
+  static atomic<std::uint64_t> next{1};
+  thread_local std::uint64_t const id = next.fetch_add(1);
+  return id;
+}
+
+int hardware_threads() noexcept {
+  int const n = static_cast<int>(std::thread::hardware_concurrency());
+  return n > 0 ? n : 1;
+}
+
+}  // namespace weir::base

@@ -1,0 +1,23 @@
+// The words for a driver's answers.
+// Threads: any.
+#include "runtime/driver/driver.h"
+
+namespace weir::driver {
+
+std::string_view name_of(code c) noexcept {
+  switch (c) {
+    case code::ok: return "ok";
+    case code::not_ready: return "not ready";
+    case code::out_of_memory: return "out of memory";
+    case code::invalid: return "invalid";
+    case code::not_permitted: return "not permitted";
+    case code::not_supported: return "not supported";
+    case code::lost: return "device lost";
+    case code::forked: return "forked process";
+    case code::unloading: return "process ending";
+    case code::failed: return "failed";
+  }
+  return "unknown";
+}
+
+}  // namespace weir::driver

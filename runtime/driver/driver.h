@@ -1,0 +1,162 @@
+// The seam: what weir asks of a machine with GPUs. Two drivers stand behind it, CUDA's and the simulated machine.
+// Threads: any thread may make any call at any time; the caller's current CUDA device and context are left as found.
+//
+// Rules that hold for every call unless its comment says otherwise
+//   * A refused call changes nothing, and the next call does not see its error.
+//   * `device` is an ordinal of this driver, 0 <= device < device_count(). Streams and events belong to one device and
+//     are named together with it.
+//   * Enqueueing calls (copy, copy_peer, fill, record, wait, host_function, enqueue) and query never wait for device work
+//     while fewer than 1,000 operations are queued on the stream. Every other call MAY block until all work given so far,
+//     on every device, is done: never make one with a lock held that an allocation on another stream needs.
+//   * Any call may answer lost (a sticky error of that device; every later launch, copy, stream or event call on it
+//     answers the same), forked (the process is a fork of the one that made the driver) or unloading (the process ends).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct CUstream_st;
+struct CUevent_st;
+
+namespace weir::driver {
+
+enum class code : std::uint8_t {
+  ok,
+  not_ready,         // a query: the work is not complete. Not an error
+  out_of_memory,     // of the device, or of pinnable host memory
+  invalid,           // an argument: no such device, handle or range; a pageable address in a copy
+  not_permitted,     // here or now: inside a host function, in a capture
+  not_supported,     // never on this machine
+  lost,              // sticky: this device is gone for the life of the process, others live
+  forked,            // this process is a fork of the one that made the driver
+  unloading,         // the process is ending; the driver may be gone
+  failed,            // anything else; native says what
+};
+std::string_view name_of(code) noexcept;
+
+struct status {
+  code what = code::ok;
+  int native = 0;  // the driver's own number (CUresult), 0 on the simulated machine
+  constexpr bool ok() const noexcept { return what == code::ok; }
+};
+constexpr bool operator==(status const& a, status const& b) noexcept { return a.what == b.what && a.native == b.native; }
+
+template <class T>
+struct result {
+  status is;
+  T value{};
+  constexpr bool ok() const noexcept { return is.ok(); }
+};
+
+enum class stream_handle : std::uintptr_t { none = 0 };  // CUDA: the CUstream
+enum class event_handle : std::uintptr_t { none = 0 };   // CUDA: the CUevent
+enum class memory_handle : std::uint64_t { none = 0 };   // physical memory, one `create`
+enum class gate_handle : std::uint64_t { none = 0 };
+using address = std::uintptr_t;
+
+struct device_info {
+  std::string name;
+  std::size_t total_memory = 0;      // bytes
+  std::size_t granularity = 0;       // bytes: what create and map count in
+  int major = 0, minor = 0, multi_processor_count = 0;
+  int numa_node = -1;                // of the host memory nearest to it; -1: not known
+  std::string pci_bus_id, uuid;
+  bool maps = true;                  // reserve, create, map, grant work; else only create_segment
+};
+struct memory_info { std::size_t free = 0, total = 0; };  // bytes, of the whole device
+
+enum class stream_kind : std::uint8_t {
+  independent,  // not ordered with the legacy stream
+  blocking,     // ordered with the legacy stream, both ways: weir's default stream is one, so bare launches are ordered with it
+};
+enum class event_kind : std::uint8_t { order_only, timing, timing_blocking_sync, blocking_sync };
+
+enum class where : std::uint8_t { pageable, pinned, device, unknown_device };
+struct place {          // of an address
+  where in = where::pageable;
+  int device = -1;      // in == device: whose memory
+};
+
+struct peer_info { bool access = false, native_atomics = false; int nvlinks = 0; };
+
+// Work of the simulated machine: run once for each time the stream gets there; drop exactly once, on whatever thread.
+struct work {
+  void (*run)(void*) = nullptr;
+  void (*drop)(void*) = nullptr;
+  void* state = nullptr;
+};
+// What a piece of work reads or writes, for whoever judges order. Ranges of bytes.
+struct touch { address at = 0; std::size_t bytes = 0; bool writes = false; };
+
+class driver {
+ public:
+  virtual ~driver() = default;
+  driver() = default;
+  driver(driver const&) = delete;
+  driver& operator=(driver const&) = delete;
+
+  // Machine -------------------------------------------------------------------------------------------------------
+  virtual bool simulated() const noexcept = 0;
+  virtual int device_count() const noexcept = 0;                       // honours CUDA_VISIBLE_DEVICES. Makes no context
+  virtual result<device_info> info(int device) = 0;                    // Makes no context
+  virtual status open(int device) = 0;                                 // makes the device usable (CUDA: its primary context). Idempotent; made by the caller before anything below
+  virtual result<memory_info> memory(int device) = 0;                  // Requires: open
+  virtual status make_current(int device) = 0;                         // the exception to the rule above: sets the calling thread's CUDA device
+  virtual status synchronize_device(int device) = 0;                   // Blocks: until all streams of the device, foreign ones too, are done
+  virtual result<peer_info> peer(int from, int to) = 0;                // what the driver claims of `from` reaching `to`'s memory; not proof
+
+  // Addresses and pages -------------------------------------------------------------------------------------------
+  virtual result<address> reserve(std::size_t bytes, std::size_t alignment) = 0;  // address space, no memory. Multiples of the granularity
+  virtual status unreserve(address, std::size_t bytes) = 0;            // Requires: exactly one reservation, nothing mapped in it
+  virtual result<memory_handle> create(int device, std::size_t bytes) = 0;        // physical memory; fresh bytes are arbitrary. out_of_memory
+  virtual status release(memory_handle) = 0;                           // the bytes die with the last mapping after this
+  virtual status map(address, std::size_t bytes, memory_handle) = 0;   // the whole handle, at an unmapped, granularity-aligned place of a reservation. No access until granted. A handle may be mapped at several places
+  virtual status unmap(address, std::size_t bytes) = 0;                // exactly what one map mapped. In force at return for whatever RUNS later: the caller waits for completion first
+  virtual status grant(address, std::size_t bytes, int device) = 0;    // `device` may read and write this mapped range (one or more whole mappings)
+  virtual result<address> create_segment(int device, std::size_t bytes) = 0;      // plain memory where mapping is not available (cudaMalloc). out_of_memory
+  virtual status release_segment(int device, address) = 0;
+  virtual status pin(void* host, std::size_t bytes) = 0;               // page-locks host pages for every device. Page-aligned. out_of_memory
+  virtual status unpin(void* host) = 0;                                // Requires: the start of one pin; no device work still uses it
+  virtual result<place> find(void const*) = 0;                         // where an address lies, as far as the driver knows
+
+  // Streams and events --------------------------------------------------------------------------------------------
+  virtual result<stream_handle> create_stream(int device, stream_kind, int priority) = 0;  // 0 normal, negative runs first; clamped
+  virtual status destroy_stream(int device, stream_handle) = 0;        // cancels nothing
+  virtual status query_stream(int device, stream_handle) = 0;          // ok | not_ready
+  virtual status synchronize_stream(int device, stream_handle) = 0;    // Blocks
+  virtual result<bool> capturing(int device, stream_handle) = 0;       // never disturbs a capture
+  virtual result<stream_handle> adopt(int device, CUstream_st*) = 0;   // a stream that is not weir's; invalid when it is of another device. Simulated: not_supported
+  virtual result<CUstream_st*> native(int device, stream_handle) = 0;  // Simulated: not_supported
+  virtual result<event_handle> create_event(int device, event_kind) = 0;
+  virtual status destroy_event(int device, event_handle) = 0;          // cancels nothing
+  virtual result<CUevent_st*> native_event(event_handle) = 0;          // Simulated: not_supported
+  virtual status record(int device, stream_handle, event_handle) = 0;  // takes the stream as it is now; event and stream of one device, else invalid
+  virtual status wait(int device, stream_handle, event_handle) = 0;    // the last record at the time of this call, of any device; never recorded: nothing
+  virtual status query_event(event_handle) = 0;                        // ok (also when never recorded) | not_ready. "Complete" stays so until recorded again
+  virtual status synchronize_event(event_handle) = 0;                  // Blocks
+  virtual result<float> elapsed_ms(event_handle start, event_handle end) = 0;     // timing events of one device; not_ready
+
+  // Work ----------------------------------------------------------------------------------------------------------
+  virtual status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;  // device and pinned memory only; any pageable byte: invalid. The host side may be read or written at any time until completion
+  virtual status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) = 0;  // works without access, staged by the driver
+  virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) = 0;  // count patterns of 1, 2 or 4 bytes
+  virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same
+  virtual status enqueue(int device, stream_handle, std::span<touch const>, work) = 0;  // simulated work. CUDA: not_supported
+  virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers
+
+  // Proof tools ---------------------------------------------------------------------------------------------------
+  virtual result<gate_handle> hold(int device, stream_handle) = 0;     // later work of the stream waits until the gate opens. At most 4 closed gates a device
+  virtual status open_gate(gate_handle) = 0;                           // once; then the handle is gone
+};
+
+struct opened {
+  std::unique_ptr<driver> machine;  // null: none
+  std::string why;                  // what was found, for a person: "3 GPUs, driver 580.1" or "libcuda.so.1 not found"
+};
+opened open_cuda();                 // never throws; null without a usable GPU, and why
+
+}  // namespace weir::driver

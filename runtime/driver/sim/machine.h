@@ -1,0 +1,36 @@
+// The simulated machine: devices, streams and memory of this process behind the driver seam. See docs/simulated-machine.md.
+// Threads: as the seam, except the controls of `stepped` machines, which belong to one thread at a time.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/driver/driver.h"
+#include "weir/runtime.h"
+
+namespace weir::driver::sim {
+
+// What a test may do to a simulated machine. weir/sim.h offers it to users.
+class controls {
+ public:
+  virtual ~controls() = default;
+  virtual bool step(int device, stream_handle) = 0;                    // stepped: runs the stream's next operation; false: nothing can run
+  virtual bool run() = 0;                                              // until all is done or all wait; true: all done
+  virtual std::string stuck() const = 0;                               // after run() answered false: the circle of streams and events, in words
+  virtual void fail_call(std::string_view call, std::uint64_t k, code) = 0;  // the k-th from now of that seam call ("map", "create", … or "any") is refused with that code; k = 1 is the next
+  virtual void lose(int device) = 0;                                   // a sticky error, now
+  virtual void cut(int from, int to) = 0;                              // the peer link from -> to vanishes
+  virtual void use_up(int device, std::size_t bytes) = 0;              // another process takes room
+  virtual std::uint64_t seed() const noexcept = 0;
+  virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes
+  virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, leaks
+};
+
+struct made {
+  std::unique_ptr<driver> machine;
+  controls* control;  // lives as long as machine
+};
+made make(simulated const&);
+
+}  // namespace weir::driver::sim

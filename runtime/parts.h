@@ -1,0 +1,84 @@
+// What a runtime is made of: a driver, and typed slots that upper floors fill on first use and that are torn down in reverse.
+// Threads: any, but for construction and destruction.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/driver.h"
+#include "weir/runtime.h"
+
+namespace weir {
+
+namespace detail {
+inline constexpr int part_slots = 32;
+int new_part_slot() noexcept;
+template <class T>
+int part_slot() noexcept {
+  static int const slot = new_part_slot();
+  return slot;
+}
+}  // namespace detail
+
+struct runtime::impl {
+  impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why);
+  ~impl();  // parts in reverse order of their making, then the driver
+
+  // A part is any class with a constructor T(runtime::impl&). Made on first use; the same object ever after.
+  // Throws: what T's constructor throws; the next call tries again.
+  template <class T>
+  T& part() {
+    if (void* there = slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire)) return *static_cast<T*>(there);
+    return *static_cast<T*>(make_part(
+        detail::part_slot<T>(), [](impl& self) -> void* { return new T(self); }, [](void* p) noexcept { delete static_cast<T*>(p); }));
+  }
+  template <class T>
+  T* part_if_made() noexcept {
+    return static_cast<T*>(slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire));
+  }
+
+  driver::driver& machine() noexcept { return *driver_; }
+  int device_count() const noexcept { return device_count_; }
+  weir::options const& options() const noexcept { return options_; }
+  std::string const& why() const noexcept { return why_; }  // why this driver, for a person
+  std::uint64_t id() const noexcept { return id_; }         // never reused in a process
+  weir::runtime& facade() noexcept { return facade_; }
+
+  // Makes the device usable, once; cheap afterwards. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
+  void open(int device, std::string_view operation, here);
+
+ private:
+  struct made_part {
+    int slot;
+    void* part;
+    void (*destroy)(void*) noexcept;
+  };
+  void* make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept);
+
+  weir::runtime& facade_;
+  std::unique_ptr<driver::driver> driver_;
+  weir::options options_;
+  std::string why_;
+  std::uint64_t id_;
+  int device_count_;
+  std::unique_ptr<base::atomic<bool>[]> opened_;
+  std::array<base::atomic<void*>, detail::part_slots> slots_{};
+  std::vector<made_part> made_;  // under making_
+  base::mutex making_;           // held while a part is made: a part may make the parts below it, so it is taken by one thread again
+  base::atomic<std::uint64_t> making_thread_{0};
+};
+
+// True once the process has begun to end (an atexit handler of ours ran): destructors make no driver call any more.
+bool process_is_ending() noexcept;
+// True in a child forked from the process that first used weir.
+bool process_was_forked() noexcept;
+
+// Turns a refusal of the driver into the exception that the caller sees.
+// `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.
+[[noreturn]] void throw_refusal(driver::status, std::string_view operation, std::string operands, std::string remedy, here);
+inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
+  if (!s.ok()) [[unlikely]] throw_refusal(s, operation, std::move(operands), std::move(remedy), at);
+}
+
+}  // namespace weir
