@@ -1,0 +1,69 @@
+// Device memory of one device: blocks handed out to streams and taken back with stamps.
+// Threads: any. Nothing here blocks on device work but the last rungs of the out-of-memory ladder.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/clock/timeline.h"
+#include "weir/stats.h"
+
+namespace weir::memory {
+
+struct block {
+  void* base = nullptr;
+  std::size_t bytes = 0;           // as requested
+  int device = -1;                 // -1: host
+  memory_kind kind = memory_kind::device;
+  clock::timeline* home = nullptr; // null: host memory
+};
+
+class allocator {
+ public:
+  virtual ~allocator() = default;
+  virtual int device() const noexcept = 0;
+
+  // Zero bytes are valid and freeable. alignment 0: natural (weir/memory.h).
+  // Throws: invalid_use (alignment not a power of two, size that overflows), out_of_memory, device_lost, driver_error
+  virtual void* allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here) = 0;
+  // Null does nothing. Throws: invalid_use (foreign, interior, freed twice), naming what it is instead; nothing has changed then.
+  virtual void deallocate(void*, clock::timeline* last_use, here) = 0;
+  // The block is also used on that stream: freeing it takes that stream's stamp. Interior addresses are fine.
+  virtual void mark(void const*, clock::timeline& user, here) = 0;
+  virtual void rebind(void*, clock::timeline& home, here) = 0;
+  virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
+
+  // `reader` may use the block's memory as it stands. Grants whole handles. Idempotent.
+  virtual driver::status grant(void const*, int reader) = 0;
+  virtual bool granted(void const*, int reader) const noexcept = 0;
+
+  virtual std::size_t empty_cache() = 0;                // bytes given back to the driver; what is complete or can be waited for
+  virtual void set_limit(std::size_t bytes) = 0;        // 0: none
+  virtual memory_statistics statistics() const = 0;
+  virtual memory_report report() const = 0;             // of now, nothing requested
+  virtual void reset_peak() = 0;
+  virtual void reset_accumulated() = 0;
+  virtual std::vector<std::string> validate() const = 0;  // what of the invariants does not hold, by name; empty: all hold
+  virtual void note_lost() noexcept = 0;                // sticky error: frees become no-ops, no more driver calls
+};
+
+using ladder_callback = bool (*)(void* state, memory_report const&);  // true: something was freed, search again. No lock is held
+
+// All devices' allocators: a part of the runtime.
+class device_memory {
+ public:
+  explicit device_memory(weir::runtime::impl&);
+  ~device_memory();
+  allocator& on(int device);                          // made, and the device opened, on first use
+  allocator* if_made(int device) noexcept;
+  allocator* owner(void const*) noexcept;             // by address, without a search; null: not device memory of this runtime
+  std::uint64_t add_callback(ladder_callback, void* state, int order);
+  void remove_callback(std::uint64_t) noexcept;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace weir::memory
