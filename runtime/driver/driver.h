@@ -53,7 +53,7 @@ struct result {
 };
 
 enum class stream_handle : std::uintptr_t { none = 0 };  // CUDA: the CUstream
-enum class event_handle : std::uintptr_t { none = 0 };   // CUDA: the CUevent
+enum class event_handle : std::uintptr_t { none = 0 };   // CUDA: the CUevent and its device, see native_event
 enum class memory_handle : std::uint64_t { none = 0 };   // physical memory, one `create`
 enum class gate_handle : std::uint64_t { none = 0 };
 using address = std::uintptr_t;
@@ -83,7 +83,8 @@ struct place {          // of an address
 
 struct peer_info { bool access = false, native_atomics = false; int nvlinks = 0; };
 
-// Work of the simulated machine: run once for each time the stream gets there; drop exactly once, on whatever thread.
+// Work: run once for each time the stream gets there; drop exactly once, on whatever thread, also when the call that
+// was given it is refused. `drop` may be null.
 struct work {
   void (*run)(void*) = nullptr;
   void (*drop)(void*) = nullptr;
@@ -135,13 +136,13 @@ class driver {
   virtual status destroy_event(int device, event_handle) = 0;          // cancels nothing
   virtual result<CUevent_st*> native_event(event_handle) = 0;          // Simulated: not_supported
   virtual status record(int device, stream_handle, event_handle) = 0;  // takes the stream as it is now; event and stream of one device, else invalid
-  virtual status wait(int device, stream_handle, event_handle) = 0;    // the last record at the time of this call, of any device; never recorded: nothing
+  virtual status wait(int device, stream_handle, event_handle) = 0;    // the last record at the time of this call, of any device; never recorded: nothing; its device is lost: lost
   virtual status query_event(event_handle) = 0;                        // ok (also when never recorded) | not_ready. "Complete" stays so until recorded again
   virtual status synchronize_event(event_handle) = 0;                  // Blocks
   virtual result<float> elapsed_ms(event_handle start, event_handle end) = 0;     // timing events of one device; not_ready
 
   // Work ----------------------------------------------------------------------------------------------------------
-  virtual status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;  // device and pinned memory only; any pageable byte: invalid. The host side may be read or written at any time until completion
+  virtual status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;  // device and pinned memory only; any pageable byte: invalid; 0 bytes: nothing, ok. The host side may be read or written at any time until completion
   virtual status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) = 0;  // works without access, staged by the driver
   virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) = 0;  // count patterns of 1, 2 or 4 bytes
   virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same
@@ -149,7 +150,7 @@ class driver {
   virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers
 
   // Proof tools ---------------------------------------------------------------------------------------------------
-  virtual result<gate_handle> hold(int device, stream_handle) = 0;     // later work of the stream waits until the gate opens. At most 4 closed gates a device
+  virtual result<gate_handle> hold(int device, stream_handle) = 0;     // later work of the stream waits until the gate opens. At most 4 closed gates a device, else not_permitted
   virtual status open_gate(gate_handle) = 0;                           // once; then the handle is gone
 };
 
