@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/process.h"
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
 #include "weir/runtime.h"
@@ -68,11 +69,6 @@ struct runtime::impl {
   base::mutex making_;           // held while a part is made: a part may make the parts below it, so it is taken by one thread again
   base::atomic<std::uint64_t> making_thread_{0};
 };
-
-// True once the process has begun to end (an atexit handler of ours ran): destructors make no driver call any more.
-bool process_is_ending() noexcept;
-// True in a child forked from the process that first used weir.
-bool process_was_forked() noexcept;
 
 // Turns a refusal of the driver into the exception that the caller sees.
 // `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.

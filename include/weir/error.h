@@ -1,39 +1,79 @@
-// weir/error.h: what can be thrown. Every weir exception is an `error`; `error` is no std::exception itself,
-// so that out_of_memory can be a std::bad_alloc and `catch (std::exception const&)` still works.
+// weir/error.h: what can be thrown. Every weir exception is an `error`; `error` is no std::exception itself, so that
+// out_of_memory can be a std::bad_alloc and `catch (std::exception const&)` still works.
+// Threads: exceptions are values; copies share their text.
 #pragma once
 #include <memory>
 #include <new>
-#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+
 #include "weir/stats.h"
 
 namespace weir {
+
 class error {
  public:
-  std::string_view operation() const noexcept;   // "copy"
-  std::string_view operands() const noexcept;    // "dst gpu:1 0x7f10… holds 4096 B, asked 8192 B"
-  std::string_view remedy() const noexcept;
-  here where() const noexcept;
+  std::string_view operation() const noexcept;  // "copy"
+  std::string_view operands() const noexcept;   // "dst gpu:1 0x7f10… holds 4096 B, asked 8192 B"
+  std::string_view remedy() const noexcept;     // what to do about it
+  here where() const noexcept;                  // the caller's line
+
  protected:
   error(std::string operation, std::string operands, std::string remedy, here);
   error(error const&) noexcept;
+  error& operator=(error const&) noexcept;
   ~error();
+
  private:
-  struct text; std::shared_ptr<text const> text_;
+  struct text;
+  std::shared_ptr<text const> text_;
 };
-class invalid_use   : public std::logic_error,   public error { public: invalid_use(std::string, std::string, std::string, here); };   // the caller's; nothing has changed
-class not_supported : public std::runtime_error, public error { public: not_supported(std::string, std::string, std::string, here); }; // this machine cannot
-class driver_error  : public std::runtime_error, public error { public: driver_error(int code, std::string, std::string, std::string, here); int code() const noexcept; private: int code_; };
-class device_lost   : public driver_error { public: using driver_error::driver_error; };      // sticky: this device is gone, others live
-class timed_out     : public std::runtime_error, public error { public: timed_out(std::string, std::string, std::string, here); };
-class race_found    : public std::logic_error,   public error { public: race_found(std::string, std::string, std::string, here first, here second); here second() const noexcept; };
-class out_of_memory : public std::bad_alloc,     public error {
+
+// The caller's fault: a wrong argument or a wrong moment. Nothing has changed.
+class invalid_use : public std::logic_error, public error {
+ public:
+  invalid_use(std::string operation, std::string operands, std::string remedy, here);
+};
+
+// This machine, or this build, cannot.
+class not_supported : public std::runtime_error, public error {
+ public:
+  not_supported(std::string operation, std::string operands, std::string remedy, here);
+};
+
+// The driver refused. code() is its own number (CUresult, ncclResult_t), 0 on a simulated machine.
+class driver_error : public std::runtime_error, public error {
+ public:
+  driver_error(int code, std::string operation, std::string operands, std::string remedy, here);
+  int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+// Sticky: this device is gone for the life of the process; others live. What was enqueued on it may never have run.
+class device_lost : public driver_error {
+ public:
+  using driver_error::driver_error;
+};
+
+// A wait with a limit reached it.
+class timed_out : public std::runtime_error, public error {
+ public:
+  timed_out(std::string operation, std::string operands, std::string remedy, here);
+};
+
+// No memory after every rung of the ladder. The runtime works on as before.
+class out_of_memory : public std::bad_alloc, public error {
  public:
   out_of_memory(memory_report, here);
   char const* what() const noexcept override;
-  memory_report const& report() const noexcept;
+  memory_report const& report() const noexcept { return *report_; }
+
  private:
   std::shared_ptr<memory_report const> report_;
+  std::shared_ptr<std::string const> what_;
 };
-}
+
+}  // namespace weir

@@ -1,38 +1,68 @@
 // weir/runtime.h: the object that owns a driver, its devices and their pools; and how a thread chooses one.
+// Threads: any, but a runtime must outlive every use of it.
 #pragma once
-#include <filesystem>
-#include <functional>
+#include <cstdint>
+#include <string>
+
 #include "weir/error.h"
 
 namespace weir {
+
 struct simulated {  // a machine of this process; see weir/sim.h to step, break and question it
   int devices = 4;
-  size_t memory = 16_GiB;                                   // a device, bytes; costs only what is touched
-  enum class running { threads, seeded, stepped } how = running::threads;
-  std::uint64_t seed = 0;                                   // 0: a fresh one, printed
-  enum class links { all, none, pairs } peers = links::all;
+  size_t memory = 16_GiB;  // bytes a device; costs only what is touched
+  enum class running : std::uint8_t {
+    threads,  // workers run the streams: for programs
+    seeded,   // nothing moves by itself; the seed chooses among what devices may do: for finding races
+    stepped,  // the test moves streams
+  } how = running::threads;
+  std::uint64_t seed = 0;  // 0: a fresh one
+  enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
 };
-struct options {  // unit, default and effect of each in docs/options.md, which is generated from this table
-  double epsilon = 0.03;                                    // reserved <= (1 + epsilon) * peak live + constant an arena
-  size_t device_limit = 0, pinned_limit = 0;                // bytes; 0: none
-  bool launch_blocking = false, check_races = false, deterministic = false, history = false;
-  static options from_environment();                        // WEIR_CONF=key:value,…  Throws: invalid_use, with the nearest key
+
+struct options {
+  size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
+  size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
+  size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
+  bool launch_blocking = false;  // every launch waits for its work: errors name the right line. CUDA_LAUNCH_BLOCKING=1 means the same
+
+  // WEIR_CONF=key:value,key:value with the names above; sizes take KiB, MiB, GiB, TiB.
+  // Throws: invalid_use for an unknown key or value, with the nearest right one
+  static options from_environment();
 };
+
 class runtime {
  public:
-  explicit runtime(options = options::from_environment());  // WEIR_DEVICES=auto | cuda | sim[:N[:GiB]]
+  // The machine WEIR_DEVICES names: auto (GPUs if there are any, else simulated), cuda, sim[:N[:GiB]].
+  // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda, and there is no usable GPU: says why)
+  explicit runtime(options = options::from_environment());
   explicit runtime(simulated, options = {});
-  ~runtime();                                               // Blocks: until its own streams are done. Memory still held is reported, not freed under its owner
-  static runtime& current();                                // Threads: this thread's; else the process default, made on first use, never destroyed
+  // Blocks: until its own streams are done. Memory still held is reported, not freed under its owner.
+  ~runtime();
+  runtime(runtime const&) = delete;
+
+  // This thread's, from a runtime_guard; else the process default, made on first use and never destroyed.
+  static runtime& current();
   bool is_simulated() const noexcept;
-  struct impl; impl& get() noexcept;
+  std::string const& description() const noexcept;  // "4 simulated devices of 16 GiB (no GPU: libcuda.so.1 not found)"
+
+  struct impl;
+  impl& get() noexcept { return *impl_; }
+
  private:
   impl* impl_;
 };
-class [[nodiscard]] runtime_guard {  // free functions of this thread speak to `r`; objects always know their own
+
+// Free functions of this thread speak to `r` while this lives; objects always know their own runtime.
+// Requires: destroyed on the thread that made it, in reverse order of making.
+class [[nodiscard]] runtime_guard {
  public:
   explicit runtime_guard(runtime& r) noexcept;
   ~runtime_guard();
   runtime_guard(runtime_guard const&) = delete;
+
+ private:
+  runtime* found_;
 };
-}
+
+}  // namespace weir

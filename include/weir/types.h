@@ -7,9 +7,14 @@
 
 namespace weir {
 using std::size_t;
-struct here {  // the caller's line: last parameter of every call that allocates, copies or waits, from the first day. (std::source_location is missing in clang 14)
-  char const* file; char const* function; unsigned line;
-  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(), unsigned l = __builtin_LINE()) noexcept { return {f, fn, l}; }
+// The caller's line: the last parameter of every call that allocates, copies or waits. (std::source_location is missing in clang 14.)
+struct here {
+  char const* file;
+  char const* function;
+  unsigned line;
+  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(), unsigned l = __builtin_LINE()) noexcept {
+    return {f, fn, l};
+  }
 };
 
 inline namespace literals {
@@ -18,7 +23,8 @@ consteval size_t operator""_MiB(unsigned long long n) { return n << 20; }
 consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
 }
 
-class device {  // cpu, gpu (the thread's current one, resolved when used), gpu:i. Says nothing about the driver: a simulated GPU is a gpu
+// cpu, gpu (the thread's current one, resolved when used), gpu:i. Says nothing about the driver: a simulated GPU is a gpu.
+class device {
  public:
   constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
   explicit device(std::string_view text);                         // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
@@ -37,7 +43,16 @@ inline constexpr device gpu = device::make_current();
 
 enum class dtype : std::uint8_t { float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean };
 using enum dtype;
-constexpr size_t size_of(dtype) noexcept;
+constexpr size_t size_of(dtype type) noexcept {  // bytes of one element
+  switch (type) {
+    case float64: case int64: return 8;
+    case float32: case int32: return 4;
+    case float16: case bfloat16: case int16: return 2;
+    case int8: case uint8: case boolean: return 1;
+  }
+  return 0;
+}
+std::string_view name_of(dtype) noexcept;  // "float32"
 
 enum class memory_kind : std::uint8_t { device, pinned, pageable };
 enum class blocking : bool { no, yes };

@@ -1,0 +1,50 @@
+// The texts of weir's exceptions.
+// Threads: any.
+#include "weir/error.h"
+
+#include <utility>
+
+namespace weir {
+
+struct error::text {
+  std::string operation, operands, remedy;
+  here where;
+};
+
+error::error(std::string operation, std::string operands, std::string remedy, here at)
+    : text_(std::make_shared<text const>(text{std::move(operation), std::move(operands), std::move(remedy), at})) {}
+error::error(error const&) noexcept = default;
+error& error::operator=(error const&) noexcept = default;
+error::~error() = default;
+std::string_view error::operation() const noexcept { return text_->operation; }
+std::string_view error::operands() const noexcept { return text_->operands; }
+std::string_view error::remedy() const noexcept { return text_->remedy; }
+here error::where() const noexcept { return text_->where; }
+
+namespace {
+std::string sentence(std::string const& operation, std::string const& operands, std::string const& remedy, here at) {
+  std::string s = "weir: " + operation + ": " + operands;
+  if (!remedy.empty()) s += ". " + remedy;
+  if (at.file) s += std::string(" [") + at.file + ":" + std::to_string(at.line) + "]";
+  return s;
+}
+}  // namespace
+
+invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, here at)
+    : std::logic_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+not_supported::not_supported(std::string operation, std::string operands, std::string remedy, here at)
+    : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+driver_error::driver_error(int code, std::string operation, std::string operands, std::string remedy, here at)
+    : std::runtime_error(sentence(operation, operands, remedy, at)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at),
+      code_(code) {}
+timed_out::timed_out(std::string operation, std::string operands, std::string remedy, here at)
+    : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+
+out_of_memory::out_of_memory(memory_report report, here at)
+    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B", "See report()", at),
+      report_(std::make_shared<memory_report const>(std::move(report))),
+      what_(std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at))) {}
+char const* out_of_memory::what() const noexcept { return what_->c_str(); }
+
+}  // namespace weir

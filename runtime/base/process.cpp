@@ -1,0 +1,29 @@
+// The flags behind process.h. An atexit handler registered at first use runs before the destructors of statics made earlier.
+// Threads: any.
+#include "runtime/base/process.h"
+
+#include <pthread.h>
+
+#include <cstdlib>
+
+#include "runtime/base/sync.h"
+
+namespace weir {
+namespace {
+constinit base::atomic<bool> ending{false};
+constinit base::atomic<bool> forked{false};
+constinit base::atomic<bool> watching{false};
+}  // namespace
+
+void watch_process() noexcept {
+  if (watching.exchange(true)) return;
+  auto const mark_ending = [] { ending.store(true); };
+  std::atexit(mark_ending);
+  std::at_quick_exit(mark_ending);
+  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+}
+
+bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }
+bool process_was_forked() noexcept { return forked.load(base::memory_order_relaxed); }
+
+}  // namespace weir

@@ -1,0 +1,24 @@
+// Which machine a program asked for, read from the environment.
+// Threads: any; the environment is read, never written.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "weir/runtime.h"
+
+namespace weir {
+
+struct machine_choice {
+  enum class kind : std::uint8_t { automatic, cuda, simulated } which = kind::automatic;
+  simulated sim{};  // of automatic and simulated
+};
+machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: invalid_use
+options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
+machine_choice devices_from_environment();
+// The candidate with the fewest edits from `word`.
+std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates);
+// "1.5 GiB" for a person.
+std::string bytes_text(size_t bytes);
+
+}  // namespace weir

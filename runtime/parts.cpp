@@ -1,0 +1,152 @@
+// The runtime: picks the driver and says why, keeps the typed slots, and knows which runtime a thread speaks to.
+// Threads: any.
+#include "runtime/parts.h"
+
+#include <cstdlib>
+
+#include "runtime/driver/sim/machine.h"
+#include "runtime/options.h"
+
+namespace weir {
+namespace {
+
+base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without a guard
+  static auto* const value = new base::per_thread<runtime*>;
+  return *value;
+}
+
+base::atomic<std::uint64_t> next_runtime_id{1};
+
+struct chosen {
+  std::unique_ptr<driver::driver> machine;
+  std::string why;
+};
+
+chosen choose_simulated(simulated const& like, std::string because) {
+  auto made = driver::sim::make(like);
+  int const n = like.devices;
+  return {std::move(made.machine), std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
+}
+
+chosen choose(machine_choice const& asked) {
+  if (asked.which == machine_choice::kind::simulated) return choose_simulated(asked.sim, "");
+  auto found = driver::open_cuda();
+  if (found.machine) return {std::move(found.machine), std::move(found.why)};
+  if (asked.which == machine_choice::kind::cuda) {
+    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", here::current());
+  }
+  return choose_simulated(asked.sim, " (no GPU: " + found.why + ")");
+}
+
+}  // namespace
+
+int detail::new_part_slot() noexcept {
+  static base::atomic<int> next{0};
+  int const slot = next.fetch_add(1);
+  if (slot >= part_slots) std::abort();  // raise part_slots
+  return slot;
+}
+
+runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why)
+    : facade_(facade),
+      driver_(std::move(machine)),
+      options_(o),
+      why_(std::move(why)),
+      id_(next_runtime_id.fetch_add(1)),
+      device_count_(driver_->device_count()),
+      opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {}
+
+runtime::impl::~impl() {
+  while (!made_.empty()) {
+    made_part const last = made_.back();
+    last.destroy(last.part);  // may still look at the parts below it
+    slots_[static_cast<std::size_t>(last.slot)].store(nullptr);
+    made_.pop_back();
+  }
+}
+
+void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept) {
+  std::uint64_t const me = base::this_thread_id();
+  bool const nested = making_thread_.load(base::memory_order_relaxed) == me;  // a part that makes a part below it
+  base::unique_lock lock(making_, std::defer_lock);
+  if (!nested) {
+    lock.lock();
+    making_thread_.store(me, base::memory_order_relaxed);
+  }
+  struct leave {
+    base::atomic<std::uint64_t>* owner;
+    ~leave() {
+      if (owner) owner->store(0, base::memory_order_relaxed);
+    }
+  } const on_exit{nested ? nullptr : &making_thread_};
+  auto& at = slots_[static_cast<std::size_t>(slot)];
+  if (void* there = at.load(base::memory_order_acquire)) return there;
+  made_.reserve(made_.size() + 1 + static_cast<std::size_t>(detail::part_slots));
+  void* const part = make(*this);
+  made_.push_back({slot, part, destroy});
+  at.store(part, base::memory_order_release);
+  return part;
+}
+
+void runtime::impl::open(int device, std::string_view operation, here at) {
+  if (device < 0 || device >= device_count_) {
+    throw invalid_use(std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
+                      device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here", at);
+  }
+  auto& opened = opened_[static_cast<std::size_t>(device)];
+  if (opened.load(base::memory_order_acquire)) return;
+  require(driver_->open(device), operation, "gpu:" + std::to_string(device), "`nvidia-smi` shows whether the GPU is healthy and free", at);
+  opened.store(true, base::memory_order_release);
+}
+
+void throw_refusal(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
+  std::string const op(operation);
+  switch (s.what) {
+    case driver::code::lost:
+      throw device_lost(s.native, op, operands + ": the device is lost to this process", "An earlier kernel may be the cause: run with CUDA_LAUNCH_BLOCKING=1, then restart the process; other devices go on", at);
+    case driver::code::not_supported:
+      throw not_supported(op, operands + ": this machine cannot", remedy, at);
+    case driver::code::not_permitted:
+      throw invalid_use(op, operands + ": not permitted here, inside a host function or a capture", remedy, at);
+    case driver::code::forked:
+      throw not_supported(op, operands + ": this process was forked from one that uses GPUs", "Fork before the first use of weir, or start a new process instead", at);
+    case driver::code::unloading:
+      throw driver_error(s.native, op, operands + ": the process is ending", "End the use of weir before main returns", at);
+    default:
+      throw driver_error(s.native, op, operands + ": " + std::string(name_of(s.what)) + (s.native ? " (" + std::to_string(s.native) + ")" : ""), remedy, at);
+  }
+}
+
+runtime::runtime(weir::options o) {
+  watch_process();
+  chosen c = choose(devices_from_environment());
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
+}
+
+runtime::runtime(simulated like, weir::options o) {
+  watch_process();
+  if (like.devices < 1 || like.devices > 64) {
+    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", here::current());
+  }
+  chosen c = choose_simulated(like, "");
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
+}
+
+runtime::~runtime() {
+  if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+  delete impl_;
+}
+
+runtime& runtime::current() {
+  if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
+  static runtime* const process_default = new runtime;
+  return *process_default;
+}
+
+bool runtime::is_simulated() const noexcept { return impl_->machine().simulated(); }
+std::string const& runtime::description() const noexcept { return impl_->why(); }
+
+runtime_guard::runtime_guard(runtime& r) noexcept : found_(std::exchange(guarded_runtime().get(), &r)) {}
+runtime_guard::~runtime_guard() { guarded_runtime().get() = found_; }
+
+}  // namespace weir
