@@ -20,4 +20,8 @@ std::string_view name_of(code c) noexcept {
   return "unknown";
 }
 
+#ifndef WEIR_WITH_CUDA
+opened open_cuda() { return {nullptr, "weir was built without the CUDA toolkit"}; }
+#endif
+
 }  // namespace weir::driver
