@@ -89,6 +89,10 @@ struct work {
   void (*run)(void*) = nullptr;
   void (*drop)(void*) = nullptr;
   void* state = nullptr;
+  // enqueue only, for work that waits for other streams' work (the parts of a collective): run() not before this answers
+  // true, and until then the stream stands still here. Null: at once. Asked on any thread with the machine's locks held,
+  // when the stream gets here, after any other work has run, and at recheck(). Requires: no driver call inside.
+  bool (*ready)(void*) = nullptr;
 };
 // What a piece of work reads or writes, for whoever judges order. Ranges of bytes.
 struct touch { address at = 0; std::size_t bytes = 0; bool writes = false; };
