@@ -151,6 +151,7 @@ class driver {
   virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) = 0;  // count patterns of 1, 2 or 4 bytes
   virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same
   virtual status enqueue(int device, stream_handle, std::span<touch const>, work) = 0;  // simulated work. CUDA: not_supported
+  virtual void recheck() {}                                            // some work's ready() answers true from now on
   virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers
 
   // Proof tools ---------------------------------------------------------------------------------------------------
