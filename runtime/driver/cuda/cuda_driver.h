@@ -1,0 +1,197 @@
+// The CUDA driver behind the seam: primary contexts, bookkeeping that refuses what CUDA would not survive, loss by device.
+// Threads: any. No lock is held while CUDA is called, so a call that CUDA blocks holds up nobody else.
+#pragma once
+#include <array>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/cuda/symbols.h"
+
+namespace weir::driver::cuda {
+
+// An event's handle carries its device, so that a call on it alone knows which context it needs and whose loss it meets.
+// CUDA's event is a pointer of at most 48 bits; the device takes the 16 above.
+static_assert(sizeof(CUevent) == 8);
+constexpr int event_device_shift = 48;
+inline event_handle pack(CUevent event, int device) noexcept {
+  return static_cast<event_handle>(reinterpret_cast<std::uintptr_t>(event) | static_cast<std::uintptr_t>(device) << event_device_shift);
+}
+inline CUevent event_of(event_handle e) noexcept {
+  return reinterpret_cast<CUevent>(static_cast<std::uintptr_t>(e) & ((std::uintptr_t{1} << event_device_shift) - 1));
+}
+inline int device_of(event_handle e) noexcept { return static_cast<int>(static_cast<std::uintptr_t>(e) >> event_device_shift); }
+inline CUstream stream_of(stream_handle s) noexcept { return reinterpret_cast<CUstream>(static_cast<std::uintptr_t>(s)); }
+
+class cuda_driver final : public driver {
+ public:
+  static constexpr int most_devices = 64;
+  static constexpr int gates_a_device = 4;
+
+  // Requires: cuInit succeeded, 0 < count <= most_devices.
+  cuda_driver(entries const& api, int count);
+  ~cuda_driver() override;
+
+  bool simulated() const noexcept override { return false; }
+  int device_count() const noexcept override { return count_; }
+  result<device_info> info(int device) override;
+  status open(int device) override;
+  result<memory_info> memory(int device) override;
+  status make_current(int device) override;
+  status synchronize_device(int device) override;
+  result<peer_info> peer(int from, int to) override;
+
+  result<address> reserve(std::size_t bytes, std::size_t alignment) override;
+  status unreserve(address, std::size_t bytes) override;
+  result<memory_handle> create(int device, std::size_t bytes) override;
+  status release(memory_handle) override;
+  status map(address, std::size_t bytes, memory_handle) override;
+  status unmap(address, std::size_t bytes) override;
+  status grant(address, std::size_t bytes, int device) override;
+  result<address> create_segment(int device, std::size_t bytes) override;
+  status release_segment(int device, address) override;
+  status pin(void* host, std::size_t bytes) override;
+  status unpin(void* host) override;
+  result<place> find(void const*) override;
+
+  result<stream_handle> create_stream(int device, stream_kind, int priority) override;
+  status destroy_stream(int device, stream_handle) override;
+  status query_stream(int device, stream_handle) override;
+  status synchronize_stream(int device, stream_handle) override;
+  result<bool> capturing(int device, stream_handle) override;
+  result<stream_handle> adopt(int device, CUstream_st*) override;
+  result<CUstream_st*> native(int device, stream_handle) override;
+  result<event_handle> create_event(int device, event_kind) override;
+  status destroy_event(int device, event_handle) override;
+  result<CUevent_st*> native_event(event_handle) override;
+  status record(int device, stream_handle, event_handle) override;
+  status wait(int device, stream_handle, event_handle) override;
+  status query_event(event_handle) override;
+  status synchronize_event(event_handle) override;
+  result<float> elapsed_ms(event_handle start, event_handle end) override;
+
+  status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status host_function(int device, stream_handle, work) override;
+  status enqueue(int device, stream_handle, std::span<touch const>, work) override;
+
+  result<gate_handle> hold(int device, stream_handle) override;
+  status open_gate(gate_handle) override;
+
+ private:
+  friend class call;
+  friend struct host_call;
+
+  struct device_state {
+    CUdevice id = 0;
+    base::atomic<CUcontext> context{nullptr};  // null: not opened
+    base::atomic<int> lost{0};                 // the sticky CUresult; 0: alive
+    CUstream witness = nullptr;                // never given work: its query says whether the device is alive. Set before context
+    int least_priority = 0, greatest_priority = 0;
+  };
+
+  // What weir made, so that misuse is refused here. CUDA answers some of it with a fault of the process.
+  // `busy`: a call about this entry is under way on some thread; nobody else may begin one.
+  struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
+  struct physical { CUmemGenericAllocationHandle handle = 0; int device = -1; std::size_t bytes = 0; };
+  using ranges = std::map<address, range>;
+  struct books {
+    ranges reservations, mappings, segments, pins;  // each: disjoint ranges. Every mapping lies in one reservation
+    std::unordered_map<std::uint64_t, physical> handles;
+    std::uint64_t next_handle = 1;
+  };
+  struct gate { int device = -1; int slot = 0; std::uint32_t sequence = 0; };
+  struct gates {
+    std::uint32_t* words = nullptr;  // pinned, gates_a_device words a device: a gate is open when its word reached its sequence
+    std::array<std::uint32_t, most_devices * gates_a_device> sequences{};
+    std::map<std::uint64_t, gate> closed;
+    std::uint64_t next = 1;
+  };
+
+  bool exists(int device) const noexcept { return device >= 0 && device < count_; }
+  device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  status may_call() const noexcept;                        // of process and thread, not of any device
+  int any_device() noexcept;                               // opened, alive if there is one; -1: none opened
+  void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
+  void lose(int device, CUresult) noexcept;
+  void drop_pending(int device) noexcept;
+  CUresult ask_witness(int device) noexcept;
+  bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
+  bool in_books(address, std::size_t bytes) noexcept;
+  status enqueue_host_call(int device, stream_handle, work);
+
+  entries const& api_;
+  int const count_;
+  std::size_t granularity_ = 0;  // the largest of all devices
+  std::array<device_state, most_devices> devices_;
+  base::mutex opening_;
+  base::guarded<books> books_;
+  base::guarded<gates> gates_;
+  struct pending {
+    std::map<std::uint64_t, struct host_call*> calls;  // given to CUDA and not yet over
+    std::vector<base::thread> droppers;
+    std::uint64_t next = 1;
+  };
+  base::guarded<pending> pending_;
+  base::condition call_over_;
+};
+
+// One seam call that needs a context: refuses when process, thread or device may not; else the device's context is current
+// until the end, and thereafter whatever the caller had.
+class call {
+ public:
+  enum class mode {
+    enqueues,  // takes part in the stream's capture, if there is one
+    asks,      // must not disturb anybody's capture: relaxed for its time
+  };
+  call(cuda_driver&, int device, mode) noexcept;
+  ~call();
+  call(call const&) = delete;
+  call& operator=(call const&) = delete;
+
+  bool refused() const noexcept { return refusal_.what != code::ok; }
+  status refusal() const noexcept { return refusal_; }
+  CUcontext context() const noexcept { return context_; }
+  status answer(CUresult) noexcept;  // what it means; finds out who is lost
+
+ private:
+  cuda_driver& driver_;
+  int const device_;
+  mode const mode_;
+  status refusal_;
+  CUcontext context_ = nullptr;
+  bool pushed_ = false;
+  CUstreamCaptureMode before_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// A call without a device, or about bytes alone, that must not disturb a capture.
+class relaxed {
+ public:
+  explicit relaxed(entries const& api) noexcept : api_(api) { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~relaxed() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  relaxed(relaxed const&) = delete;
+  relaxed& operator=(relaxed const&) = delete;
+
+ private:
+  entries const& api_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// A host function on its way: run when the stream gets there, or dropped unrun when its device is lost, never both.
+struct host_call {
+  enum state : int { waiting, taken };
+  cuda_driver* owner = nullptr;
+  std::uint64_t id = 0;
+  int device = -1;
+  work what;
+  base::atomic<int> is{waiting};
+
+  bool take() noexcept { return is.exchange(taken) == waiting; }
+  static void CUDA_CB arrive(void* self) noexcept;
+};
+bool inside_host_function() noexcept;
+
+}  // namespace weir::driver::cuda

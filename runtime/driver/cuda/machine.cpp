@@ -1,0 +1,270 @@
+// Opening the CUDA machine: devices, contexts, what each call may do, and the loss of a device.
+// Threads: any.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+
+#include "runtime/driver/cuda/cuda_driver.h"
+
+namespace weir::driver::cuda {
+
+cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(count) {
+  for (int i = 0; i < count_; ++i) {
+    api_.cuDeviceGet(&at(i).id, i);
+    if (auto const about = info(i); about.ok()) granularity_ = std::max(granularity_, about.value.granularity);
+  }
+}
+
+cuda_driver::~cuda_driver() {
+  if (refusal_of_process() != code::ok) return;  // the driver may be gone; the system takes everything back
+  {
+    auto g = gates_.lock();
+    for (auto const& [id, gate] : g->closed) {
+      __atomic_store_n(&g->words[gate.device * gates_a_device + gate.slot], gate.sequence, __ATOMIC_RELEASE);
+    }
+    g->closed.clear();
+  }
+  bool const calls_left = !pending_.lock()->calls.empty();
+  for (int i = 0; i < count_; ++i) {
+    if (!at(i).context.load()) continue;
+    if (calls_left && at(i).lost.load() == 0) synchronize_device(i);  // host functions still name this driver
+    drop_pending(i);
+  }
+  std::vector<base::thread> droppers;
+  {
+    auto p = pending_.lock();
+    call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that were running when their device was lost
+    droppers.swap(p->droppers);
+  }
+  for (auto& dropper : droppers) dropper.join();
+  if (auto g = gates_.lock(); g->words) {
+    if (int const device = any_device(); device >= 0) {
+      call in(*this, device, call::mode::asks);
+      if (!in.refused()) api_.cuMemFreeHost(g->words);
+    }
+  }
+  for (int i = 0; i < count_; ++i) {
+    device_state& d = at(i);
+    if (!d.context.load() || d.lost.load() != 0) continue;  // a lost context is left to the end of the process
+    api_.cuStreamDestroy(d.witness);
+    api_.cuDevicePrimaryCtxRelease(d.id);
+  }
+}
+
+status cuda_driver::may_call() const noexcept {
+  if (code const why = refusal_of_process(); why != code::ok) return {why, 0};
+  if (inside_host_function()) return {code::not_permitted, 0};
+  return {};
+}
+
+int cuda_driver::any_device() noexcept {
+  int opened = -1;
+  for (int i = 0; i < count_; ++i) {
+    if (!at(i).context.load(base::memory_order_acquire)) continue;
+    if (at(i).lost.load(base::memory_order_relaxed) == 0) return i;
+    if (opened < 0) opened = i;
+  }
+  return opened;
+}
+
+// CUDA may answer a call on one device with the error of another whose memory or event it touches. So every opened device
+// is asked through a stream that never had work; only when none admits it is the one named by the call taken to be lost.
+void cuda_driver::found_lost(int device, CUresult r) noexcept {
+  bool found = false;
+  for (int i = 0; i < count_; ++i) {
+    if (!at(i).context.load(base::memory_order_acquire)) continue;
+    CUresult const says = ask_witness(i);
+    if (meaning_of(says) != code::lost) continue;
+    found = true;
+    lose(i, says);
+  }
+  if (!found) lose(device, r);
+}
+
+CUresult cuda_driver::ask_witness(int device) noexcept {
+  device_state& d = at(device);
+  if (int const known = d.lost.load(base::memory_order_relaxed)) return static_cast<CUresult>(known);
+  if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS) return CUDA_SUCCESS;
+  CUresult says = CUDA_SUCCESS;
+  {
+    relaxed const mode(api_);
+    says = api_.cuStreamQuery(d.witness);
+  }
+  CUcontext popped = nullptr;
+  api_.cuCtxPopCurrent(&popped);
+  return says;
+}
+
+void cuda_driver::lose(int device, CUresult r) noexcept {
+  int alive = 0;
+  if (at(device).lost.compare_exchange(alive, static_cast<int>(r))) drop_pending(device);
+}
+
+result<device_info> cuda_driver::info(int device) {
+  if (status const may = may_call(); !may.ok()) return {may};
+  if (!exists(device)) return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
+  CUdevice const id = at(device).id;
+  auto const attribute = [&](CUdevice_attribute which, int otherwise) {
+    int value = otherwise;
+    return api_.cuDeviceGetAttribute(&value, which, id) == CUDA_SUCCESS ? value : otherwise;
+  };
+  device_info about;
+  std::array<char, 256> text{};
+  if (CUresult const r = api_.cuDeviceGetName(text.data(), static_cast<int>(text.size()), id)) return {to_status(r)};
+  about.name = text.data();
+  if (CUresult const r = api_.cuDeviceTotalMem(&about.total_memory, id)) return {to_status(r)};
+  about.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
+  about.minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
+  about.multi_processor_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
+  about.numa_node = attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
+  if (api_.cuDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), id) == CUDA_SUCCESS) about.pci_bus_id = text.data();
+  CUuuid uuid{};
+  if (api_.cuDeviceGetUuid(&uuid, id) == CUDA_SUCCESS) {
+    about.uuid = "GPU-";
+    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+      if (i == 4 || i == 6 || i == 8 || i == 10) about.uuid += '-';
+      std::snprintf(text.data(), text.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+      about.uuid += text.data();
+    }
+  }
+  about.maps = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0) != 0;
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, id};
+  if (!about.maps || api_.cuMemGetAllocationGranularity(&about.granularity, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) {
+    about.maps = false;
+    about.granularity = std::size_t{2} << 20;
+  }
+  return {{}, about};
+}
+
+status cuda_driver::open(int device) {
+  if (status const may = may_call(); !may.ok()) return may;
+  if (!exists(device)) return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
+  device_state& d = at(device);
+  if (int const lost = d.lost.load()) return {code::lost, lost};
+  if (d.context.load(base::memory_order_acquire)) return {};
+  base::lock_guard const one(opening_);
+  if (d.context.load(base::memory_order_acquire)) return {};
+  relaxed const mode(api_);
+  CUcontext context = nullptr;
+  if (CUresult const r = api_.cuDevicePrimaryCtxRetain(&context, d.id)) return to_status(r);
+  CUresult r = api_.cuCtxPushCurrent(context);
+  if (r == CUDA_SUCCESS) {
+    r = api_.cuCtxGetStreamPriorityRange(&d.least_priority, &d.greatest_priority);
+    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.witness, CU_STREAM_NON_BLOCKING, d.least_priority);
+    CUcontext popped = nullptr;
+    api_.cuCtxPopCurrent(&popped);
+  }
+  if (r != CUDA_SUCCESS) {
+    api_.cuDevicePrimaryCtxRelease(d.id);
+    return to_status(r);
+  }
+  d.context.store(context, base::memory_order_release);
+  return {};
+}
+
+result<memory_info> cuda_driver::memory(int device) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  memory_info is;
+  status const said = in.answer(api_.cuMemGetInfo(&is.free, &is.total));
+  return {said, is};
+}
+
+status cuda_driver::make_current(int device) {
+  CUcontext context = nullptr;
+  {
+    call in(*this, device, call::mode::enqueues);
+    if (in.refused()) return in.refusal();
+    context = in.context();
+  }
+  return to_status(api_.cuCtxSetCurrent(context));  // after `in`, which restores what it found
+}
+
+status cuda_driver::synchronize_device(int device) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return in.refusal();
+  return in.answer(api_.cuCtxSynchronize());
+}
+
+result<peer_info> cuda_driver::peer(int from, int to) {
+  if (status const may = may_call(); !may.ok()) return {may};
+  if (!exists(from) || !exists(to)) return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
+  if (from == to) return {{}, {.access = true, .native_atomics = true}};
+  int access = 0, atomics = 0;
+  if (CUresult const r = api_.cuDeviceCanAccessPeer(&access, at(from).id, at(to).id)) return {to_status(r)};
+  if (api_.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, at(from).id, at(to).id) != CUDA_SUCCESS) atomics = 0;
+  return {{}, {.access = access != 0, .native_atomics = atomics != 0}};
+}
+
+call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), device_(device), mode_(m) {
+  refusal_ = driver.may_call();
+  if (refused()) return;
+  if (!driver.exists(device)) {
+    refusal_ = {code::invalid, CUDA_ERROR_INVALID_DEVICE};
+    return;
+  }
+  auto& d = driver.at(device);
+  CUcontext const context = d.context.load(base::memory_order_acquire);
+  if (!context) {
+    refusal_ = {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
+    return;
+  }
+  if (int const lost = d.lost.load(base::memory_order_relaxed)) {
+    refusal_ = {code::lost, lost};
+    return;
+  }
+  CUcontext current = nullptr;
+  CUresult r = driver.api_.cuCtxGetCurrent(&current);
+  if (r == CUDA_SUCCESS && current != context) {
+    r = driver.api_.cuCtxPushCurrent(context);
+    pushed_ = r == CUDA_SUCCESS;
+  }
+  if (r != CUDA_SUCCESS) {
+    refusal_ = answer(r);
+    return;
+  }
+  context_ = context;
+  if (mode_ == mode::asks) driver.api_.cuThreadExchangeStreamCaptureMode(&before_);
+}
+
+call::~call() {
+  if (context_ && mode_ == mode::asks) driver_.api_.cuThreadExchangeStreamCaptureMode(&before_);
+  if (pushed_) {
+    CUcontext popped = nullptr;
+    driver_.api_.cuCtxPopCurrent(&popped);
+  }
+}
+
+status call::answer(CUresult r) noexcept {
+  status const said = to_status(r);
+  if (said.what == code::lost) driver_.found_lost(device_, r);
+  return said;
+}
+
+}  // namespace weir::driver::cuda
+
+namespace weir::driver {
+
+opened open_cuda() {
+  try {
+    auto const& [api, why] = cuda::load();
+    if (!api) return {nullptr, why};
+    if (CUresult const r = api->cuInit(0)) return {nullptr, cuda::describe(r)};
+    cuda::watch_for_exit();
+    int version = 0, count = 0;
+    if (CUresult const r = api->cuDriverGetVersion(&version)) return {nullptr, cuda::describe(r)};
+    if (CUresult const r = api->cuDeviceGetCount(&count)) return {nullptr, cuda::describe(r)};
+    if (count == 0) return {nullptr, "no CUDA device is visible"};
+    count = std::min(count, cuda::cuda_driver::most_devices);
+    auto machine = std::make_unique<cuda::cuda_driver>(*api, count);
+    std::string const what = std::to_string(count) + (count == 1 ? " GPU" : " GPUs") + ", driver for CUDA " +
+                             std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+    return {std::move(machine), what};
+  } catch (std::exception const& e) {
+    return {nullptr, e.what()};
+  }
+}
+
+}  // namespace weir::driver

@@ -1,0 +1,328 @@
+// Addresses and pages on CUDA: reserve, create, map, grant, pin, and what is where.
+// Threads: any. The books are changed before and after a driver call, never locked during one.
+#include <algorithm>
+
+#include "runtime/driver/cuda/cuda_driver.h"
+
+namespace weir::driver::cuda {
+namespace {
+
+constexpr std::size_t host_page = 4096;  // the smallest page of any host CUDA runs on
+constexpr status invalid{code::invalid, 0};
+
+template <class Ranges>
+auto containing(Ranges& in, address at) {
+  auto after = in.upper_bound(at);
+  if (after == in.begin()) return in.end();
+  auto const before = std::prev(after);
+  return at - before->first < before->second.bytes ? before : in.end();
+}
+
+template <class Ranges>
+bool overlaps(Ranges const& in, address at, std::size_t bytes) {
+  if (containing(in, at) != in.end()) return true;
+  auto const next = in.lower_bound(at);
+  return next != in.end() && next->first - at < bytes;
+}
+
+bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
+
+// A range to be entered in the books later without fail: the node exists before the driver is asked.
+template <class Ranges, class Range>
+auto node_for(Range const& r) {
+  Ranges one;
+  one.emplace(0, r);
+  return one.extract(one.begin());
+}
+
+}  // namespace
+
+result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
+  if (status const may = may_call(); !may.ok()) return {may};
+  bool const power = (alignment & (alignment - 1)) == 0;
+  if (bytes == 0 || bytes % granularity_ != 0 || !power || (alignment != 0 && alignment % granularity_ != 0)) return {invalid};
+  auto node = node_for<ranges>(range{.bytes = bytes});
+  CUdeviceptr at = 0;
+  {
+    relaxed const mode(api_);
+    if (CUresult const r = api_.cuMemAddressReserve(&at, bytes, std::max(alignment, granularity_), 0, 0)) return {to_status(r)};
+  }
+  node.key() = at;
+  books_.lock()->reservations.insert(std::move(node));
+  return {{}, static_cast<address>(at)};
+}
+
+status cuda_driver::unreserve(address at, std::size_t bytes) {
+  if (status const may = may_call(); !may.ok()) return may;
+  {
+    auto b = books_.lock();
+    auto const found = b->reservations.find(at);
+    if (found == b->reservations.end() || found->second.bytes != bytes || found->second.busy) return invalid;
+    if (overlaps(b->mappings, at, bytes)) return invalid;
+    found->second.busy = true;
+  }
+  CUresult r;
+  {
+    relaxed const mode(api_);
+    r = api_.cuMemAddressFree(at, bytes);
+  }
+  auto b = books_.lock();
+  if (r == CUDA_SUCCESS) {
+    b->reservations.erase(at);
+  } else {
+    b->reservations.find(at)->second.busy = false;
+  }
+  return to_status(r);
+}
+
+result<memory_handle> cuda_driver::create(int device, std::size_t bytes) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  if (bytes == 0 || bytes % granularity_ != 0) return {invalid};
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, at(device).id};
+  std::uint64_t id = 0;
+  {
+    auto b = books_.lock();
+    id = b->next_handle++;
+    b->handles.emplace(id, physical{.handle = 0, .device = device, .bytes = bytes});
+  }
+  CUmemGenericAllocationHandle handle = 0;
+  status const said = in.answer(api_.cuMemCreate(&handle, bytes, &wanted, 0));
+  auto b = books_.lock();
+  if (!said.ok()) {
+    b->handles.erase(id);
+    return {said};
+  }
+  b->handles.find(id)->second.handle = handle;
+  return {{}, static_cast<memory_handle>(id)};
+}
+
+status cuda_driver::release(memory_handle handle) {
+  if (status const may = may_call(); !may.ok()) return may;
+  auto node = books_.lock()->handles.extract(static_cast<std::uint64_t>(handle));
+  if (node.empty()) return invalid;
+  CUresult r;
+  {
+    relaxed const mode(api_);
+    r = api_.cuMemRelease(node.mapped().handle);
+  }
+  status const said = to_status(r);
+  if (said.what == code::lost) found_lost(node.mapped().device, r);
+  if (!said.ok()) books_.lock()->handles.insert(std::move(node));
+  return said;
+}
+
+status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
+  if (status const may = may_call(); !may.ok()) return may;
+  physical page;
+  {
+    auto b = books_.lock();
+    auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
+    if (found == b->handles.end() || found->second.handle == 0 || found->second.bytes != bytes) return invalid;
+    page = found->second;
+    auto const home = containing(b->reservations, at);
+    if (home == b->reservations.end() || home->second.busy || at % granularity_ != 0) return invalid;
+    if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes)) return invalid;
+    b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
+  }
+  CUresult r;
+  {
+    relaxed const mode(api_);
+    r = api_.cuMemMap(at, bytes, 0, page.handle, 0);
+  }
+  {
+    auto b = books_.lock();
+    if (r == CUDA_SUCCESS) {
+      b->mappings.find(at)->second.busy = false;
+    } else {
+      b->mappings.erase(at);
+    }
+  }
+  status const said = to_status(r);
+  if (said.what == code::lost) found_lost(page.device, r);
+  return said;
+}
+
+status cuda_driver::unmap(address at, std::size_t bytes) {
+  if (status const may = may_call(); !may.ok()) return may;
+  int device = -1;
+  {
+    auto b = books_.lock();
+    auto const found = b->mappings.find(at);
+    if (found == b->mappings.end() || found->second.bytes != bytes || found->second.busy) return invalid;
+    found->second.busy = true;
+    device = found->second.device;
+  }
+  CUresult r;
+  {
+    relaxed const mode(api_);
+    r = api_.cuMemUnmap(at, bytes);
+  }
+  {
+    auto b = books_.lock();
+    if (r == CUDA_SUCCESS) {
+      b->mappings.erase(at);
+    } else {
+      b->mappings.find(at)->second.busy = false;
+    }
+  }
+  status const said = to_status(r);
+  if (said.what == code::lost) found_lost(device, r);
+  return said;
+}
+
+status cuda_driver::grant(address at, std::size_t bytes, int device) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return in.refusal();
+  if (bytes == 0 || wraps(at, bytes)) return invalid;
+  {
+    auto b = books_.lock();
+    address next = at;
+    for (auto m = b->mappings.find(at); next < at + bytes; ++m) {
+      if (m == b->mappings.end() || m->first != next || m->second.busy) return invalid;
+      next += m->second.bytes;
+    }
+    if (next != at + bytes) return invalid;
+  }
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(device).id};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return in.answer(api_.cuMemSetAccess(at, bytes, &access, 1));
+}
+
+result<address> cuda_driver::create_segment(int device, std::size_t bytes) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  if (bytes == 0) return {invalid};
+  auto node = node_for<ranges>(range{.bytes = bytes, .device = device});
+  CUdeviceptr at = 0;
+  if (status const said = in.answer(api_.cuMemAlloc(&at, bytes)); !said.ok()) return {said};
+  node.key() = at;
+  books_.lock()->segments.insert(std::move(node));
+  return {{}, static_cast<address>(at)};
+}
+
+status cuda_driver::release_segment(int device, address at) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return in.refusal();
+  ranges::node_type node;
+  {
+    auto b = books_.lock();
+    auto const found = b->segments.find(at);
+    if (found == b->segments.end() || found->second.device != device) return invalid;
+    node = b->segments.extract(found);
+  }
+  status const said = in.answer(api_.cuMemFree(at));
+  if (!said.ok()) books_.lock()->segments.insert(std::move(node));
+  return said;
+}
+
+status cuda_driver::pin(void* host, std::size_t bytes) {
+  address const at = reinterpret_cast<address>(host);
+  if (status const may = may_call(); !may.ok()) return may;
+  if (!host || bytes == 0 || at % host_page != 0 || bytes % host_page != 0 || wraps(at, bytes)) return invalid;
+  call in(*this, any_device(), call::mode::asks);
+  if (in.refused()) return in.refusal();
+  {
+    auto b = books_.lock();
+    if (overlaps(b->pins, at, bytes)) return invalid;
+    b->pins.emplace(at, range{.bytes = bytes, .busy = true});
+  }
+  CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+  {
+    auto b = books_.lock();
+    if (r == CUDA_SUCCESS) {
+      b->pins.find(at)->second.busy = false;
+    } else {
+      b->pins.erase(at);
+    }
+  }
+  // What the system refuses here is memory it will not lock.
+  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {code::out_of_memory, r};
+  return in.answer(r);
+}
+
+status cuda_driver::unpin(void* host) {
+  call in(*this, any_device(), call::mode::asks);
+  if (in.refused() && in.refusal().what != code::lost) return in.refusal();
+  address const at = reinterpret_cast<address>(host);
+  {
+    auto b = books_.lock();
+    auto const found = b->pins.find(at);
+    if (found == b->pins.end() || found->second.busy) return invalid;
+    if (in.refused()) return in.refusal();
+    found->second.busy = true;
+  }
+  CUresult const r = api_.cuMemHostUnregister(host);
+  {
+    auto b = books_.lock();
+    if (r == CUDA_SUCCESS) {
+      b->pins.erase(at);
+    } else {
+      b->pins.find(at)->second.busy = false;
+    }
+  }
+  return in.answer(r);
+}
+
+result<place> cuda_driver::find(void const* p) {
+  if (status const may = may_call(); !may.ok()) return {may};
+  address const at = reinterpret_cast<address>(p);
+  {
+    auto b = books_.lock();
+    if (containing(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
+    for (ranges const* in : {&b->mappings, &b->segments}) {
+      if (auto const found = containing(*in, at); found != in->end()) return {{}, {.in = where::device, .device = found->second.device}};
+    }
+    if (containing(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
+  }
+  int const device = any_device();
+  if (device < 0) return {{}, {}};  // no context of ours: nothing is known of foreign memory
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  unsigned type = 0;
+  int ordinal = -1;
+  std::array<CUpointer_attribute, 2> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  std::array<void*, 2> into{&type, &ordinal};
+  CUresult const r = api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), at);
+  if (r == CUDA_ERROR_INVALID_VALUE) return {{}, {}};  // the driver never heard of it
+  if (status const said = in.answer(r); !said.ok()) return {said};
+  if (type == CU_MEMORYTYPE_HOST) return {{}, {.in = where::pinned}};
+  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {{}, {}};
+  if (!exists(ordinal)) return {{}, {.in = where::unknown_device}};
+  return {{}, {.in = where::device, .device = ordinal}};
+}
+
+// Whole ranges of ours: a copy of pinned or device memory that lies in one of them, or runs over neighbouring pins.
+bool cuda_driver::in_books(address at, std::size_t bytes) noexcept {
+  auto b = books_.lock();
+  for (ranges const* in : {&b->pins, &b->reservations, &b->segments}) {
+    auto found = containing(*in, at);
+    if (found == in->end()) continue;
+    address next = found->first + found->second.bytes;
+    while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
+    return next - at >= bytes;
+  }
+  return false;
+}
+
+bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
+  address next = reinterpret_cast<address>(p);
+  if (wraps(next, bytes)) return false;
+  if (in_books(next, bytes)) return true;
+  for (address const end = next + bytes; next < end;) {  // memory of others, one allocation after another
+    unsigned type = 0;
+    CUdeviceptr start = 0;
+    std::size_t size = 0;
+    std::array<CUpointer_attribute, 3> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    std::array<void*, 3> into{&type, &start, &size};
+    if (api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), next) != CUDA_SUCCESS || type == 0) return false;
+    if (start + size <= next) return true;  // known to the driver, its extent is not
+    next = start + size;
+  }
+  return true;
+}
+
+}  // namespace weir::driver::cuda

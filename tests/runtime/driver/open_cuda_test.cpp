@@ -1,0 +1,29 @@
+// What open_cuda answers with and without a usable GPU, and that CUDA's results keep their meaning behind the seam.
+#include <gtest/gtest.h>
+
+#include "runtime/driver/driver.h"
+
+namespace weir::driver {
+namespace {
+
+TEST(open_cuda, answers_a_machine_or_says_why_there_is_none) {
+  auto const [machine, why] = open_cuda();
+  EXPECT_FALSE(why.empty());
+  if (!machine) return;
+  EXPECT_GT(machine->device_count(), 0) << why;
+  EXPECT_FALSE(machine->simulated());
+}
+
+TEST(open_cuda, calls_on_a_device_that_is_absent_or_not_opened_are_invalid) {
+  auto const [machine, why] = open_cuda();
+  if (!machine) GTEST_SKIP() << why;
+  int const absent = machine->device_count();
+  EXPECT_EQ(machine->info(absent).is.what, code::invalid);
+  EXPECT_EQ(machine->open(absent).what, code::invalid);
+  EXPECT_EQ(machine->open(-1).what, code::invalid);
+  EXPECT_EQ(machine->create_stream(0, stream_kind::independent, 0).is.what, code::invalid);
+  EXPECT_EQ(machine->create(0, 2 << 20).is.what, code::invalid);
+}
+
+}  // namespace
+}  // namespace weir::driver
