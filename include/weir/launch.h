@@ -1,40 +1,79 @@
-// weir/launch.h: your own work on a weir stream, on both drivers. Declaring what it uses is what record_stream, the
-// race check and the timeline read; a use on a stream that is not the block's home is recorded for you.
+// weir/launch.h: your own work on a weir stream, on both drivers. What a piece of work declares to use is kept alive until
+// the work is complete, whatever stream the memory came from, and is what a race check and a timeline read.
+// Threads: any; two threads that launch on one stream decide between them who comes first.
 #pragma once
+#include <concepts>
+#include <functional>
 #include <initializer_list>
+#include <span>
 #include <type_traits>
 #include <utility>
+
 #include "weir/memory.h"
 
 namespace weir {
+
 enum class access : std::uint8_t { read, write, update };
-struct use { void const* address; access how; };
-inline use reads(void const* p) noexcept { return {p, access::read}; }
-inline use writes(void const* p) noexcept { return {p, access::write}; }
-inline use updates(void const* p) noexcept { return {p, access::update}; }
-template <class T> requires requires(T const& t) { t.data(); } use reads(T const& t) noexcept { return reads(t.data()); }
-template <class T> requires requires(T const& t) { t.data(); } use writes(T const& t) noexcept { return writes(t.data()); }
-template <class T> requires requires(T const& t) { t.data(); } use updates(T const& t) noexcept { return updates(t.data()); }
+struct use {
+  void const* address;  // null: nothing
+  access how;
+  size_t bytes = 0;     // from address on; 0: to the end of its block
+};
+inline use reads(void const* p, size_t bytes = 0) noexcept { return {p, access::read, bytes}; }
+inline use writes(void const* p, size_t bytes = 0) noexcept { return {p, access::write, bytes}; }
+inline use updates(void const* p, size_t bytes = 0) noexcept { return {p, access::update, bytes}; }
+template <class T> concept has_data = requires(T const& t) { { t.data() } -> std::convertible_to<void const*>; };
+template <has_data T> use reads(T const& t) noexcept { return reads(static_cast<void const*>(t.data())); }
+template <has_data T> use writes(T const& t) noexcept { return writes(static_cast<void const*>(t.data())); }
+template <has_data T> use updates(T const& t) noexcept { return updates(static_cast<void const*>(t.data())); }
+
+class uses {  // a braced list, or a span where the number is not known beforehand. Borrows: a parameter, never a variable
+ public:
+  uses(std::initializer_list<use> list) noexcept : list_(list.begin(), list.size()) {}
+  uses(std::span<use const> list) noexcept : list_(list) {}
+  std::span<use const> all() const noexcept { return list_; }
+
+ private:
+  std::span<use const> list_;
+};
 
 namespace detail {
-struct queued { void (*run)(void*); void (*drop)(void*); void* state; };       // run many times when captured
-bool begin_work(stream_ref, std::initializer_list<use>, here);                 // true: simulated
-void queue_work(stream_ref, queued);
-void end_work(stream_ref, here);                                               // launch_blocking waits here; sticky errors surface
+struct queued {
+  void (*run)(void*);   // once for each time the stream gets there
+  void (*drop)(void*);  // exactly once
+  void* state;
+};
+bool begin_work(stream_ref, std::span<use const>, here);         // checks and records the uses. true: simulated
+void queue_work(stream_ref, std::span<use const>, queued, here);  // simulated: drops also when it throws
+void abandon_work(stream_ref, std::span<use const>) noexcept;    // on_gpu threw: it may have given some work all the same
+void end_work(stream_ref, std::span<use const>, here);           // launch_blocking waits here
+}  // namespace detail
+
+// on_gpu(CUstream_st*): called now, once, with the stream's device current: <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
+// on_host(): runs when the simulated stream gets there, on a thread of the machine.
+// Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls nothing of weir, throws nothing.
+// Uses: device blocks of this runtime, pinned blocks, and memory that is not weir's (which the caller keeps alive).
+// Throws: invalid_use (a freed block; a block of another device without peer access; a foreign stream whose registration
+//         ended), device_lost, driver_error. Blocks: only with options::launch_blocking.
+template <class OnGpu, class OnHost>
+void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = here::current()) {
+  if (detail::begin_work(s, u.all(), at)) {
+    using F = std::decay_t<OnHost>;
+    detail::queue_work(s, u.all(),
+                       {[](void* f) { (*static_cast<F*>(f))(); }, [](void* f) { delete static_cast<F*>(f); }, new F(std::forward<OnHost>(on_host))}, at);
+  } else {
+    try {
+      on_gpu(s.native());
+    } catch (...) {
+      detail::abandon_work(s, u.all());
+      throw;
+    }
+  }
+  detail::end_work(s, u.all(), at);
 }
 
-// on_gpu(cudaStream_t): called now, with the device current: <<<>>>, cuBLAS, NCCL, cuFFT.
-// on_host(): runs when the simulated stream gets there. Requires: captures by value; touches device addresses only through `uses`.
-template <class OnGpu, class OnHost>
-void launch(stream_ref s, std::initializer_list<use> uses, OnGpu&& on_gpu, OnHost&& on_host, here at = here::current()) {
-  if (detail::begin_work(s, uses, at)) {
-    using F = std::decay_t<OnHost>;
-    detail::queue_work(s, {[](void* f) { (*static_cast<F*>(f))(); }, [](void* f) { delete static_cast<F*>(f); }, new F(std::forward<OnHost>(on_host))});
-  } else {
-    on_gpu(s.native());
-  }
-  detail::end_work(s, at);
-}
-// host code in stream order, on both drivers (cudaLaunchHostFunc). Requires: no weir and no CUDA call inside
+// Host code in stream order, on both drivers; it holds its stream. After a device is lost it never runs.
+// Requires: no weir and no CUDA call inside, and no exception out of it. Throws: device_lost, driver_error.
 void launch_host(stream_ref, std::function<void()>, here = here::current());
-}
+
+}  // namespace weir

@@ -1,6 +1,8 @@
 // weir/memory.h: blocks of device and pinned memory. `buffer` owns one; pools are entered by guards.
 #pragma once
+#include <functional>
 #include <memory>
+#include <optional>
 #include "weir/stream.h"
 
 namespace weir {

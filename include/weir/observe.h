@@ -1,5 +1,6 @@
 // weir/observe.h: torch's counters, and where the memory is.
 #pragma once
+#include <filesystem>
 #include <iosfwd>
 #include "weir/runtime.h"
 

@@ -1,5 +1,6 @@
-// weir/parallel_for.h: one body for both drivers. In a file that nvcc compiles it is a kernel and a loop; in a file of the
-// host compiler only the loop, and a real GPU answers not_supported. CMake: weir_kernels(TARGET file.cu…) picks the compiler.
+// weir/parallel_for.h: one loop body for both drivers. A file that nvcc compiles gets a kernel and a loop; a file of the host
+// compiler only the loop, and a real GPU answers not_supported. CMake: weir_kernels(target file.cu…) picks the compiler.
+// Threads: any.
 #pragma once
 #include "weir/launch.h"
 #if defined(__CUDACC__)
@@ -10,25 +11,61 @@
 
 namespace weir {
 namespace detail {
-[[noreturn]] void no_device_code(here);
+
+[[noreturn]] void no_device_code(here);                      // this file was compiled without nvcc
+void check_native_launch(stream_ref, int native_code, here);  // 0: fine. Throws: device_lost, driver_error
+
+// The body by value in a local: no store of the loop can then be taken for a change of the body itself, and the blocks
+// of fixed length become vector code at -O2.
+template <class F>
+void loop_on_host(size_t n, F f) {
+  constexpr size_t block = 64;
+  size_t i = 0;
+  for (; n - i >= block; i += block) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+    for (size_t j = 0; j < block; ++j) f(i + j);
+  }
+  for (; i < n; ++i) f(i);
+}
+
+// The two compilers make different code of one template: their names must differ when both meet in one program.
 #if defined(__CUDACC__)
-template <class F> __global__ void for_each_index(size_t n, F f) {
+inline namespace with_kernels {
+template <class F>
+__global__ void for_each_index(size_t n, F f) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) f(i);
 }
-#endif
-}
-// f(size_t i) for every i < n. Requires: iterations independent.
 template <class F>
-void parallel_for(stream_ref s, size_t n, std::initializer_list<use> uses, F f, here at = here::current()) {
-  launch(s, uses,
-    [&](CUstream_st* native) {
-#if defined(__CUDACC__)
-      unsigned const blocks = unsigned((n + 255) / 256 < 65535 ? (n + 255) / 256 : 65535);
-      if (n) detail::for_each_index<<<blocks, 256, 0, native>>>(n, f);
+void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, here at) {
+  if (n == 0) return;
+  size_t const blocks = (n + 255) / 256;
+  void* arguments[] = {&n, &f};
+  check_native_launch(s, cudaLaunchKernel(reinterpret_cast<void const*>(&for_each_index<F>), dim3(unsigned(blocks < 65535 ? blocks : 65535)), dim3(256), arguments, 0, native), at);
+}
+}  // namespace with_kernels
 #else
-      (void)native; detail::no_device_code(at);
+inline namespace without_kernels {
+template <class F>
+void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, here at) {
+  no_device_code(at);
+}
+}  // namespace without_kernels
 #endif
-    },
-    [=]() mutable { for (size_t i = 0; i < n; ++i) f(i); }, at);
+}  // namespace detail
+
+#if defined(__CUDACC__)
+inline namespace with_kernels {
+#else
+inline namespace without_kernels {
+#endif
+// f(size_t i) for every i < n, on the stream. Requires: iterations independent of each other; f trivially copyable, its
+// operator() WEIR_FN; memory only through what `uses` declares. Throws: as launch; not_supported on a GPU without nvcc's code.
+template <class F>
+void parallel_for(stream_ref s, size_t n, uses u, F f, here at = here::current()) {
+  launch(s, u, [&](CUstream_st* native) { detail::loop_on_gpu(s, native, n, f, at); }, [n, f]() { detail::loop_on_host(n, f); }, at);
 }
 }
+
+}  // namespace weir

@@ -1,81 +1,195 @@
 // weir/tensor.h: what the memory needs and no more: a shared storage and how to read it. No autograd, no broadcasting.
+// Threads: a tensor is a handle; copies of it may be used on any thread, one and the same object on one thread at a time.
+//
+// Work on a tensor runs where the tensor is, on that device's current stream, whatever the current device; on cpu tensors it
+// runs at once, on the calling thread. Tensors of different devices do not mix, except in copy_ and to.
 #pragma once
 #include <array>
 #include <initializer_list>
-#include <iosfwd>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "weir/copy.h"
 #include "weir/launch.h"
 
 namespace weir {
-class shape {  // up to 8 extents, no heap
+
+class shape {  // up to 8 extents, no heap. No extents: one element
  public:
   static constexpr int max_rank = 8;
-  constexpr shape(std::initializer_list<std::int64_t> e) noexcept { for (auto x : e) at_[rank_++ & 7] = x; }
+  constexpr shape() noexcept = default;
+  constexpr shape(std::initializer_list<std::int64_t> extents) : shape(std::span(extents.begin(), extents.size())) {}
+  constexpr explicit shape(std::span<std::int64_t const> extents) {  // Throws: invalid_use for more than max_rank
+    if (extents.size() > max_rank) too_many(extents.size());
+    for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
+  }
   constexpr int rank() const noexcept { return rank_; }
-  constexpr std::int64_t operator[](int i) const noexcept { return at_[i]; }
-  std::int64_t numel() const;                                // Throws: invalid_use on overflow or a negative extent
-  friend constexpr bool operator==(shape const&, shape const&) noexcept = default;
+  constexpr std::int64_t operator[](int i) const noexcept { return at_[static_cast<size_t>(i)]; }
+  constexpr std::int64_t& operator[](int i) noexcept { return at_[static_cast<size_t>(i)]; }
+  constexpr std::int64_t const* begin() const noexcept { return at_.data(); }
+  constexpr std::int64_t const* end() const noexcept { return at_.data() + rank_; }
+  std::int64_t numel() const;  // Throws: invalid_use on overflow or a negative extent
+  std::string str() const;     // "[2, 3]"
+  friend constexpr bool operator==(shape const& a, shape const& b) noexcept { return a.rank_ == b.rank_ && a.at_ == b.at_; }
+
  private:
-  std::array<std::int64_t, max_rank> at_{}; int rank_ = 0;
+  [[noreturn]] static void too_many(size_t);
+  std::array<std::int64_t, max_rank> at_{};
+  int rank_ = 0;
 };
-using strides = shape;                                       // in elements
+using strides = shape;  // in elements, never negative
 
-struct tensor_options { dtype type = float32; device on = gpu; memory_kind kind = memory_kind::device; };  // on = cpu: pageable unless kind says pinned
+struct tensor_options {
+  dtype type = float32;
+  device on = gpu;
+  memory_kind kind = memory_kind::device;  // on = cpu: pageable unless kind says pinned
+};
 
-class storage {  // reference-counted block; several tensors may look at it. Threads: the count is atomic, the bytes are yours
+template <class T> inline constexpr bool has_dtype = false;
+template <class T> inline constexpr dtype dtype_of = float32;
+#define WEIR_DTYPE(T, name) \
+  template <> inline constexpr bool has_dtype<T> = true; \
+  template <> inline constexpr dtype dtype_of<T> = name;
+WEIR_DTYPE(float, float32) WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
+WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64) WEIR_DTYPE(bool, boolean)
+#undef WEIR_DTYPE
+
+class storage {  // a counted block; several tensors may look at it. Threads: the count is atomic, the bytes are yours
  public:
-  void* data() const noexcept; size_t nbytes() const noexcept; weir::device device() const noexcept; memory_kind kind() const noexcept;
+  void* data() const noexcept;
+  size_t nbytes() const noexcept;
+  weir::device device() const noexcept;  // cpu for pinned and pageable
+  memory_kind kind() const noexcept;
   long use_count() const noexcept;
-  std::uint64_t version() const noexcept;                    // up by one at each in-place operation: a tape can tell that a saved value has changed
-  friend bool operator==(storage const&, storage const&) noexcept = default;
+  std::uint64_t version() const noexcept;  // up by one at each change through a tensor: a tape can tell that a saved value has changed
+  friend bool operator==(storage const&, storage const&) noexcept = default;  // the same block
+
+  struct state;
+
  private:
-  struct state; state* state_ = nullptr;
+  friend class tensor;
+  std::shared_ptr<state> state_;
 };
 
 class tensor {
  public:
-  tensor() noexcept = default;                               // undefined; defined() is false
-  static tensor view_of(buffer, shape, dtype);               // takes the buffer
-  static tensor borrow(void*, shape, dtype, device);         // foreign memory; the caller keeps it alive
-  bool defined() const noexcept;
-  weir::shape const& shape() const noexcept; weir::strides const& strides() const noexcept; weir::dtype dtype() const noexcept; weir::device device() const noexcept;
-  std::int64_t numel() const noexcept; size_t nbytes() const noexcept; std::int64_t size(int dim) const; int dim() const noexcept;
-  weir::storage const& storage() const noexcept; std::int64_t storage_offset() const noexcept;
-  void* data() const noexcept;
-  template <class T> T* data() const;                        // Throws: invalid_use when T is not the dtype
-  template <class T> std::span<T> host() const;              // Throws: invalid_use on device memory or a non-contiguous view
-  bool is_contiguous() const noexcept; bool is_pinned() const noexcept;
+  tensor() noexcept = default;                                                  // undefined
+  static tensor view_of(buffer, shape, dtype, here = here::current());          // takes the buffer. Throws: invalid_use when it is too small
+  static tensor borrow(void*, shape, dtype, device, here = here::current());    // the caller keeps the memory alive. cpu, or the device it is on
+  bool defined() const noexcept { return state_ != nullptr; }
+  // Of an undefined tensor everything below throws invalid_use; the noexcept ones answer empty.
+  weir::shape const& shape() const noexcept;
+  weir::strides const& strides() const noexcept;
+  weir::dtype dtype() const noexcept;
+  weir::device device() const noexcept;    // cpu for pinned and pageable; never the unindexed gpu
+  std::int64_t numel() const noexcept;
+  size_t nbytes() const noexcept;          // numel() elements
+  std::int64_t size(int dim, here = here::current()) const;  // -1: the last
+  int dim() const noexcept { return shape().rank(); }
+  weir::storage const& storage() const noexcept;
+  std::int64_t storage_offset() const noexcept;  // in elements
+  void* data() const noexcept;             // of the first element
+  template <class T> T* data(here at = here::current()) const {  // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
+    return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
+  }
+  template <class T> std::span<T> host(here at = here::current()) const {  // Throws: invalid_use on device memory or a view with gaps
+    return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
+  }
+  bool is_contiguous() const noexcept;     // row-major without gaps
+  bool is_pinned() const noexcept;
 
-  tensor view(weir::shape) const;                            // shares. Throws: invalid_use, with the stride that forbids it; one extent may be -1
-  tensor reshape(weir::shape) const;                         // shares or copies
-  tensor transpose(int a, int b) const; tensor t() const; tensor slice(int dim, std::int64_t from, std::int64_t to) const; tensor operator[](std::int64_t i) const;
-  tensor contiguous() const; tensor clone() const; tensor detach() const;
-  tensor to(weir::device, blocking = blocking::yes, here = here::current()) const; tensor to(weir::dtype, here = here::current()) const;
-  tensor gpu(blocking = blocking::yes, here = here::current()) const; tensor cpu(here = here::current()) const; tensor pin_memory(here = here::current()) const;
+  // Views share the storage.
+  tensor view(weir::shape, here = here::current()) const;     // one extent may be -1. Throws: invalid_use, with the strides that forbid it
+  tensor reshape(weir::shape, here = here::current()) const;  // a view where possible, else a copy
+  tensor transpose(int a, int b, here = here::current()) const;
+  tensor t(here = here::current()) const;                     // of two dimensions
+  tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;  // [from, to); negative: from the end
+  tensor operator[](std::int64_t i) const;                    // the first dimension goes
+  tensor contiguous(here = here::current()) const;            // itself, or a copy
+  tensor clone(here = here::current()) const;                 // a contiguous copy in the same kind of memory
+
+  tensor to(weir::device, blocking = blocking::yes, here = here::current()) const;  // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
+  tensor to(weir::dtype, here = here::current()) const;                             // itself when it is that already
+  tensor gpu(blocking b = blocking::yes, here at = here::current()) const { return to(weir::gpu, b, at); }
+  tensor cpu(here at = here::current()) const { return to(weir::cpu, blocking::yes, at); }
+  tensor pin_memory(here = here::current()) const;            // a pinned copy of a cpu tensor; itself when pinned
+
+  // Any strides, any dtypes, any two devices; same shape. On the target's current stream (the source's when the target is cpu).
+  // Between devices ordered after the current streams of both, and before what they are given next.
+  // non_blocking to or from contiguous pinned memory of the same dtype does not block; the stamp says when it is done.
   stamp copy_(tensor const& src, blocking = blocking::yes, here = here::current());
-  void record_stream(stream_ref) const;
-  template <class T> T item() const;                         // Blocks: host
-  tensor new_empty(weir::shape, here = here::current()) const; tensor new_zeros(weir::shape, here = here::current()) const; tensor new_full(weir::shape, double, here = here::current()) const;
+  void record_stream(stream_ref) const;                       // also used there. Implied by launch
+  template <class T> T item(here at = here::current()) const {  // of one element, converted. Blocks: host
+    static_assert(std::is_arithmetic_v<T>);
+    if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at)); else return static_cast<T>(item_as_double(at));
+  }
 
-  tensor& fill_(double); tensor& zero_(); tensor& add_(tensor const&, double alpha = 1); tensor& mul_(double); tensor& relu_(); tensor& normal_(double mean = 0, double std = 1);
+  tensor& fill_(double, here = here::current());              // any dtype
+  tensor& zero_(here = here::current());                      // any dtype
+  tensor& add_(tensor const&, double alpha = 1, here = here::current());  // self + alpha * other. float32, as the rest of the arithmetic
+  tensor& mul_(double, here = here::current());
+  tensor& mul_(tensor const&, here = here::current());
+  tensor& relu_(here = here::current());
+
+  struct state;
+
  private:
-  struct state; std::shared_ptr<state> state_;
+  friend struct tensor_access;
+  static constexpr int bits16 = -1;
+  template <class T> static constexpr int code_of() {
+    if constexpr (std::is_same_v<T, std::uint16_t>) return bits16;
+    else { static_assert(has_dtype<T>, "no dtype has this C++ type"); return static_cast<int>(dtype_of<T>); }
+  }
+  void* data_as(int code, here) const;
+  void* host_as(int code, here) const;
+  double item_as_double(here) const;
+  std::int64_t item_as_integer(here) const;
+  std::shared_ptr<state const> state_;
 };
-std::ostream& operator<<(std::ostream&, tensor const&);      // Blocks: host. As torch prints
 
+// What a strided view touches lies between its first and its last element.
+use reads(tensor const&) noexcept;
+use writes(tensor const&) noexcept;
+use updates(tensor const&) noexcept;
+
+// Factories. Throws: invalid_use (a negative extent, a size that overflows), out_of_memory.
 tensor empty(shape, tensor_options = {}, here = here::current());
 tensor zeros(shape, tensor_options = {}, here = here::current());
 tensor ones(shape, tensor_options = {}, here = here::current());
 tensor full(shape, double, tensor_options = {}, here = here::current());
-tensor arange(std::int64_t n, tensor_options = {}, here = here::current());
-tensor rand(shape, tensor_options = {}, here = here::current());
-tensor randn(shape, tensor_options = {}, here = here::current());
-template <class T> tensor tensor_of(std::initializer_list<T>, tensor_options = {}, here = here::current());
-tensor empty_like(tensor const&, here = here::current()); tensor zeros_like(tensor const&, here = here::current()); tensor ones_like(tensor const&, here = here::current());
-void manual_seed(std::uint64_t);
-
-tensor add(tensor const&, tensor const&); tensor mul(tensor const&, tensor const&); tensor sin(tensor const&); tensor relu(tensor const&);
-tensor sum(tensor const&); tensor mean(tensor const&);
-enum class transposed : std::uint8_t { none, left, right, both };
-tensor matmul(tensor const&, tensor const&, transposed = transposed::none);
-void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0);  // a trainer allocates nothing in a step
+tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 0, 1, … n - 1
+// float32. Values follow from the seed and from what was drawn on that device since: devices that draw alike get the same
+// numbers, simulated or not (randn: to the last bit or two).
+tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
+tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
+void manual_seed(std::uint64_t);                                   // of every device of the current runtime
+namespace detail { tensor tensor_from(void const* values, std::int64_t n, dtype of_values, tensor_options, here); }
+// One dimension, of the values' dtype.
+template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_options o = {.type = dtype_of<T>}, here at = here::current()) {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  return detail::tensor_from(values.begin(), static_cast<std::int64_t>(values.size()), dtype_of<T>, o, at);
 }
+// Same shape, dtype, device and kind of memory; contiguous.
+tensor empty_like(tensor const&, here = here::current());
+tensor zeros_like(tensor const&, here = here::current());
+tensor ones_like(tensor const&, here = here::current());
+
+// float32, same shapes. Throws: invalid_use naming both shapes, or both devices.
+tensor add(tensor const&, tensor const&, here = here::current());
+tensor mul(tensor const&, tensor const&, here = here::current());
+tensor relu(tensor const&, here = here::current());
+// Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number of elements
+// alone: the same bits every time, on every machine.
+tensor sum(tensor const&, here = here::current());
+tensor mean(tensor const&, here = here::current());
+
+// Products of two dimensions, float32 in full precision. Which operand is read transposed; strides say the same: views made
+// by t() are read as they are, without a copy.
+enum class transposed : std::uint8_t { none, left, right, both };
+tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here = here::current());
+// out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a GPU, the
+// library's workspace. Requires: out shares no element with the operands.
+void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0, here = here::current());
+
+}  // namespace weir
