@@ -51,3 +51,13 @@ foreach(file ${tests})
   gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT 120 LABELS ${label})
 endforeach()
+
+# The rules of the house, and the tests of the script that holds them.
+add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
+file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
+foreach(script ${scripts})
+  string(REPLACE "_test.sh" "" name ${script})
+  add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR})
+  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools)
+endforeach()
+set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)

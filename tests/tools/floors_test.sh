@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Plants one broken rule at a time in a small tree and expects tools/floors to name it; the tree without it must pass.
+# Usage: floors_test.sh ROOT
+set -euo pipefail
+root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+fresh() {  # a tree that keeps every rule
+  rm -rf "$work/t"
+  mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,peer,tensor,tests/clock}
+  cp "$root/tools/floors.txt" "$work/t/tools/"
+  cd "$work/t"
+  echo '#include <string>' > include/weir/types.h
+  echo '#include "weir/types.h"' > include/weir/stream.h
+  printf '#include <atomic>\n#include <thread>\nstd::atomic<int> a; thread_local int b;\n' > runtime/base/sync.h
+  printf '#include <sys/mman.h>\nint f() { return ::mmap(0); }\n' > runtime/base/os.cpp
+  printf '#include "../base/sync.h"\n' > runtime/driver/driver.h
+  printf '#include <cuda.h>\n#include "runtime/driver/driver.h"\n' > runtime/driver/cuda/work.cpp
+  printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/timeline.h
+  echo '#include <nccl.h>' > peer/nccl.cpp
+  echo '#include "weir/stream.h"' > peer/links.h
+  echo '#include <cublas_v2.h>' > tensor/ops.cu
+  printf '#include <mutex>\n#include "runtime/clock/timeline.h"\n' > tests/clock/timeline_test.cpp
+  echo '#include <cuda_runtime.h>' > tests/clock/kernel_test.cu
+}
+
+fail() { echo "FAILED: $1"; failed=$((failed + 1)); }
+
+kept() {  # kept NAME: the tree as it stands passes
+  "$root/tools/floors" "$work/t" > "$work/out" 2>&1 || { fail "$1"; cat "$work/out"; }
+}
+
+broken() {  # broken NAME PATH EXPECTED LINE...: with the lines in PATH, exactly one rule is broken, at PATH, and the message has EXPECTED
+  local name=$1 path=$2 expected=$3 status=0
+  shift 3
+  fresh
+  mkdir -p "$(dirname "$path")"
+  printf '%s\n' "$@" >> "$path"
+  "$root/tools/floors" "$work/t" > "$work/out" 2>&1 || status=$?
+  if [ "$status" != 1 ] || ! grep -q "^$path:[0-9]*: .*$expected" "$work/out" || [ "$(wc -l < "$work/out")" != 2 ]; then
+    fail "$name (exit status $status)"
+    cat "$work/out"
+  fi
+}
+
+fresh
+kept "a tree without a broken rule passes"
+
+broken "a back edge between folders" runtime/clock/fence.cpp 'floor 2 includes peer/links.h of floor 7' '#include "peer/links.h"'
+broken "a back edge beside the file" runtime/base/os.cpp 'floor 0 includes runtime/clock/timeline.h of floor 2' '#include "../clock/timeline.h"'
+broken "a back edge to a public header" runtime/clock/fence.cpp 'floor 2 includes include/weir/stream.h of floor 6' '#include <weir/stream.h>'
+broken "the longest prefix decides" include/weir/types.h 'floor 0 includes include/weir/stream.h' '#  include "weir/stream.h"'
+broken "an include that names nothing" runtime/clock/fence.cpp 'names no file' '#include "runtime/clock/absent.h"'
+broken "a file that no floor covers" runtime/elsewhere/a.h 'no prefix' 'int a;'
+broken "CUDA on a floor above the driver" runtime/clock/fence.cpp '<cuda_runtime.h> is included' '#include <cuda_runtime.h>'
+broken "CUDA in a public header" include/weir/stream.h '<cuda.h> is included' '#include <cuda.h>'
+broken "NCCL beside its own file" peer/collective.cpp '<nccl.h> is included' '#include <nccl.h>'
+broken "cuBLAS in the tensor's other file" tensor/tensor.cpp '<cublas_v2.h> is included' '#include <cublas_v2.h>'
+broken "CUDA in a test that is no kernel" tests/clock/timeline_test.cpp '<cuda.h> is included' '#include <cuda.h>'
+broken "an atomic's header" runtime/clock/fence.cpp '<atomic> is included' '#include <atomic>'
+broken "a thread's header" peer/collective.cpp '<thread> is included' '#include <thread>'
+broken "an atomic" runtime/clock/fence.cpp 'std::atomic' 'std::atomic<int> a;'
+broken "an atomic of a named type" runtime/clock/fence.cpp 'std::atomic_int' 'std::atomic_int a;'
+broken "a lock" runtime/clock/timeline.h 'std::lock_guard' 'int a; std::lock_guard g(m); // why'
+broken "a thread" tensor/tensor.cpp 'std::thread' '  std::thread t([] {});'
+broken "a clock" runtime/clock/fence.cpp 'steady_clock' 'auto t = std::chrono::steady_clock::now();'
+broken "a thread_local" peer/collective.cpp 'thread_local is used' 'static thread_local int a;'
+broken "a builtin atomic" peer/collective.cpp 'made by hand' 'int b = __atomic_load_n(&a, 0);'
+broken "a system call's header" runtime/clock/fence.cpp '<sys/mman.h> is included' '#include <sys/mman.h>'
+broken "a loader's header" peer/collective.cpp '<dlfcn.h> is included' '#include <dlfcn.h>'
+broken "a system call" runtime/clock/fence.cpp 'mmap(' 'void* p = mmap(nullptr, 1);'
+broken "a system call at global scope" runtime/clock/fence.cpp '::open(' 'int f = ::open("a");'
+broken "code after a comment that ends" runtime/clock/fence.cpp 'std::mutex' '/* one' 'two */ std::mutex m;'
+broken "a name that says nothing" runtime/clock/fence.cpp 'fence_manager' 'class fence_manager {'
+broken "a file that is too long" runtime/clock/fence.cpp 'has 501 lines' $(seq -f 'int_a%g;' 501)
+
+fresh
+rm tools/floors.txt
+if "$root/tools/floors" "$work/t" > /dev/null 2>&1; then fail "a tree without tools/floors.txt cannot be checked"; fi
+
+[ "$failed" = 0 ] || { echo "$failed cases failed"; exit 1; }
