@@ -1,0 +1,54 @@
+// A memory report as text: what was asked for, where the device's memory is, what the ladder tried, what to do.
+// Threads: any; it reads one value.
+#include <array>
+#include <cstdio>
+
+#include "weir/stats.h"
+
+namespace weir {
+namespace {
+
+std::string in_units(size_t bytes) {
+  constexpr std::array<char const*, 4> names{"B", "KiB", "MiB", "GiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < names.size(); ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit ? "%.2f %s" : "%.0f %s", value, names[unit]);
+  return text;
+}
+
+}  // namespace
+
+std::string memory_report::text() const {
+  size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
+  std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
+  auto const row = [&out](char const* name, size_t bytes) { out += std::string("  ") + name + in_units(bytes) + '\n'; };
+  row("capacity        ", capacity);
+  row("other processes ", other_processes);
+  if (limit != 0 && limit < capacity) row("limit           ", limit);
+  row("reserved        ", reserved);
+  row("  allocated     ", allocated);
+  row("  pending       ", pending);
+  row("  cached        ", cached);
+  row("largest hole    ", largest_hole);
+  for (rung const& tried : ladder) {
+    out += "  tried " + std::string(tried.name) + ": " + in_units(tried.gave_bytes) + " in " + std::to_string(tried.ns / 1000) + " us\n";
+  }
+  if (rounded > capacity) {
+    out += "The request is larger than the device.\n";
+  } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
+    out += "The limit forbids it: raise it, or free memory.\n";
+  } else if (other_processes > capacity / 2) {
+    out += "Other processes hold most of the device: end them, or use another device.\n";
+  } else if (allocated + pending + rounded <= capacity - other_processes && largest_hole < rounded) {
+    out += "Enough bytes are free, but not in one piece: call empty_cache(), or allocate large blocks first.\n";
+  } else if (pending > rounded) {
+    out += "Freed blocks wait for their streams: synchronize before allocating, or keep fewer steps in flight.\n";
+  } else {
+    out += "The program holds the memory itself: free tensors and buffers earlier, or use smaller batches.\n";
+  }
+  return out;
+}
+
+}  // namespace weir

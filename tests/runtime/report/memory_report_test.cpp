@@ -1,0 +1,54 @@
+// What a memory report tells a person: sizes that add up, what was tried, and the remedy that fits the cause.
+// Threads: one.
+#include "weir/stats.h"
+
+#include <gtest/gtest.h>
+
+namespace weir {
+namespace {
+
+using namespace literals;
+
+memory_report full_device() {
+  memory_report r{};
+  r.on = device(1);
+  r.requested = 3_MiB - 7;
+  r.rounded = 3_MiB;
+  r.capacity = 64_MiB;
+  r.allocated = 61_MiB;
+  r.pending = 1_MiB;
+  r.reserved = 64_MiB;
+  r.ladder = {{"own cache", 512, 2'000}};
+  return r;
+}
+
+bool says(memory_report const& r, std::string_view words) { return r.text().find(words) != std::string::npos; }
+
+TEST(memory_report, names_the_device_the_sizes_and_each_rung) {
+  auto const r = full_device();
+  EXPECT_TRUE(says(r, "gpu:1: no room for 3.00 MiB (3.00 MiB rounded)")) << r.text();
+  EXPECT_TRUE(says(r, "allocated     61.00 MiB")) << r.text();
+  EXPECT_TRUE(says(r, "cached        2.00 MiB")) << "reserved = allocated + pending + cached\n" << r.text();
+  EXPECT_TRUE(says(r, "tried own cache: 512 B in 2 us")) << r.text();
+}
+
+TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
+  auto r = full_device();
+  EXPECT_TRUE(says(r, "smaller batches")) << r.text();
+  r.limit = 62_MiB;
+  EXPECT_TRUE(says(r, "raise it")) << r.text();
+  r.limit = 0;
+  r.pending = 10_MiB;
+  r.allocated = 51_MiB;
+  r.rounded = 4_MiB;
+  EXPECT_TRUE(says(r, "synchronize")) << r.text();
+  r.allocated = 20_MiB;
+  EXPECT_TRUE(says(r, "not in one piece")) << r.text();
+  r.other_processes = 40_MiB;
+  EXPECT_TRUE(says(r, "another device")) << r.text();
+  r.rounded = 65_MiB;
+  EXPECT_TRUE(says(r, "larger than the device")) << r.text();
+}
+
+}  // namespace
+}  // namespace weir
