@@ -44,6 +44,12 @@ class atomic {
   std::atomic<T> value_{};
 };
 
+// For a word that lies in memory shared with a device, where no atomic<T> can live.
+template <class T>
+void store_release(T& word, T value) noexcept {
+  std::atomic_ref<T>(word).store(value, memory_order_release);
+}
+
 class mutex {
  public:
   void lock() { mutex_.lock(); }

@@ -20,7 +20,7 @@ cuda_driver::~cuda_driver() {
   {
     auto g = gates_.lock();
     for (auto const& [id, gate] : g->closed) {
-      __atomic_store_n(&g->words[gate.device * gates_a_device + gate.slot], gate.sequence, __ATOMIC_RELEASE);
+      base::store_release(g->words[gate.device * gates_a_device + gate.slot], gate.sequence);
     }
     g->closed.clear();
   }

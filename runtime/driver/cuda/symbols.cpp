@@ -2,10 +2,9 @@
 // Threads: any.
 #include "runtime/driver/cuda/symbols.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 
+#include "runtime/base/os_library.h"
 #include "runtime/base/process.h"
 #include "runtime/base/sync.h"
 
@@ -13,9 +12,9 @@ namespace weir::driver::cuda {
 namespace {
 
 loaded find_all() {
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const library = os::load_library("libcuda.so.1");
   if (!library) return {nullptr, "libcuda.so.1 not found: no NVIDIA driver here"};
-  auto const find = reinterpret_cast<PFN_cuGetProcAddress_v12000>(::dlsym(library, "cuGetProcAddress_v2"));
+  auto const find = reinterpret_cast<PFN_cuGetProcAddress_v12000>(os::find_symbol(library, "cuGetProcAddress_v2"));
   if (!find) return {nullptr, "the NVIDIA driver is older than CUDA 12.0"};
   static entries table;
   auto const look_up = [&](char const* name, int version) {

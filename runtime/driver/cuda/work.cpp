@@ -238,7 +238,7 @@ status cuda_driver::open_gate(gate_handle handle) {
   auto const found = g->closed.find(static_cast<std::uint64_t>(handle));
   if (found == g->closed.end()) return invalid;
   gate const& gate = found->second;
-  __atomic_store_n(&g->words[gate.device * gates_a_device + gate.slot], gate.sequence, __ATOMIC_RELEASE);
+  base::store_release(g->words[gate.device * gates_a_device + gate.slot], gate.sequence);
   g->closed.erase(found);
   return {};
 }

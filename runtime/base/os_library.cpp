@@ -1,0 +1,13 @@
+// Libraries found at run time, through the system's loader.
+// Threads: any.
+#include "runtime/base/os_library.h"
+
+#include <dlfcn.h>
+
+namespace weir::os {
+
+// Local: what one library exports must not answer for another's missing name.
+void* load_library(char const* name) noexcept { return ::dlopen(name, RTLD_NOW | RTLD_LOCAL); }
+void* find_symbol(void* library, char const* name) noexcept { return ::dlsym(library, name); }
+
+}  // namespace weir::os
