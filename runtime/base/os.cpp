@@ -1,0 +1,144 @@
+// The system calls behind os.h.
+// Threads: any.
+#include "runtime/base/os.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "runtime/base/sync.h"
+
+namespace weir::os {
+namespace {
+
+constinit base::atomic<std::uint64_t> generation{0};
+
+// Set up before main, so that no fork goes unseen.
+[[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
+
+}  // namespace
+
+std::size_t page_size() noexcept {
+  static std::size_t const bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
+  alignment = std::max(alignment, page_size());
+  std::size_t const slack = alignment > page_size() ? alignment - page_size() : 0;
+  if (bytes == 0 || bytes + slack < bytes) return nullptr;
+  void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED) return nullptr;
+  auto const from = reinterpret_cast<std::uintptr_t>(got);
+  std::uintptr_t const at = (from + alignment - 1) & ~(alignment - 1);
+  if (at > from) ::munmap(got, at - from);
+  if (from + slack > at) ::munmap(reinterpret_cast<void*>(at + bytes), from + slack - at);
+  return reinterpret_cast<void*>(at);
+}
+
+bool return_addresses(void* at, std::size_t bytes) noexcept { return ::munmap(at, bytes) == 0; }
+
+bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept {
+  return ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
+}
+
+bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
+  return ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+void* map_memory(std::size_t bytes) noexcept {
+  void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return got == MAP_FAILED ? nullptr : got;
+}
+
+bool advise(void* at, std::size_t bytes, advice what) noexcept {
+  int how = MADV_NORMAL;
+  switch (what) {
+    case advice::not_to_children: how = MADV_DONTFORK; break;
+    case advice::to_children: how = MADV_DOFORK; break;
+    case advice::huge_pages: how = MADV_HUGEPAGE; break;
+    case advice::no_huge_pages: how = MADV_NOHUGEPAGE; break;
+    case advice::not_needed: how = MADV_DONTNEED; break;
+  }
+  return ::madvise(at, bytes, how) == 0;
+}
+
+int make_memory_file(char const* name) noexcept { return ::memfd_create(name, MFD_CLOEXEC); }
+
+bool resize_file(int file, std::uint64_t bytes) noexcept { return ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
+
+bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
+  return ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+}
+
+void close_file(int file) noexcept { ::close(file); }
+
+std::optional<std::string> environment(char const* name) {
+  char const* const value = std::getenv(name);
+  if (!value) return std::nullopt;
+  return value;
+}
+
+int process_id() noexcept { return ::getpid(); }
+
+std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
+
+std::uint64_t random_number() noexcept {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) number = static_cast<std::uint64_t>(base::now_ns()) ^ (static_cast<std::uint64_t>(::getpid()) << 32);
+  return number;
+}
+
+int usable_processors() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return base::hardware_threads();
+  return std::max(1, CPU_COUNT(&set));
+}
+
+std::vector<int> processors_near(int numa_node) {
+  std::vector<int> found;
+  if (numa_node < 0) return found;
+  std::string const path = "/sys/devices/system/node/node" + std::to_string(numa_node) + "/cpulist";
+  int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return found;
+  char text[4096];
+  ssize_t const length = ::read(file, text, sizeof text - 1);
+  ::close(file);
+  if (length <= 0) return found;
+  text[length] = 0;
+  char* at = text;
+  while (*at >= '0' && *at <= '9') {  // "0-3,8,10-11"
+    long const first = std::strtol(at, &at, 10);
+    long const last = *at == '-' ? std::strtol(at + 1, &at, 10) : first;
+    for (long cpu = first; cpu <= last; ++cpu) found.push_back(static_cast<int>(cpu));
+    if (*at == ',') ++at;
+  }
+  return found;
+}
+
+bool run_this_thread_on(std::vector<int> const& processors) noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : processors) {
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  }
+  return CPU_COUNT(&set) > 0 && ::sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+void print_error(std::string const& line) noexcept {
+  std::size_t at = 0;
+  while (at < line.size()) {
+    ssize_t const n = ::write(STDERR_FILENO, line.data() + at, line.size() - at);
+    if (n <= 0) return;
+    at += static_cast<std::size_t>(n);
+  }
+}
+
+}  // namespace weir::os
