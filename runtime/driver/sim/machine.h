@@ -2,6 +2,7 @@
 // Threads: as the seam, except the controls of `stepped` machines, which belong to one thread at a time.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ class controls {
   virtual void cut(int from, int to) = 0;                              // the peer link from -> to vanishes
   virtual void use_up(int device, std::size_t bytes) = 0;              // another process takes room
   virtual std::uint64_t seed() const noexcept = 0;
-  virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes
-  virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, leaks
+  virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes. Threads: 0
+  virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, a host that waits for what cannot come
+  virtual std::vector<std::string> census() const = 0;                 // all that is alive, by name: reservations, handles, mappings, segments, pins, streams, events, closed gates. Empty: nothing leaked
+  virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;  // called as the machine is destroyed; the environment's WEIR_SIM_CENSUS=1 prints it
 };
 
 struct made {

@@ -1,0 +1,321 @@
+// The machine's calls on devices and memory, its controls, and how it is put together.
+// Threads: as the seam.
+#include "runtime/driver/sim/machine.h"
+
+#include <algorithm>
+
+#include "runtime/base/os.h"
+#include "runtime/base/process.h"
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/parts.h"
+#include "weir/types.h"
+
+namespace weir::driver::sim {
+namespace {
+constexpr status fine{};
+constexpr status invalid{code::invalid};
+using running = weir::simulated::running;
+using namespace weir::literals;
+
+constexpr std::size_t page_of(running how) { return how == running::threads ? 2_MiB : 64_KiB; }
+
+// A machine whose calls can be refused, with its controls.
+class refusable final : public faulty, public controls {
+ public:
+  explicit refusable(std::unique_ptr<machine> inner) : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {}
+  bool step(int device, stream_handle s) override { return machine_.step(device, s); }
+  bool run() override { return machine_.run(); }
+  std::string stuck() const override { return machine_.stuck(); }
+  void fail_call(std::string_view call, std::uint64_t k, code c) override { faulty::fail_call(call, k, c); }
+  void lose(int device) override { machine_.lose(device); }
+  void cut(int from, int to) override { machine_.cut(from, to); }
+  void use_up(int device, std::size_t bytes) override { machine_.use_up(device, bytes); }
+  std::uint64_t seed() const noexcept override { return machine_.seed(); }
+  std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
+  std::vector<std::string> findings() const override { return machine_.findings(); }
+  std::vector<std::string> census() const override { return machine_.census(); }
+  void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
+
+ private:
+  void refused_as_lost(int device) override { machine_.lose(device); }
+  machine& machine_;
+};
+
+}  // namespace
+
+made make(weir::simulated const& like) {
+  std::uint64_t seed = like.seed;
+  if (seed == 0 && like.how == running::seeded) {
+    seed = os::random_number() | 1;
+    os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
+  }
+  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed));
+  controls* const control = whole.get();
+  return {std::move(whole), control};
+}
+
+machine::machine(weir::simulated const& like, std::uint64_t seed)
+    : devices_(std::clamp(like.devices, 0, 64)),
+      how_(like.how),
+      granularity_(page_of(like.how)),
+      bytes_(like.memory / granularity_ * granularity_),
+      generation_(os::fork_generation()),
+      tape_(seed),
+      pages_({devices_, bytes_, granularity_, how_ == running::seeded ? memory::fresh::arbitrary : memory::fresh::zero, seed}),
+      all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_) {
+  using links = weir::simulated::links;
+  for (int from = 0; from < devices_; ++from) {
+    for (int to = 0; to < devices_; ++to) {
+      bool const linked = from != to && (like.peers == links::all || (like.peers == links::pairs && from / 2 == to / 2));
+      if (linked) pages_.link(from, to, true);
+    }
+  }
+  schedule_ = how_ == running::threads ? make_crew(all_) : how_ == running::stepped ? make_stepper(all_) : make_wanderer(all_, tape_);
+}
+
+machine::~machine() {
+  if (os::fork_generation() != generation_) {  // the workers stayed with the parent: nobody is there to join
+    static_cast<void>(schedule_.release());
+    return;
+  }
+  bool const print = os::environment("WEIR_SIM_CENSUS").value_or("0") == "1";
+  if (at_end_ || print) {
+    auto const left = census();
+    if (at_end_) at_end_(left);
+    if (print) {
+      for (auto const& line : left) os::print_error("weir: simulated machine left: " + line + "\n");
+    }
+  }
+  schedule_.reset();
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      s->busy = false;
+      all_.forget_queue(*s);
+      s->followers.clear();
+    }
+  }
+  drop_all(all_.dropped);
+}
+
+status machine::may_call() const {
+  if (os::fork_generation() != generation_) [[unlikely]] return {code::forked};
+  if (process_is_ending()) [[unlikely]] return {code::unloading};
+  if (inside_work::here()) [[unlikely]] return {code::not_permitted};
+  return fine;
+}
+
+status machine::check(int device, need n) const {
+  if (!exists(device)) return invalid;
+  if (n == need::exists) return fine;
+  auto const& d = all_.devices[static_cast<std::size_t>(device)];
+  if (!d.open) return invalid;
+  if (n == need::alive && d.lost) return {code::lost};
+  return fine;
+}
+
+status machine::may_call(int device, need n) const {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (n == need::exists) return check(device, n);
+  base::lock_guard lock(all_.mutex);
+  return check(device, n);
+}
+
+// Machine -----------------------------------------------------------------------------------------------------------
+
+result<device_info> machine::info(int device) {
+  if (status const s = may_call(device, need::exists); !s.ok()) return {s};
+  device_info i;
+  i.name = "weir simulated device";
+  i.total_memory = bytes_;
+  i.granularity = granularity_;
+  i.major = 9;
+  i.multi_processor_count = 1;
+  i.pci_bus_id = "sim:" + std::to_string(device);
+  i.uuid = "SIM-" + std::to_string(device);
+  return {fine, std::move(i)};
+}
+
+status machine::open(int device) {
+  if (status const s = may_call(device, need::exists); !s.ok()) return s;
+  base::lock_guard lock(all_.mutex);
+  auto& d = all_.devices[static_cast<std::size_t>(device)];
+  if (d.lost) return {code::lost};
+  d.open = true;
+  return fine;
+}
+
+result<memory_info> machine::memory(int device) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  return {fine, pages_.room(device)};
+}
+
+status machine::make_current(int device) { return may_call(device, need::exists); }
+
+result<peer_info> machine::peer(int from, int to) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  if (!exists(from) || !exists(to)) return {invalid};
+  if (from == to) return {fine, {}};
+  bool const linked = pages_.linked(from, to);
+  return {fine, {linked, linked, linked ? 1 : 0}};
+}
+
+// Addresses and pages -----------------------------------------------------------------------------------------------
+
+result<address> machine::reserve(std::size_t bytes, std::size_t alignment) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(1, bytes);
+  return pages_.reserve(bytes, alignment);
+}
+
+status machine::unreserve(address at, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(2, bytes);
+  return pages_.unreserve(at, bytes);
+}
+
+result<memory_handle> machine::create(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(3, device, bytes);
+  return pages_.create(device, bytes);
+}
+
+status machine::release(memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(4);
+  return pages_.release(h);
+}
+
+status machine::map(address at, std::size_t bytes, memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(5, how_ == running::threads ? 0 : pages_.name_of(at), bytes);
+  return pages_.map(at, bytes, h);
+}
+
+status machine::unmap(address at, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (how_ != running::threads) {
+    blocking_call(6, pages_.name_of(at), bytes);
+    base::lock_guard lock(all_.mutex);
+    schedule_->before_unmap();
+  }
+  return pages_.unmap(at, bytes);
+}
+
+status machine::grant(address at, std::size_t bytes, int device) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return s;
+  blocking_call(7, device, bytes);
+  return pages_.grant(at, bytes, device);
+}
+
+result<address> machine::create_segment(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(8, device, bytes);
+  return pages_.create_segment(device, bytes);
+}
+
+status machine::release_segment(int device, address at) {
+  if (status const s = may_call(device, need::opened); !s.ok()) return s;
+  if (how_ != running::threads) {
+    blocking_call(9, device);
+    base::lock_guard lock(all_.mutex);
+    schedule_->before_unmap();
+  }
+  return pages_.release_segment(device, at);
+}
+
+status machine::pin(void* host, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(10, bytes);
+  return pages_.pin(host, bytes);
+}
+
+status machine::unpin(void* host) {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (how_ != running::threads) {
+    blocking_call(11);
+    base::lock_guard lock(all_.mutex);
+    schedule_->before_unmap();
+  }
+  return pages_.unpin(host);
+}
+
+result<place> machine::find(void const* at) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  return {fine, pages_.find(reinterpret_cast<address>(at))};
+}
+
+// Controls ----------------------------------------------------------------------------------------------------------
+
+bool machine::step(int device, stream_handle h) {
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return false;
+  note(40, s->id);
+  auto const alive = s->shared_from_this();
+  bool const moved = schedule_->step(*s);
+  std::vector<work> dropped;
+  dropped.swap(all_.dropped);
+  lock.unlock();
+  drop_all(dropped);
+  return moved;
+}
+
+bool machine::run() {
+  base::unique_lock lock(all_.mutex);
+  note(41);
+  bool const all_done = schedule_->run(lock);
+  std::vector<work> dropped;
+  dropped.swap(all_.dropped);
+  lock.unlock();
+  drop_all(dropped);
+  return all_done;
+}
+
+std::string machine::stuck() const {
+  base::lock_guard lock(all_.mutex);
+  std::string text;
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      if (!s->queue.empty() && !d.lost) text += (text.empty() ? "" : "; ") + all_.why_not(*s);
+    }
+  }
+  return text;
+}
+
+void machine::lose(int device) {
+  if (!exists(device)) return;
+  std::vector<work> dropped;
+  {
+    base::lock_guard lock(all_.mutex);
+    note(42, device);
+    all_.devices[static_cast<std::size_t>(device)].open = true;
+    all_.lose(device);
+    dropped.swap(all_.dropped);
+  }
+  drop_all(dropped);
+}
+
+void machine::cut(int from, int to) {
+  if (exists(from) && exists(to)) pages_.link(from, to, false);
+}
+
+void machine::use_up(int device, std::size_t bytes) {
+  if (exists(device)) pages_.use_up(device, bytes);
+}
+
+std::uint64_t machine::trace_hash() const noexcept { return how_ == running::threads ? 0 : tape_.hash(); }
+
+std::vector<std::string> machine::census() const {
+  std::vector<std::string> found;
+  {
+    base::lock_guard lock(all_.mutex);
+    all_.census(found);
+  }
+  pages_.census(found);
+  return found;
+}
+
+void machine::at_end(std::function<void(std::vector<std::string> const&)> f) { at_end_ = std::move(f); }
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,421 @@
+// Reserve, create, map, grant, pin: the half of the simulated machine that owns bytes.
+// Threads: any.
+#include "runtime/driver/sim/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/os.h"
+
+namespace weir::driver::sim {
+namespace {
+
+constexpr status fine{};
+constexpr status invalid{code::invalid};
+
+void* pointer(address at) { return reinterpret_cast<void*>(at); }
+bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
+constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
+
+// The last entry that begins at or before `at`.
+template <class Map>
+auto entry_before(Map& map, address at) {
+  auto it = map.upper_bound(at);
+  return it == map.begin() ? map.end() : std::prev(it);
+}
+
+template <class Map>
+bool overlaps(Map const& map, address at, std::size_t bytes) {
+  auto const before = entry_before(map, at);
+  if (before != map.end() && at - before->first < before->second.bytes) return true;
+  auto const after = map.lower_bound(at);
+  return after != map.end() && after->first - at < bytes;
+}
+
+std::string hex(address at) {
+  char text[2 * sizeof at + 3] = "0x";
+  char* out = text + 2;
+  int shift = 8 * sizeof at - 4;
+  while (shift > 0 && (at >> shift) == 0) shift -= 4;
+  for (; shift >= 0; shift -= 4) *out++ = "0123456789abcdef"[(at >> shift) & 15];
+  *out = 0;
+  return text;
+}
+
+}  // namespace
+
+memory::memory(shape const& s) : shape_(s), banks_(static_cast<std::size_t>(s.devices)), links_(static_cast<std::size_t>(s.devices)) {}
+
+memory::~memory() {
+  for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
+  for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
+  for (auto const& b : banks_) {
+    if (b.file >= 0) os::close_file(b.file);
+  }
+}
+
+result<address> memory::reserve(std::size_t bytes, std::size_t alignment) {
+  std::size_t const unit = shape_.granularity;
+  if (bytes == 0 || bytes % unit != 0 || alignment % unit != 0 || (alignment & (alignment - 1)) != 0) return {invalid};
+  void* const at = os::reserve_addresses(bytes, std::max(alignment, unit));
+  if (!at) return {{code::out_of_memory}};
+  base::lock_guard lock(mutex_);
+  auto const where = reinterpret_cast<address>(at);
+  reservations_[where] = {bytes, next_ordinal_++, false};
+  return {fine, where};
+}
+
+status memory::unreserve(address at, std::size_t bytes) {
+  base::lock_guard lock(mutex_);
+  auto const found = reservations_.find(at);
+  if (found == reservations_.end() || found->second.bytes != bytes || found->second.of_segment || overlaps(mappings_, at, bytes)) return invalid;
+  os::return_addresses(pointer(at), bytes);
+  reservations_.erase(found);
+  return fine;
+}
+
+result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
+  bank& b = banks_[static_cast<std::size_t>(device)];
+  std::size_t const gone = b.used + b.taken_by_others;
+  if (gone > shape_.bytes || bytes > shape_.bytes - gone) return {{code::out_of_memory}};
+  if (b.file < 0 && (b.file = os::make_memory_file("weir simulated device")) < 0) return {{code::out_of_memory}};
+  auto hole = std::find_if(b.free.begin(), b.free.end(), [&](auto const& h) { return h.second >= bytes; });
+  std::uint64_t offset = 0;
+  if (hole != b.free.end()) {
+    offset = hole->first;
+    std::uint64_t const rest = hole->second - bytes;
+    b.free.erase(hole);
+    if (rest) b.free[offset + bytes] = rest;
+  } else {
+    if (!os::resize_file(b.file, b.end + bytes)) return {{code::out_of_memory}};
+    offset = b.end;
+    b.end += bytes;
+  }
+  b.used += bytes;
+  std::uint32_t index = 0;
+  if (free_handles_.empty()) {
+    index = static_cast<std::uint32_t>(handles_.size());
+    handles_.emplace_back();
+  } else {
+    index = free_handles_.back();
+    free_handles_.pop_back();
+  }
+  physical& p = handles_[index];
+  p = {device, bytes, offset, 0, false, false, p.turn + 1};
+  return {fine, index};
+}
+
+memory_handle memory::handle_of(std::uint32_t index) const {
+  std::uint64_t const turn = shape_.pages == fresh::arbitrary ? 1 : handles_[index].turn;  // F6: a seeded machine's handles come back at once
+  return static_cast<memory_handle>(turn << 32 | (index + 1));
+}
+
+memory::physical* memory::lookup(memory_handle h) {
+  auto const index = static_cast<std::uint32_t>(static_cast<std::uint64_t>(h)) - 1;
+  if (index >= handles_.size() || handles_[index].device < 0 || handles_[index].released || handle_of(index) != h) return nullptr;
+  return &handles_[index];
+}
+
+// Pages go back to the system when nobody can see their bytes any more.
+void memory::drop_if_dead(std::uint32_t index) {
+  physical& p = handles_[index];
+  if (!p.released || p.mappings > 0) return;
+  bank& b = banks_[static_cast<std::size_t>(p.device)];
+  b.used -= p.bytes;
+  if (p.touched && shape_.pages == fresh::zero) os::punch_hole(b.file, p.offset, p.bytes);
+  std::uint64_t from = p.offset, bytes = p.bytes;
+  auto after = b.free.lower_bound(from);
+  if (after != b.free.end() && from + bytes == after->first) {
+    bytes += after->second;
+    after = b.free.erase(after);
+  }
+  if (after != b.free.begin()) {
+    auto const before = std::prev(after);
+    if (before->first + before->second == from) {
+      from = before->first;
+      bytes += before->second;
+    }
+  }
+  b.free[from] = bytes;
+  p.device = -1;
+  free_handles_.push_back(index);
+}
+
+result<memory_handle> memory::create(int device, std::size_t bytes) {
+  if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
+  base::lock_guard lock(mutex_);
+  auto const made = new_physical(device, bytes);
+  if (!made.ok()) return {made.is};
+  return {fine, handle_of(made.value)};
+}
+
+status memory::release(memory_handle h) {
+  base::lock_guard lock(mutex_);
+  physical* const p = lookup(h);
+  if (!p) return invalid;
+  p->released = true;
+  drop_if_dead(static_cast<std::uint32_t>(p - handles_.data()));
+  return fine;
+}
+
+bool memory::in_one_reservation(address at, std::size_t bytes) const {
+  auto const r = entry_before(reservations_, at);
+  return r != reservations_.end() && at - r->first < r->second.bytes && bytes <= r->second.bytes - (at - r->first);
+}
+
+status memory::place_handle(address at, std::uint32_t index) {
+  physical& p = handles_[index];
+  if (!os::map_file(pointer(at), p.bytes, banks_[static_cast<std::size_t>(p.device)].file, p.offset)) return {code::out_of_memory};
+  os::advise(pointer(at), p.bytes, os::advice::not_to_children);
+  if (!p.touched && shape_.pages == fresh::arbitrary) {
+    std::memset(pointer(at), static_cast<int>((shape_.seed * 0x9e3779b97f4a7c15u + index * 0xd1b54a32d192ed03u) >> 56) | 1, p.bytes);
+  }
+  p.touched = true;
+  ++p.mappings;
+  return fine;
+}
+
+status memory::map(address at, std::size_t bytes, memory_handle h) {
+  base::lock_guard lock(mutex_);
+  physical* const p = lookup(h);
+  if (!p || bytes != p->bytes || at % shape_.granularity != 0 || wraps(at, bytes)) return invalid;
+  if (!in_one_reservation(at, bytes) || overlaps(mappings_, at, bytes)) return invalid;
+  auto const index = static_cast<std::uint32_t>(p - handles_.data());
+  if (status const s = place_handle(at, index); !s.ok()) return s;
+  mappings_[at] = {bytes, index, 0, 0, false};
+  return fine;
+}
+
+void memory::drop_mapping(std::map<address, mapping>::iterator m) {
+  std::uint32_t const index = m->second.handle;
+  mappings_.erase(m);
+  --handles_[index].mappings;
+  drop_if_dead(index);
+}
+
+status memory::unmap(address at, std::size_t bytes) {
+  base::unique_lock lock(mutex_);
+  auto found = mappings_.find(at);
+  if (found == mappings_.end() || found->second.bytes != bytes || found->second.segment) return invalid;
+  ++waiting_to_unmap_;
+  while (found != mappings_.end() && found->second.users > 0) {
+    unused_.wait(lock);
+    found = mappings_.find(at);
+  }
+  --waiting_to_unmap_;
+  if (found == mappings_.end() || found->second.bytes != bytes) return invalid;  // another thread was quicker
+  os::unmap_to_nothing(pointer(at), bytes);
+  drop_mapping(found);
+  return fine;
+}
+
+status memory::grant(address at, std::size_t bytes, int device) {
+  base::lock_guard lock(mutex_);
+  if (bytes == 0 || wraps(at, bytes)) return invalid;
+  address const end = at + bytes;
+  auto const first = mappings_.find(at);
+  address next = at;
+  auto last = first;
+  for (; last != mappings_.end() && last->first == next && next < end && !last->second.segment; ++last) {
+    int const owner = handles_[last->second.handle].device;
+    if (owner != device && !(links_[static_cast<std::size_t>(device)] & bit(owner))) return {code::not_supported};
+    next = last->first + last->second.bytes;
+  }
+  if (next != end) return invalid;
+  for (auto m = first; m != last; ++m) m->second.granted |= bit(device);
+  return fine;
+}
+
+result<address> memory::create_segment(int device, std::size_t bytes) {
+  std::size_t const unit = shape_.granularity;
+  if (bytes == 0 || bytes + unit - 1 < bytes) return {invalid};
+  std::size_t const whole = (bytes + unit - 1) / unit * unit;
+  void* const at = os::reserve_addresses(whole, unit);
+  if (!at) return {{code::out_of_memory}};
+  auto const where = reinterpret_cast<address>(at);
+  base::lock_guard lock(mutex_);
+  auto const made = new_physical(device, whole);
+  status placed = made.is;
+  if (made.ok()) {
+    handles_[made.value].released = true;  // the bytes live as long as the one mapping
+    placed = place_handle(where, made.value);
+    if (!placed.ok()) drop_if_dead(made.value);
+  }
+  if (!placed.ok()) {
+    os::return_addresses(at, whole);
+    return {placed};
+  }
+  reservations_[where] = {whole, next_ordinal_++, true};
+  mappings_[where] = {whole, made.value, bit(device), 0, true};
+  return {fine, where};
+}
+
+status memory::release_segment(int device, address at) {
+  base::unique_lock lock(mutex_);
+  auto found = mappings_.find(at);
+  if (found == mappings_.end() || !found->second.segment || handles_[found->second.handle].device != device) return invalid;
+  ++waiting_to_unmap_;
+  while (found != mappings_.end() && found->second.users > 0) {
+    unused_.wait(lock);
+    found = mappings_.find(at);
+  }
+  --waiting_to_unmap_;
+  if (found == mappings_.end() || !found->second.segment) return invalid;
+  os::return_addresses(pointer(at), found->second.bytes);
+  reservations_.erase(at);
+  drop_mapping(found);
+  return fine;
+}
+
+status memory::pin(void* host, std::size_t bytes) {
+  auto const at = reinterpret_cast<address>(host);
+  if (!host || bytes == 0 || at % os::page_size() != 0 || bytes % os::page_size() != 0 || wraps(at, bytes)) return invalid;
+  base::lock_guard lock(mutex_);
+  if (overlaps(pins_, at, bytes) || overlaps(reservations_, at, bytes)) return invalid;
+  if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // no such pages
+  pins_[at] = {bytes, next_ordinal_++, 0};
+  return fine;
+}
+
+status memory::unpin(void* host) {
+  base::unique_lock lock(mutex_);
+  auto const at = reinterpret_cast<address>(host);
+  auto found = pins_.find(at);
+  if (found == pins_.end()) return invalid;
+  ++waiting_to_unmap_;
+  while (found != pins_.end() && found->second.users > 0) {
+    unused_.wait(lock);
+    found = pins_.find(at);
+  }
+  --waiting_to_unmap_;
+  if (found == pins_.end()) return invalid;
+  os::advise(host, found->second.bytes, os::advice::to_children);
+  pins_.erase(found);
+  return fine;
+}
+
+place memory::find(address at) const {
+  base::lock_guard lock(mutex_);
+  auto const m = entry_before(mappings_, at);
+  if (m != mappings_.end() && at - m->first < m->second.bytes) return {where::device, handles_[m->second.handle].device};
+  auto const p = entry_before(pins_, at);
+  if (p != pins_.end() && at - p->first < p->second.bytes) return {where::pinned, -1};
+  if (in_one_reservation(at, 1)) return {where::unknown_device, -1};
+  return {};
+}
+
+memory_info memory::room(int device) const {
+  base::lock_guard lock(mutex_);
+  bank const& b = banks_[static_cast<std::size_t>(device)];
+  std::size_t const gone = std::min(shape_.bytes, b.used + b.taken_by_others);
+  return {shape_.bytes - gone, shape_.bytes};
+}
+
+void memory::use_up(int device, std::size_t bytes) {
+  base::lock_guard lock(mutex_);
+  bank& b = banks_[static_cast<std::size_t>(device)];
+  b.taken_by_others = std::min(shape_.bytes, b.taken_by_others + bytes);
+}
+
+void memory::link(int from, int to, bool present) {
+  base::lock_guard lock(mutex_);
+  if (present) links_[static_cast<std::size_t>(from)] |= bit(to);
+  else links_[static_cast<std::size_t>(from)] &= ~bit(to);
+}
+
+bool memory::linked(int from, int to) const {
+  base::lock_guard lock(mutex_);
+  return links_[static_cast<std::size_t>(from)] & bit(to);
+}
+
+bool memory::reaches(mapping const& m, int device) const {
+  int const owner = handles_[m.handle].device;
+  return (m.granted & bit(device)) && (owner == device || (links_[static_cast<std::size_t>(device)] & bit(owner)));
+}
+
+std::string memory::judge_locked(use const& u) const {
+  address at = u.what.at;
+  if (wraps(at, u.what.bytes)) return "bytes that run past the end of all addresses";
+  address const end = at + u.what.bytes;
+  auto const verb = u.what.writes ? "writes" : "reads";
+  auto const who = [&] { return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " + hex(u.what.at); };
+  if (at == end) return {};
+  auto const p = entry_before(pins_, at);
+  if (p != pins_.end() && at - p->first < p->second.bytes) {
+    if (u.what.bytes <= p->second.bytes - (at - p->first)) return {};
+    return who() + ", past the end of a pinned range";
+  }
+  if (!in_one_reservation(at, 1)) return who() + ", pageable host memory";
+  if (!in_one_reservation(at, u.what.bytes)) return who() + ", past the end of a reservation";
+  while (at < end) {
+    auto const m = entry_before(mappings_, at);
+    if (m != mappings_.end() && at - m->first < m->second.bytes) {
+      if (!reaches(m->second, u.device)) return who() + ", memory of device " + std::to_string(handles_[m->second.handle].device) + " that it was not granted";
+      at = m->first + m->second.bytes;
+      continue;
+    }
+    return who() + ", where nothing is mapped";
+  }
+  return {};
+}
+
+std::string memory::judge(use const& u) const {
+  base::lock_guard lock(mutex_);
+  return judge_locked(u);
+}
+
+template <class F>
+void memory::each_part(touch const& t, F visit) {
+  address at = t.at;
+  while (at < t.at + t.bytes) {
+    if (auto const m = entry_before(mappings_, at); m != mappings_.end() && at - m->first < m->second.bytes) {
+      visit(m->second.users);
+      at = m->first + m->second.bytes;
+    } else if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes) {
+      visit(p->second.users);
+      at = p->first + p->second.bytes;
+    } else {
+      return;
+    }
+  }
+}
+
+std::string memory::begin(std::span<use const> uses) {
+  base::lock_guard lock(mutex_);
+  for (use const& u : uses) {
+    if (std::string wrong = judge_locked(u); !wrong.empty()) return wrong;
+  }
+  for (use const& u : uses) each_part(u.what, [](int& users) { ++users; });
+  return {};
+}
+
+void memory::end(std::span<use const> uses) {
+  base::lock_guard lock(mutex_);
+  for (use const& u : uses) each_part(u.what, [](int& users) { --users; });
+  if (waiting_to_unmap_ > 0) unused_.notify_all();
+}
+
+std::uint64_t memory::name_of(address at) const {
+  base::lock_guard lock(mutex_);
+  if (auto const r = entry_before(reservations_, at); r != reservations_.end() && at - r->first < r->second.bytes) return r->second.ordinal << 44 ^ (at - r->first);
+  if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes) return p->second.ordinal << 44 ^ (at - p->first);
+  return 0;
+}
+
+void memory::census(std::vector<std::string>& found) const {
+  base::lock_guard lock(mutex_);
+  for (auto const& [at, r] : reservations_) {
+    if (!r.of_segment) found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
+  }
+  for (auto const& [at, m] : mappings_) {
+    auto const device = std::to_string(handles_[m.handle].device);
+    found.push_back((m.segment ? "segment of " : "mapping of ") + std::to_string(m.bytes) + " bytes of device " + device);
+  }
+  for (std::size_t i = 0; i < handles_.size(); ++i) {
+    physical const& p = handles_[i];
+    if (p.device >= 0 && !p.released) found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) + " bytes of device " + std::to_string(p.device));
+  }
+  for (auto const& [at, p] : pins_) found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,123 @@
+// The simulated machine's memory: physical pages in a nameless file a device, addresses they are mapped at, and host pages that are pinned.
+// Threads: any; one lock of its own, taken inside no other's holder but the machine's.
+#pragma once
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/driver.h"
+
+namespace weir::driver::sim {
+
+// A range that something on `device` reads or writes.
+struct use {
+  touch what;
+  int device = -1;
+};
+
+class memory {
+ public:
+  enum class fresh : std::uint8_t { zero, arbitrary };
+  struct shape {
+    int devices = 0;
+    std::size_t bytes = 0;        // a device
+    std::size_t granularity = 0;  // bytes
+    fresh pages = fresh::zero;
+    std::uint64_t seed = 0;       // of the arbitrary bytes
+  };
+  explicit memory(shape const&);
+  ~memory();
+
+  // The seam's calls of the same names.
+  result<address> reserve(std::size_t bytes, std::size_t alignment);
+  status unreserve(address, std::size_t bytes);
+  result<memory_handle> create(int device, std::size_t bytes);
+  status release(memory_handle);
+  status map(address, std::size_t bytes, memory_handle);
+  status unmap(address, std::size_t bytes);  // Blocks: until no running work uses the range
+  status grant(address, std::size_t bytes, int device);
+  result<address> create_segment(int device, std::size_t bytes);
+  status release_segment(int device, address);
+  status pin(void* host, std::size_t bytes);
+  status unpin(void* host);
+  place find(address) const;
+  memory_info room(int device) const;
+
+  void use_up(int device, std::size_t bytes);
+  void link(int from, int to, bool present);
+  bool linked(int from, int to) const;
+
+  // May this be used now? Every byte mapped and granted to the device that uses it, or pinned. Empty: yes; else what is wrong.
+  std::string judge(use const&) const;
+  // As judge, of all; and if all is well the ranges cannot be unmapped until `end`.
+  std::string begin(std::span<use const>);
+  void end(std::span<use const>);
+
+  // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
+  std::uint64_t name_of(address) const;
+  // What is alive, by name.
+  void census(std::vector<std::string>&) const;
+
+ private:
+  struct reservation {
+    std::size_t bytes = 0;
+    std::uint64_t ordinal = 0;
+    bool of_segment = false;
+  };
+  struct physical {  // invariant: alive while mappings > 0 or not released
+    int device = -1;
+    std::size_t bytes = 0;
+    std::uint64_t offset = 0;  // in the device's file
+    int mappings = 0;
+    bool released = false, touched = false;
+    std::uint32_t turn = 0;    // tells a handle from the one before it in this slot
+  };
+  struct mapping {
+    std::size_t bytes = 0;
+    std::uint32_t handle = 0;   // index in handles_
+    std::uint64_t granted = 0;  // a bit a device
+    int users = 0;              // running work
+    bool segment = false;
+  };
+  struct pinned {
+    std::size_t bytes = 0;
+    std::uint64_t ordinal = 0;
+    int users = 0;
+  };
+  struct bank {  // a device's physical memory
+    int file = -1;
+    std::uint64_t end = 0;                          // bytes of the file
+    std::map<std::uint64_t, std::uint64_t> free{};  // offset -> bytes, in the file
+    std::size_t used = 0, taken_by_others = 0;      // bytes
+  };
+
+  status place_handle(address at, std::uint32_t index);
+  void drop_mapping(std::map<address, mapping>::iterator);
+  void drop_if_dead(std::uint32_t index);
+  result<std::uint32_t> new_physical(int device, std::size_t bytes);
+  physical* lookup(memory_handle) ;
+  memory_handle handle_of(std::uint32_t index) const;
+  bool reaches(mapping const&, int device) const;
+  std::string judge_locked(use const&) const;
+  template <class F>
+  void each_part(touch const&, F);
+  bool in_one_reservation(address, std::size_t bytes) const;
+
+  shape const shape_;
+  mutable base::mutex mutex_;
+  base::condition unused_;
+  int waiting_to_unmap_ = 0;
+  std::vector<bank> banks_;
+  std::vector<std::uint64_t> links_;  // [from]: a bit for each `to`
+  std::map<address, reservation> reservations_;
+  std::map<address, mapping> mappings_;
+  std::vector<physical> handles_;
+  std::vector<std::uint32_t> free_handles_;
+  std::map<address, pinned> pins_;
+  std::uint64_t next_ordinal_ = 1;
+};
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,116 @@
+// What a simulated machine is composed of, and the checks every one of its calls begins with.
+// Threads: as the seam.
+#pragma once
+#include <optional>
+
+#include "runtime/driver/sim/machine.h"
+#include "runtime/driver/sim/schedule.h"
+
+namespace weir::driver::sim {
+
+class machine final : public driver, public controls {
+ public:
+  machine(weir::simulated const&, std::uint64_t seed);
+  ~machine() override;
+
+  bool simulated() const noexcept override { return true; }
+  bool moves_by_itself() const noexcept override { return how_ == weir::simulated::running::threads; }
+  int device_count() const noexcept override { return devices_; }
+  result<device_info> info(int device) override;
+  status open(int device) override;
+  result<memory_info> memory(int device) override;
+  status make_current(int device) override;
+  status synchronize_device(int device) override;
+  result<peer_info> peer(int from, int to) override;
+
+  result<address> reserve(std::size_t bytes, std::size_t alignment) override;
+  status unreserve(address, std::size_t bytes) override;
+  result<memory_handle> create(int device, std::size_t bytes) override;
+  status release(memory_handle) override;
+  status map(address, std::size_t bytes, memory_handle) override;
+  status unmap(address, std::size_t bytes) override;
+  status grant(address, std::size_t bytes, int device) override;
+  result<address> create_segment(int device, std::size_t bytes) override;
+  status release_segment(int device, address) override;
+  status pin(void* host, std::size_t bytes) override;
+  status unpin(void* host) override;
+  result<place> find(void const*) override;
+
+  result<stream_handle> create_stream(int device, stream_kind, int priority) override;
+  status destroy_stream(int device, stream_handle) override;
+  status query_stream(int device, stream_handle) override;
+  status synchronize_stream(int device, stream_handle) override;
+  result<bool> capturing(int device, stream_handle) override;
+  result<stream_handle> adopt(int device, CUstream_st*) override;
+  result<CUstream_st*> native(int device, stream_handle) override;
+  result<event_handle> create_event(int device, event_kind) override;
+  status destroy_event(int device, event_handle) override;
+  result<CUevent_st*> native_event(event_handle) override;
+  status record(int device, stream_handle, event_handle) override;
+  status wait(int device, stream_handle, event_handle) override;
+  status query_event(event_handle) override;
+  status synchronize_event(event_handle) override;
+  result<float> elapsed_ms(event_handle start, event_handle end) override;
+
+  status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status host_function(int device, stream_handle, work) override;
+  status enqueue(int device, stream_handle, std::span<touch const>, work) override;
+  void recheck() override;
+  result<gate_handle> hold(int device, stream_handle) override;
+  status open_gate(gate_handle) override;
+
+  bool step(int device, stream_handle) override;
+  bool run() override;
+  std::string stuck() const override;
+  void fail_call(std::string_view, std::uint64_t, code) override {}  // the decorator's: see make()
+  void lose(int device) override;
+  void cut(int from, int to) override;
+  void use_up(int device, std::size_t bytes) override;
+  std::uint64_t seed() const noexcept override { return tape_.seed(); }
+  std::uint64_t trace_hash() const noexcept override;
+  std::vector<std::string> findings() const override { return all_.findings(); }
+  std::vector<std::string> census() const override;
+  void at_end(std::function<void(std::vector<std::string> const&)>) override;
+
+ private:
+  enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
+  status may_call() const;                                   // this process, this thread, now
+  status may_call(int device, need) const;
+  status check(int device, need) const;                      // Requires: the lock, for more than exists
+  bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
+  stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
+  status append(int device, stream_handle, operation&&);     // drops its work when refused
+  status answer(outcome) const;
+  // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
+  template <class... Numbers>
+  void blocking_call(Numbers... numbers);
+  template <class... Numbers>
+  void note(Numbers... numbers);                             // Requires: the lock
+
+  int const devices_;
+  weir::simulated::running const how_;
+  std::size_t const granularity_, bytes_;
+  std::uint64_t const generation_;  // of the process that made this
+  tape tape_;
+  sim::memory pages_;
+  queues all_;
+  std::unique_ptr<schedule> schedule_;
+  std::function<void(std::vector<std::string> const&)> at_end_;
+};
+
+template <class... Numbers>
+void machine::note(Numbers... numbers) {
+  if (how_ != weir::simulated::running::threads) tape_.note(numbers...);
+}
+
+template <class... Numbers>
+void machine::blocking_call(Numbers... numbers) {
+  if (how_ == weir::simulated::running::threads) return;
+  base::unique_lock lock(all_.mutex);
+  tape_.note(numbers...);
+  schedule_->pause();
+}
+
+}  // namespace weir::driver::sim

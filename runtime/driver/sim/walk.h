@@ -1,0 +1,42 @@
+// A walk moves streams one small step at a time, inside the calls of whoever drives the machine: what stepped and seeded machines share.
+// Threads: as schedule.h says; nothing here makes a thread or waits for one.
+#pragma once
+#include "runtime/driver/sim/schedule.h"
+
+namespace weir::driver::sim {
+
+class walk : public schedule {
+ public:
+  explicit walk(queues&);
+  outcome until(base::unique_lock&, stream&, std::uint64_t position) override;
+  void before_unmap() override;
+  bool step(stream&) override;
+  bool run(base::unique_lock&) override;
+
+ protected:
+  enum class stride : std::uint8_t { part, whole };  // part: start, then write, then complete, each on its own
+  bool move(stream&, stride);                        // false: it cannot
+  outcome drive(stream&, std::uint64_t position);    // the least that brings it there
+  bool can_move(stream const&) const;
+  void run_all();
+  void leave(base::unique_lock&);
+  std::shared_ptr<stream> const* movable(std::uint32_t from, stream const* but);  // looks round from there; null: none
+
+  queues& all_;
+
+ private:
+  struct shadow {  // what outputs held before they became poison
+    std::vector<use> uses;
+    std::vector<std::pair<touch, std::vector<std::byte>>> kept;
+  };
+  void start(stream&);
+  void poison(operation const&, shadow&);
+  void write(stream&);
+  void finish(stream&);
+
+  std::map<std::uint64_t, shadow> running_;  // by stream id
+  std::vector<std::shared_ptr<stream>> freed_;
+  std::int64_t now_ns_ = 0;  // the machine's own time
+};
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,114 @@
+// The wanderer takes, by its tape, the freedoms a device has: it moves early, late, out of step, half way, or only when it must.
+// Threads: as schedule.h says.
+#include "runtime/driver/sim/walk.h"
+
+namespace weir::driver::sim {
+namespace {
+
+class wanderer final : public walk {
+ public:
+  wanderer(queues& q, tape& t) : walk(q), tape_(t) {
+    std::uint32_t const d = tape_.draw(100);
+    habit_ = d < 5 ? habit::eager : d < 45 ? habit::answers : d < 65 ? habit::lazy : d < 80 ? habit::starved : d < 95 ? habit::ranked : habit::uniform;
+    starved_ = 1 + tape_.draw(6);  // a stream's id
+    if (habit_ == habit::ranked) turns_left_ = 1 + tape_.draw(3);
+  }
+
+  void given(base::unique_lock& lock, stream&) override {
+    wander();
+    leave(lock);
+  }
+  void changed(base::unique_lock& lock) override {
+    wander();
+    leave(lock);
+  }
+
+  void asked(stream& s, std::uint64_t position) override {
+    if (s.done >= position) {
+      patience_ = 0;
+      return;
+    }
+    if (habit_ == habit::answers) {
+      if (tape_.coin(50)) drive(s, position);
+    } else {
+      wander();
+    }
+    if (s.done >= position) {
+      patience_ = 0;
+    } else if (++patience_ > 12) {  // who polls gets there in the end
+      patience_ = 0;
+      drive(s, position);
+    }
+  }
+
+  void pause() override {
+    if (habit_ == habit::lazy || !tape_.coin(12)) return;
+    for (auto const& d : all_.devices) {
+      if (d.closed_gates > 0) return;  // it would wait for whoever is about to open it
+    }
+    run_all();
+  }
+
+ private:
+  enum class habit : std::uint8_t { eager, answers, lazy, starved, ranked, uniform };
+
+  void wander() {
+    switch (habit_) {
+      case habit::eager: run_all(); return;
+      case habit::lazy: return;
+      case habit::answers: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
+      case habit::uniform: moves(tape_.draw(6), nullptr); return;
+      case habit::starved: moves(tape_.draw(6), find_starved()); return;
+      case habit::ranked: ranked_moves(tape_.draw(5)); return;
+    }
+  }
+
+  stream const* find_starved() const {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (s->id == starved_) return s.get();
+      }
+    }
+    return nullptr;
+  }
+
+  void moves(std::uint32_t n, stream const* but) {
+    for (; n > 0; --n) {
+      auto const* const next = movable(tape_.draw(64), but);
+      if (!next) return;
+      auto const s = *next;
+      move(*s, stride::part);
+    }
+  }
+
+  // The stream of the highest rank that can move does; a few times in a run the highest becomes the lowest.
+  void ranked_moves(std::uint32_t n) {
+    for (; n > 0; --n) {
+      std::shared_ptr<stream> best;
+      for (auto const& d : all_.devices) {
+        for (auto const& s : d.live) {
+          if (s->rank == 0) s->rank = 1000 + tape_.draw(1000);
+          if (can_move(*s) && (!best || s->rank > best->rank)) best = s;
+        }
+      }
+      if (!best) return;
+      if (turns_left_ > 0 && tape_.draw(20) == 19) {
+        best->rank = turns_left_--;
+        continue;
+      }
+      move(*best, stride::part);
+    }
+  }
+
+  tape& tape_;
+  habit habit_;
+  std::uint64_t starved_;
+  std::uint32_t turns_left_ = 0;
+  int patience_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<schedule> make_wanderer(queues& q, tape& t) { return std::make_unique<wanderer>(q, t); }
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,180 @@
+// Operations, streams, events and gates: what they do, whoever moves them.
+// Threads: as work.h says.
+#include "runtime/driver/sim/work.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace weir::driver::sim {
+namespace {
+base::per_thread<int>& depth() noexcept {
+  static auto* const inside = new base::per_thread<int>;  // never destroyed: asked until the process is gone
+  return *inside;
+}
+
+void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
+  if (pattern_bytes == 1) {
+    std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
+  } else if (pattern_bytes == 2) {
+    std::fill_n(static_cast<std::uint16_t*>(dst), bytes / 2, static_cast<std::uint16_t>(pattern));
+  } else {
+    std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
+  }
+}
+std::string named(stream const& s) { return "stream " + std::to_string(s.id) + " of device " + std::to_string(s.device); }
+}  // namespace
+
+inside_work::inside_work() noexcept { ++depth().get(); }
+inside_work::~inside_work() { --depth().get(); }
+bool inside_work::here() noexcept { return depth().get() > 0; }
+
+void drop_all(std::vector<work>& all) noexcept {
+  if (all.empty()) return;
+  inside_work const inside;
+  for (work& w : all) {
+    if (w.drop) w.drop(w.state);
+  }
+  all.clear();
+}
+
+void operation::uses(int device, std::vector<use>& into) const {
+  into.clear();
+  if (what == kind::copy) {
+    into.push_back({{reinterpret_cast<address>(src), bytes, false}, src_device});
+    into.push_back({{reinterpret_cast<address>(dst), bytes, true}, dst_device});
+  } else if (what == kind::fill) {
+    into.push_back({{reinterpret_cast<address>(dst), bytes, true}, device});
+  } else {
+    for (touch const& t : touches) into.push_back({t, device});
+  }
+}
+
+void operation::run() {
+  if (what == kind::copy) {
+    std::memmove(dst, src, bytes);
+  } else if (what == kind::fill) {
+    fill(dst, pattern, pattern_bytes, bytes);
+  } else if (job.run) {
+    inside_work const inside;
+    job.run(job.state);
+  }
+}
+
+void operation::drop() noexcept {
+  if (!job.drop) return;
+  inside_work const inside;
+  std::exchange(job.drop, nullptr)(job.state);
+}
+
+queues::queues(int n, slots<stream>::reuse r, memory& m)
+    : streams(r), events(static_cast<slots<event>::reuse>(r)), gates(slots<gate>::reuse::told_apart), devices(static_cast<std::size_t>(n)), bytes(m), clock(base::now_ns) {}
+
+void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
+  operation& o = s.queue.front();
+  if (o.what == operation::kind::record && o.other) {
+    auto& e = *static_cast<event*>(o.other.get());
+    if (e.on.get() == &s && e.position == o.position) e.at_ns = clock();
+  }
+  s.queue.pop_front();
+  ++s.done;
+  if (!s.followers.empty()) {
+    auto const rest = std::stable_partition(s.followers.begin(), s.followers.end(), [&](auto const& f) { return f.first > s.done; });
+    for (auto f = rest; f != s.followers.end(); ++f) {
+      f->second->following = false;
+      freed.push_back(std::move(f->second));
+    }
+    s.followers.erase(rest, s.followers.end());
+  }
+  for (host_waiter* h : s.hosts) {
+    if (s.done >= h->position) h->wake.notify_one();
+  }
+}
+
+void queues::forget_queue(stream& s) {
+  std::size_t const keep = s.busy ? 1 : 0;
+  while (s.queue.size() > keep) {
+    operation& o = s.queue.back();
+    if (o.job.drop) dropped.push_back(o.job);
+    s.queue.pop_back();
+  }
+}
+
+void queues::forget_if_finished(stream& s) {
+  if (!s.destroyed || !s.queue.empty()) return;
+  auto& live = devices[static_cast<std::size_t>(s.device)].live;
+  auto const at = std::find_if(live.begin(), live.end(), [&](auto const& p) { return p.get() == &s; });
+  if (at != live.end()) live.erase(at);
+}
+
+void queues::lose(int device) {
+  auto& d = devices[static_cast<std::size_t>(device)];
+  if (d.lost) return;
+  d.lost = any_lost = true;
+  for (auto const& s : d.live) {
+    if (abandon) abandon(*s);
+    forget_queue(*s);
+  }
+  for (auto const& each : devices) {  // waiters of other devices look whether their wait became hopeless
+    for (auto const& s : each.live) {
+      for (host_waiter* h : s->hosts) h->wake.notify_one();
+    }
+  }
+}
+
+bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
+  if (s.done >= position) return false;
+  if (devices[static_cast<std::size_t>(s.device)].lost) return true;
+  if (std::find(seen.begin(), seen.end(), &s) != seen.end()) return false;
+  seen.push_back(&s);
+  std::size_t const ahead = std::min<std::size_t>(s.queue.size(), position - s.done);
+  for (std::size_t i = 0; i < ahead; ++i) {
+    operation const& o = s.queue[i];
+    if (o.what == operation::kind::wait && hopeless(o.awaited(), o.position, seen)) return true;
+  }
+  return false;
+}
+
+bool queues::hopeless(stream const& s, std::uint64_t position) const {
+  if (!any_lost) return false;
+  std::vector<stream const*> seen;
+  return hopeless(s, position, seen);
+}
+
+std::string queues::why_not(stream const& from) const {
+  std::string text;
+  stream const* s = &from;
+  for (std::size_t steps = 0; steps < 64; ++steps) {
+    text += named(*s);
+    if (devices[static_cast<std::size_t>(s->device)].lost) return text + ", whose device is lost";
+    if (s->queue.empty()) return text + ", which has nothing to do";
+    operation const& o = s->queue.front();
+    if (o.what == operation::kind::gate) return text + " is held by gate " + std::to_string(o.held().number);
+    if (o.what == operation::kind::work) return text + " stands before work that is not ready: it waits for work of other streams";
+    if (o.what != operation::kind::wait) return text + ", which can move";
+    text += " waits for operation " + std::to_string(o.position) + " of ";
+    s = &o.awaited();
+    if (s == &from) return text + named(*s) + ": a circle";
+  }
+  return text + "…";
+}
+
+void queues::note_finding(std::string text) { findings_.lock()->push_back(std::move(text)); }
+std::vector<std::string> queues::findings() const { return *findings_.lock(); }
+
+void queues::census(std::vector<std::string>& found) const {
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d].lost) continue;  // nothing can be given back there
+    for (auto const& s : devices[d].live) {
+      std::string text = named(*s);
+      if (s->destroyed) text += ", destroyed";
+      if (!s->queue.empty()) text += ", with " + std::to_string(s->queue.size()) + " operations that did not run";
+      found.push_back(std::move(text));
+    }
+  }
+  events.each([&](std::uint64_t h, event const& e) {
+    if (!devices[static_cast<std::size_t>(e.device)].lost) found.push_back("event " + std::to_string(h) + " of device " + std::to_string(e.device));
+  });
+  gates.each([&](std::uint64_t, gate const& g) { found.push_back("closed gate " + std::to_string(g.number) + " of device " + std::to_string(g.device)); });
+}
+
+}  // namespace weir::driver::sim

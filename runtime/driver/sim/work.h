@@ -1,0 +1,184 @@
+// What waits and runs on the simulated machine: operations in streams, events, gates.
+// Threads: all of it under the machine's lock, but for the bytes and user work of an operation that was taken to be run.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/sim/memory.h"
+
+namespace weir::driver::sim {
+
+struct stream;
+
+struct event {
+  int device = 0;
+  event_kind kind{};
+  std::shared_ptr<stream> on;  // of the last record; null: never recorded
+  std::uint64_t position = 0;  // complete when on->done >= position
+  std::int64_t at_ns = 0;      // timing kinds: when that was
+  bool timed() const noexcept { return kind == event_kind::timing || kind == event_kind::timing_blocking_sync; }
+  bool complete() const noexcept;
+};
+
+struct gate {
+  int device = 0;
+  bool open = false;
+  std::weak_ptr<stream> held;
+  std::uint64_t number = 0;
+};
+
+struct operation {
+  enum class kind : std::uint8_t { work, host, copy, fill, record, wait, gate };
+  enum class phase : std::uint8_t { queued, running, written };  // written: bytes are there, completion is not seen yet
+
+  kind what{};
+  phase at = phase::queued;
+  std::uint8_t pattern_bytes = 0;
+  std::int8_t dst_device = 0, src_device = 0;  // of a copy: who must reach each side
+  std::uint32_t pattern = 0;
+  void* dst = nullptr;
+  void const* src = nullptr;
+  std::size_t bytes = 0;
+  work job{};
+  std::vector<touch> touches{};
+  std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
+  std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
+
+  stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
+  gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
+  void uses(int device, std::vector<use>& into) const;
+  void run();        // the bytes, or the work itself. Requires: what it uses was begun
+  void drop() noexcept;  // its work, if that was not dropped yet
+};
+
+// A host thread that waits. Lives on that thread's stack.
+struct host_waiter {
+  std::uint64_t position;
+  base::condition wake{};
+};
+
+// A stream is a queue whose front is next. Invariant: given = done + queue.size().
+struct stream : std::enable_shared_from_this<stream> {
+  int device = 0;
+  int priority = 0;
+  stream_kind kind{};
+  std::uint64_t id = 0;
+  std::uint64_t given = 0, done = 0;
+  std::deque<operation> queue{};
+  bool busy = false;       // a worker has the front, or will
+  bool following = false;  // in `followers` of the stream its front waits for
+  bool destroyed = false;
+  std::uint32_t rank = 0;  // for schedules that rank streams
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, whose front waits for it)
+  std::vector<host_waiter*> hosts{};
+};
+
+inline bool event::complete() const noexcept { return !on || on->done >= position; }
+
+// Objects by handle. A handle is index + 1, with the slot's turn above it unless handles are to come back at once.
+template <class T>
+class slots {
+ public:
+  enum class reuse : std::uint8_t { told_apart, at_once };
+  explicit slots(reuse r) : reuse_(r) {}
+  std::uint64_t add(std::shared_ptr<T> what) {
+    std::uint32_t index;
+    if (free_.empty()) {
+      index = static_cast<std::uint32_t>(all_.size());
+      all_.emplace_back();
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    all_[index].what = std::move(what);
+    return handle(index);
+  }
+  std::shared_ptr<T> const& find(std::uint64_t h) const {
+    static std::shared_ptr<T> const none;
+    auto const index = static_cast<std::uint32_t>(h) - 1;
+    return index < all_.size() && handle(index) == h ? all_[index].what : none;
+  }
+  void remove(std::uint64_t h) {
+    auto const index = static_cast<std::uint32_t>(h) - 1;
+    all_[index].what.reset();
+    ++all_[index].turn;
+    free_.push_back(index);
+  }
+  template <class F>
+  void each(F visit) const {
+    for (std::uint32_t i = 0; i < all_.size(); ++i) {
+      if (all_[i].what) visit(handle(i), *all_[i].what);
+    }
+  }
+
+ private:
+  struct slot {
+    std::shared_ptr<T> what;
+    std::uint32_t turn = 0;
+  };
+  std::uint64_t handle(std::uint32_t index) const {
+    return (reuse_ == reuse::at_once ? 0 : static_cast<std::uint64_t>(all_[index].turn) << 32) | (index + 1);
+  }
+  reuse reuse_;
+  std::vector<slot> all_;
+  std::vector<std::uint32_t> free_;
+};
+
+// Everything under the machine's lock, and the steps every schedule is made of.
+class queues {
+ public:
+  queues(int devices, slots<stream>::reuse, memory&);
+
+  mutable base::mutex mutex;
+  slots<stream> streams;
+  slots<event> events;
+  slots<gate> gates;
+  struct device_state {
+    bool open = false, lost = false;
+    int closed_gates = 0;
+    std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
+  };
+  std::vector<device_state> devices;
+  memory& bytes;
+  std::uint64_t next_stream = 1, next_gate = 1;
+  bool any_lost = false;
+  std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
+  std::function<std::int64_t()> clock;  // ns, for timing events
+  std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
+
+  // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
+  void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
+  // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
+  void lose(int device);
+  void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
+  void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
+  // Can `position` of s never be reached, because it waits for a lost device?
+  bool hopeless(stream const& s, std::uint64_t position) const;
+  // Why s does not move, followed to its end. In words.
+  std::string why_not(stream const& s) const;
+  void note_finding(std::string);
+  std::vector<std::string> findings() const;
+  void census(std::vector<std::string>&) const;
+
+ private:
+  bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
+  base::guarded<std::vector<std::string>> findings_;
+};
+
+// While one lives, seam calls of this thread answer not_permitted.
+class inside_work {
+ public:
+  inside_work() noexcept;
+  ~inside_work();
+  inside_work(inside_work const&) = delete;
+  static bool here() noexcept;
+};
+
+void drop_all(std::vector<work>&) noexcept;  // Requires: no lock held
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,285 @@
+// The simulated machine run by threads.
+// Threads: tests wait for each other through gates, logs and synchronize, never by time.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "runtime/driver/sim/machine.h"
+
+namespace weir::driver::sim {
+namespace {
+
+using running = weir::simulated::running;
+
+struct pages_of_host {
+  explicit pages_of_host(std::size_t n) : bytes(n), at(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  ~pages_of_host() { ::munmap(at, bytes); }
+  std::size_t bytes;
+  void* at;
+};
+
+// Work from a lambda, counted until it is dropped.
+struct task {
+  std::function<void()> body;
+  std::atomic<int>* drops;
+  static work of(std::function<void()> body, std::atomic<int>* drops = nullptr) {
+    return {[](void* t) { static_cast<task*>(t)->body(); },
+            [](void* t) {
+              auto* const self = static_cast<task*>(t);
+              if (self->drops) ++*self->drops;
+              delete self;
+            },
+            new task{std::move(body), drops}};
+  }
+};
+
+class sim_threads : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto m = make({.devices = 2, .memory = 256_MiB});
+    machine = std::move(m.machine);
+    control = m.control;
+    for (int d = 0; d < 2; ++d) ASSERT_TRUE(machine->open(d).ok());
+  }
+  stream_handle stream(int device = 0) { return machine->create_stream(device, stream_kind::independent, 0).value; }
+  event_handle event(int device = 0) { return machine->create_event(device, event_kind::order_only).value; }
+  void log(stream_handle s, int what, int device = 0) {
+    ASSERT_TRUE(machine->enqueue(device, s, {}, task::of([this, what] {
+                                    std::lock_guard lock(mutex);
+                                    seen.push_back(what);
+                                  })).ok());
+  }
+  std::vector<int> logged() {
+    std::lock_guard lock(mutex);
+    return seen;
+  }
+  // A mapped and granted range.
+  address map(int device, std::size_t bytes) {
+    address const at = machine->reserve(bytes, 2_MiB).value;
+    memory_handle const h = machine->create(device, bytes).value;
+    EXPECT_TRUE(machine->map(at, bytes, h).ok());
+    EXPECT_TRUE(machine->release(h).ok());
+    EXPECT_TRUE(machine->grant(at, bytes, device).ok());
+    return at;
+  }
+
+  std::unique_ptr<driver> machine;
+  controls* control = nullptr;
+  std::mutex mutex;
+  std::vector<int> seen;
+};
+
+TEST_F(sim_threads, a_held_stream_runs_nothing_and_then_all_in_order) {
+  auto const s = stream();
+  auto const gate = machine->hold(0, s);
+  ASSERT_TRUE(gate.ok());
+  std::vector<int> want;
+  for (int i = 0; i < 64; ++i) {
+    log(s, i);
+    want.push_back(i);
+  }
+  EXPECT_EQ(machine->query_stream(0, s).what, code::not_ready);
+  EXPECT_FALSE(control->run());  // all that could move has
+  EXPECT_TRUE(logged().empty());
+  EXPECT_NE(control->stuck().find("held by gate"), std::string::npos) << control->stuck();
+  ASSERT_TRUE(machine->open_gate(gate.value).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(logged(), want);
+}
+
+TEST_F(sim_threads, a_wait_takes_the_record_of_its_time_across_devices) {
+  auto const a = stream(0), b = stream(1), c = stream(0);
+  auto const e = event(0);
+  auto const gate = machine->hold(0, a);
+  log(a, 1);
+  ASSERT_TRUE(machine->record(0, a, e).ok());
+  ASSERT_TRUE(machine->wait(1, b, e).ok());
+  log(b, 2, 1);
+  ASSERT_TRUE(machine->record(0, c, e).ok());
+  ASSERT_TRUE(machine->synchronize_event(e).ok());
+  EXPECT_FALSE(control->run());
+  EXPECT_TRUE(logged().empty());
+  machine->open_gate(gate.value);
+  ASSERT_TRUE(machine->synchronize_stream(1, b).ok());
+  EXPECT_EQ(logged(), (std::vector{1, 2}));
+  EXPECT_EQ(machine->record(1, b, e).what, code::invalid);
+}
+
+TEST_F(sim_threads, copies_go_between_pinned_memory_and_devices_and_refuse_pageable_bytes) {
+  pages_of_host host(4_MiB);
+  ASSERT_TRUE(machine->pin(host.at, host.bytes).ok());
+  address const x = map(0, 2_MiB), y = map(1, 2_MiB);
+  auto const s = stream();
+  auto* const bytes = static_cast<unsigned char*>(host.at);
+  for (std::size_t i = 0; i < 2_MiB; ++i) bytes[i] = static_cast<unsigned char>(i * 7);
+  auto* const there = bytes + 2_MiB;
+  ASSERT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB).ok());
+  ASSERT_TRUE(machine->copy_peer(0, s, reinterpret_cast<void*>(y), 1, reinterpret_cast<void*>(x), 0, 2_MiB).ok());
+  EXPECT_EQ(machine->copy(0, s, there, reinterpret_cast<void*>(y), 2_MiB).what, code::invalid) << "not granted to device 0";
+  ASSERT_TRUE(machine->grant(y, 2_MiB, 0).ok());
+  ASSERT_TRUE(machine->copy(0, s, there, reinterpret_cast<void*>(y), 2_MiB).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(std::memcmp(bytes, there, 2_MiB), 0);
+  std::vector<char> pageable(64);
+  EXPECT_EQ(machine->copy(0, s, pageable.data(), reinterpret_cast<void*>(x), 64).what, code::invalid);
+  EXPECT_EQ(machine->copy(0, s, reinterpret_cast<void*>(x), pageable.data(), 64).what, code::invalid);
+  EXPECT_EQ(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB + 1).what, code::invalid) << "one byte past the mapping";
+  ASSERT_TRUE(machine->fill(0, s, reinterpret_cast<void*>(x), 0x01020304, 4, 512).ok());
+  ASSERT_TRUE(machine->copy(0, s, there, reinterpret_cast<void*>(x), 2052).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(*reinterpret_cast<std::uint32_t*>(there + 2044), 0x01020304u);
+  EXPECT_EQ(there[2048], bytes[2048]) << "the fill ended where it should";
+  ASSERT_TRUE(machine->unpin(host.at).ok());
+}
+
+TEST_F(sim_threads, bytes_belong_to_the_handle) {
+  address const at = machine->reserve(8_MiB, 2_MiB).value;
+  auto const h = machine->create(0, 2_MiB).value;
+  ASSERT_TRUE(machine->map(at, 2_MiB, h).ok());
+  ASSERT_TRUE(machine->map(at + 4_MiB, 2_MiB, h).ok());
+  *reinterpret_cast<int*>(at) = 42;
+  EXPECT_EQ(*reinterpret_cast<int*>(at + 4_MiB), 42) << "two mappings, the same bytes";
+  ASSERT_TRUE(machine->unmap(at, 2_MiB).ok());
+  ASSERT_TRUE(machine->unmap(at + 4_MiB, 2_MiB).ok());
+  ASSERT_TRUE(machine->map(at + 2_MiB, 2_MiB, h).ok());
+  EXPECT_EQ(*reinterpret_cast<int*>(at + 2_MiB), 42);
+  EXPECT_EQ(machine->memory(0).value.free, 254_MiB);
+  ASSERT_TRUE(machine->release(h).ok());
+  EXPECT_EQ(machine->release(h).what, code::invalid);
+  EXPECT_EQ(machine->memory(0).value.free, 254_MiB) << "still mapped";
+  EXPECT_EQ(machine->map(at, 2_MiB, h).what, code::invalid);
+  ASSERT_TRUE(machine->unmap(at + 2_MiB, 2_MiB).ok());
+  EXPECT_EQ(machine->memory(0).value.free, 256_MiB);
+  ASSERT_TRUE(machine->unreserve(at, 8_MiB).ok());
+  EXPECT_TRUE(control->census().empty());
+}
+
+TEST_F(sim_threads, a_kernel_that_touches_ungranted_memory_loses_its_device_only) {
+  address const y = map(1, 2_MiB);
+  auto const s = stream(0), other = stream(1), waits = stream(1);
+  auto const e = event(0);
+  std::atomic<int> ran{0}, drops{0};
+  auto const gate = machine->hold(0, s);
+  touch const t{y, 16, true};
+  ASSERT_TRUE(machine->enqueue(0, s, {&t, 1}, task::of([&] { ++ran; }, &drops)).ok());
+  ASSERT_TRUE(machine->enqueue(0, s, {}, task::of([&] { ++ran; }, &drops)).ok());
+  ASSERT_TRUE(machine->host_function(0, s, task::of([&] { ++ran; }, &drops)).ok());
+  ASSERT_TRUE(machine->record(0, s, e).ok());
+  ASSERT_TRUE(machine->wait(1, waits, e).ok());
+  machine->open_gate(gate.value);
+  EXPECT_EQ(machine->synchronize_stream(0, s).what, code::lost);
+  EXPECT_EQ(machine->query_event(e).what, code::lost);
+  EXPECT_EQ(machine->enqueue(0, s, {}, task::of([&] { ++ran; }, &drops)).what, code::lost);
+  EXPECT_EQ(machine->synchronize_stream(1, waits).what, code::failed) << "it waits for what never comes";
+  log(other, 7, 1);
+  ASSERT_TRUE(machine->synchronize_stream(1, other).ok());
+  EXPECT_EQ(logged(), std::vector{7});
+  EXPECT_EQ(ran, 0);
+  EXPECT_EQ(drops, 4);
+  ASSERT_EQ(control->findings().size(), 1u);
+  EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
+}
+
+TEST_F(sim_threads, streams_of_one_device_overlap_a_copy_with_work) {
+  pages_of_host host(2_MiB);
+  ASSERT_TRUE(machine->pin(host.at, host.bytes).ok());
+  address const x = map(0, 2_MiB);
+  auto const works = stream(), copies = stream();
+  std::atomic<bool> copied{false};
+  ASSERT_TRUE(machine->enqueue(0, works, {}, task::of([&] { while (!copied) ::usleep(100); })).ok());
+  ASSERT_TRUE(machine->copy(0, copies, reinterpret_cast<void*>(x), host.at, 2_MiB).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, copies).ok());
+  copied = true;
+  ASSERT_TRUE(machine->synchronize_device(0).ok());
+}
+
+TEST_F(sim_threads, a_driver_call_inside_work_is_not_permitted) {
+  auto const s = stream();
+  std::atomic<code> in_host{code::ok}, in_work{code::ok}, in_drop{code::ok};
+  ASSERT_TRUE(machine->host_function(0, s, task::of([&] { in_host = machine->query_stream(0, s).what; })).ok());
+  ASSERT_TRUE(machine->enqueue(0, s, {}, task::of([&] { in_work = machine->memory(0).is.what; })).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(in_host, code::not_permitted);
+  EXPECT_EQ(in_work, code::not_permitted);
+}
+
+TEST_F(sim_threads, unmap_waits_for_running_work_that_uses_the_range) {
+  address const x = map(0, 2_MiB);
+  auto const s = stream();
+  std::atomic<int> stage{0};
+  touch const t{x, 64, true};
+  ASSERT_TRUE(machine->enqueue(0, s, {&t, 1}, task::of([&] {
+                                 stage = 1;
+                                 ::usleep(20000);
+                                 *reinterpret_cast<volatile int*>(x) = 1;
+                                 stage = 2;
+                               })).ok());
+  while (stage == 0) ::usleep(100);
+  ASSERT_TRUE(machine->unmap(x, 2_MiB).ok());
+  EXPECT_EQ(stage, 2);
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+}
+
+TEST_F(sim_threads, work_that_is_not_ready_stands_still_until_a_recheck_or_other_work) {
+  struct part {
+    std::atomic<bool> go{false}, ran{false};
+  } part;
+  auto const s = stream(0), other = stream(1);
+  work const w{[](void* p) { static_cast<struct part*>(p)->ran = true; }, nullptr, &part, [](void* p) { return static_cast<struct part*>(p)->go.load(); }};
+  ASSERT_TRUE(machine->enqueue(0, s, {}, w).ok());
+  EXPECT_FALSE(control->run());
+  EXPECT_FALSE(part.ran);
+  ASSERT_TRUE(machine->enqueue(1, other, {}, task::of([&] { part.go = true; })).ok());
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_TRUE(part.ran);
+  part.go = part.ran = false;
+  ASSERT_TRUE(machine->enqueue(0, s, {}, w).ok());
+  EXPECT_FALSE(control->run());
+  part.go = true;
+  machine->recheck();
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_TRUE(part.ran);
+}
+
+TEST_F(sim_threads, a_destroyed_stream_and_event_cancel_nothing) {
+  auto const s = stream();
+  auto const e = event();
+  auto const gate = machine->hold(0, s);
+  log(s, 1);
+  ASSERT_TRUE(machine->record(0, s, e).ok());
+  ASSERT_TRUE(machine->destroy_stream(0, s).ok());
+  ASSERT_TRUE(machine->destroy_event(0, e).ok());
+  EXPECT_EQ(machine->query_stream(0, s).what, code::invalid);
+  machine->open_gate(gate.value);
+  ASSERT_TRUE(machine->synchronize_device(0).ok());
+  EXPECT_EQ(logged(), std::vector{1});
+  EXPECT_TRUE(control->census().empty()) << control->census()[0];
+}
+
+TEST_F(sim_threads, a_forked_child_is_refused_and_the_parent_goes_on) {
+  auto const s = stream();
+  log(s, 1);
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());  // the workers exist
+  pid_t const child = ::fork();
+  if (child == 0) {
+    bool const refused = machine->query_stream(0, s).what == code::forked && machine->create(0, 2_MiB).is.what == code::forked;
+    machine.reset();  // must not wait for workers that are not there
+    ::_exit(refused ? 0 : 1);
+  }
+  int how = 0;
+  ASSERT_EQ(::waitpid(child, &how, 0), child);
+  EXPECT_TRUE(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+  log(s, 2);
+  ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(logged(), (std::vector{1, 2}));
+}
+
+}  // namespace
+}  // namespace weir::driver::sim
