@@ -1,13 +1,26 @@
 // A timeline is one stream seen by the clocks: its stamps, its fences and its frontier.
-// Threads: any. stamp reading is wait-free; everything else takes this timeline's lock, never two timelines' at once.
+// Threads: any. Reading a stamp and asking for completion are wait-free; everything else takes this timeline's lock for a
+// moment, never two timelines' at once, and never over a driver call.
 //
 // A fence k of stream s is an event recorded on s; fences count 1, 2, 3, … A stamp (s, n) taken when n - 1 fences had been
-// begun is covered by fence n: all work given to s before the stamp was read is before that fence.
-// Invariant: frontier[t] >= n only if everything stamped (t, n) is ordered before whatever this stream is given next.
+// begun is covered by every fence k >= n: all work given to s before the stamp was read is before that fence.
+// What must hold, in the words of validate() and of the tests:
+//   1. a record increments next before the driver call
+//   2. a waiter merges only after the driver's wait returned
+//   3. a fence carries the frontier as it was before its record
+//   4. done only grows and names fences that were begun
+//   5. completion is transitive: a complete fence completes all that it was ordered after
+// The frontier of s: frontier[t] >= n only if everything stamped (t, n) is ordered before whatever s is given next.
+// A fence whose record the driver refused is a number that is never used: stamps up to it are covered by the next fence.
+// Nothing is done with a stream under capture: the calls that would record or wait answer not_permitted.
 #pragma once
+#include <bit>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "runtime/base/sync.h"
+#include "runtime/clock/fence.h"
 #include "runtime/driver/driver.h"
 #include "runtime/parts.h"
 
@@ -25,59 +38,147 @@ enum class life : std::uint8_t {
   retired,  // its registration has ended: no driver call is made on it any more
 };
 
-class timeline {
+class timeline;
+class clocks;
+timeline* find(std::uint64_t id) noexcept;
+
+class timeline final {
  public:
-  virtual ~timeline() = default;
   std::uint64_t id() const noexcept { return id_; }  // process-wide, never 0, never reused
   int device() const noexcept { return device_; }
   driver::stream_handle handle() const noexcept { return handle_; }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
-  virtual life alive() const noexcept = 0;
+  life alive() const noexcept { return life_.load(base::memory_order_acquire); }
 
   // All work given to this stream up to here. No driver call. Ensures: read after whatever the caller did before (acquire).
-  virtual stamp now() const noexcept = 0;
+  stamp now() const noexcept { return {id_, next_.load(base::memory_order_acquire)}; }
   // Records a fence: makes every stamp taken so far observable. One event record.
-  virtual driver::result<stamp> fence() = 0;
-  // The same with somebody's event (weir::event): the event is the caller's; `now()`'s stamps become ordered for whoever waits on it.
-  virtual driver::result<stamp> record(driver::event_handle) = 0;
+  driver::result<stamp> fence();
+  // The same with somebody's event (weir::event), which that somebody may record again: `before` is the fence of its last
+  // record, or null. It is stale from the moment this is called; when the driver refuses, it is as it was.
+  driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
 
   // Is everything stamped `s` ordered before whatever this stream is given next? From knowledge alone: no driver call.
-  virtual bool covers(stamp s) const = 0;
+  bool covers(stamp s) const;
   // Makes it so: nothing when covered, else (a fence on s.stream if none covers s yet, and) one device wait. Merges s.stream's frontier.
-  virtual driver::status wait(stamp s) = 0;
-  // The same through an event recorded by record(): `s` is what record() returned.
-  virtual driver::status wait(driver::event_handle, stamp s) = 0;
+  // Answers: lost when the work will never run, invalid for a stream of another runtime or a retired one.
+  driver::status wait(stamp s);
+  // The same through the fence of somebody's event, as record() answered it. not_ready: the event was recorded again
+  // meanwhile, by another thread. An event whose native handle was given away is waited for, and nothing is concluded.
+  driver::status wait(fence_ref const&, timeline& recorded_on);
+
+  driver::result<bool> query();      // is all work given so far complete? One driver call
+  driver::status synchronize();      // Blocks: until it is
 
   // A stream that carries work which waits for other ranks (collectives): weir never inserts a wait of its own between two such streams.
-  virtual void set_carries_collectives(bool) noexcept = 0;
-  virtual bool carries_collectives() const noexcept = 0;
+  void set_carries_collectives(bool yes) noexcept { carries_collectives_.store(yes, base::memory_order_release); }
+  bool carries_collectives() const noexcept { return carries_collectives_.load(base::memory_order_acquire); }
 
- protected:
-  timeline(std::uint64_t id, int device, driver::stream_handle h, weir::runtime::impl& r) noexcept : id_(id), device_(device), handle_(h), runtime_(r) {}
+ private:
+  friend class clocks;
+  struct common;  // what the timelines of one runtime share
+  timeline(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r, std::shared_ptr<common> c) noexcept
+      : id_(id), device_(device), handle_(h), runtime_(r), common_(std::move(c)), life_(l) {}
+
+  struct begun {  // a number taken for a fence, and the frontier as it was then
+    std::uint64_t n = 0;
+    snapshot seen;
+  };
+  begun begin();
+  bool knows(stamp s) const;                          // covers(), the part under the lock
+  bool passed(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
+  std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
+  driver::status usable() const;                      // may a record or a wait be given to this stream?
+  driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
+  driver::result<fence_ref> record_fence();
+  void merge(timeline const& from, clock::fence const&);
+  void observe(std::uint64_t n, snapshot const&);     // a fence n with that frontier was seen complete
+  driver::result<bool> ask(fence_ref const&);         // is this fence complete? One driver call. not_ready: the fence went stale meanwhile
+  driver::result<bool> poll(std::uint64_t n);
+  driver::status synchronize(std::uint64_t n);
+  driver::status note(driver::status) const noexcept; // remembers a lost device
+  std::vector<std::string> validate() const;
+
   std::uint64_t const id_;
   int const device_;
   driver::stream_handle const handle_;
   weir::runtime::impl& runtime_;
+  std::shared_ptr<common> const common_;
+  base::atomic<std::uint64_t> next_{1};  // number of the next fence
+  base::atomic<std::uint64_t> done_{0};  // the stamps (id, 1..done) are complete
+  base::atomic<life> life_;
+  base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
+  base::atomic<bool> carries_collectives_{false};
+  mutable base::mutex lock_;
+  snapshot frontier_;        // under lock_
+  fence_list fences_;        // under lock_
 };
 
 // The timelines of one runtime: a part.
 class clocks {
  public:
   explicit clocks(weir::runtime::impl&);
-  ~clocks();
+  ~clocks();  // Blocks: no. Stamps of its streams are complete from now on: whoever ends a runtime has its streams drained before
   timeline& make(int device, driver::stream_handle, life);  // own or foreign
   void retire(timeline&);       // the end of a registration: a last fence, then no more driver calls on its stream. The object stays, as long as the runtime
-  bool complete(stamp) const noexcept;              // known to be complete; no driver call
+  driver::result<event_ref> take_event(int device, driver::event_kind);  // for somebody's event
+  bool complete(stamp) const noexcept;              // known to be complete; no driver call. Never true for work that a lost device did not do
   driver::result<bool> poll(stamp);                 // the same after asking the driver (a fence is recorded if none covers the stamp)
   driver::status synchronize(stamp);                // Blocks: until complete
+  driver::status synchronize_device(int device);    // Blocks: until all streams of the device are done, foreign ones too
+  void note_complete(timeline&, fence_ref const&);  // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
+  bool lost(int device) const noexcept;             // a call on that device answered lost
   struct counts { std::uint64_t fences = 0, waits = 0, polls = 0; };
   counts counted() const noexcept;
+  std::vector<std::string> validate() const;        // which invariants (above) do not hold; empty: all hold
 
  private:
   struct state;
   std::unique_ptr<state> state_;
 };
 
-timeline* find(std::uint64_t id) noexcept;  // of any runtime of this process; null: its runtime is gone, everything stamped there is complete
+// The timelines of this process by id, in chunks that never move.
+namespace detail {
+inline constexpr int chunks = 42;
+inline constexpr std::uint64_t first_chunk = 64;
+extern base::atomic<base::atomic<timeline*>*> directory[chunks];
+struct place_of {
+  int chunk;
+  std::uint64_t index;
+};
+constexpr place_of place(std::uint64_t id) noexcept {
+  std::uint64_t const v = id - 1 + first_chunk;
+  int const chunk = static_cast<int>(std::bit_width(v)) - static_cast<int>(std::bit_width(first_chunk));
+  return {chunk, v - (first_chunk << chunk)};
+}
+}  // namespace detail
+
+// Of any runtime of this process; null: its runtime is gone, everything stamped there is complete.
+// Threads: any, while that runtime is not being destroyed.
+inline timeline* find(std::uint64_t id) noexcept {
+  if (id == 0) return nullptr;
+  auto const at = detail::place(id);
+  if (at.chunk >= detail::chunks) return nullptr;
+  auto* chunk = detail::directory[at.chunk].load(base::memory_order_acquire);
+  return chunk ? chunk[at.index].load(base::memory_order_acquire) : nullptr;
+}
+
+inline std::uint64_t timeline::last_wanted(std::uint64_t n) const noexcept {
+  if (life_.load(base::memory_order_acquire) != life::retired) return n;
+  std::uint64_t const last = last_.load(base::memory_order_acquire);
+  return n < last ? n : last;
+}
+
+inline bool timeline::passed(std::uint64_t n) const noexcept {
+  std::uint64_t const done = done_.load(base::memory_order_acquire);
+  return done >= n || done >= last_wanted(n);
+}
+
+inline bool timeline::covers(stamp s) const {
+  if (s.stream == id_) return true;
+  timeline const* const there = find(s.stream);
+  if (!there || there->passed(s.n)) return true;
+  return knows({s.stream, there->last_wanted(s.n)});
+}
 
 }  // namespace weir::clock

@@ -1,0 +1,135 @@
+// The timelines of one runtime, and the table that finds a timeline of this process by its id.
+// Threads: any, but for construction and destruction.
+#include "runtime/clock/common.h"
+
+namespace weir::clock {
+
+namespace detail {
+base::atomic<base::atomic<timeline*>*> directory[chunks];
+
+namespace {
+base::mutex& growing() {
+  static auto* const m = new base::mutex;
+  return *m;
+}
+
+void enter(std::uint64_t id, timeline* t) {
+  auto const at = place(id);
+  auto* chunk = directory[at.chunk].load(base::memory_order_acquire);
+  if (!chunk) {
+    base::lock_guard const hold(growing());
+    chunk = directory[at.chunk].load(base::memory_order_acquire);
+    if (!chunk) {
+      chunk = new base::atomic<timeline*>[first_chunk << at.chunk]{};
+      directory[at.chunk].store(chunk, base::memory_order_release);
+    }
+  }
+  chunk[at.index].store(t, base::memory_order_release);
+}
+
+base::atomic<std::uint64_t> next_id{1};
+}  // namespace
+}  // namespace detail
+
+struct clocks::state {
+  explicit state(weir::runtime::impl& r) : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
+  weir::runtime::impl& runtime;
+  std::shared_ptr<timeline::common> shared;
+  base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
+};
+
+clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+
+clocks::~clocks() {
+  auto lines = state_->lines.lock();
+  for (auto& t : *lines) {
+    detail::enter(t->id(), nullptr);
+    fence_list::dropped dropped;
+    t->fences_.clear(dropped);
+  }
+  state_->shared->events->close();
+}
+
+timeline& clocks::make(int device, driver::stream_handle h, life l) {
+  std::uint64_t const id = detail::next_id.fetch_add(1);
+  std::unique_ptr<timeline> made(new timeline(id, device, h, l, state_->runtime, state_->shared));
+  auto lines = state_->lines.lock();
+  lines->reserve(lines->size() + 1);
+  detail::enter(id, made.get());
+  lines->push_back(std::move(made));
+  return *lines->back();
+}
+
+void clocks::retire(timeline& t) {
+  if (t.alive() == life::retired) return;
+  auto const last = t.fence();
+  if (!last.ok() && last.is.what != driver::code::lost) (void)t.synchronize();  // no fence to be had: its work is waited for
+  base::lock_guard const hold(t.lock_);
+  t.last_.store(t.next_.load() - 1);
+  t.life_.store(life::retired, base::memory_order_release);
+}
+
+driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind) {
+  auto event = state_->shared->events->take(device, kind);
+  state_->shared->note(device, event.is);
+  return event;
+}
+
+bool clocks::complete(stamp s) const noexcept {
+  timeline const* const there = find(s.stream);
+  return !there || there->passed(s.n);
+}
+
+driver::result<bool> clocks::poll(stamp s) {
+  timeline* const there = find(s.stream);
+  if (!there) return {{}, true};
+  return there->poll(s.n);
+}
+
+driver::status clocks::synchronize(stamp s) {
+  timeline* const there = find(s.stream);
+  if (!there) return {};
+  return there->synchronize(s.n);
+}
+
+driver::status clocks::synchronize_device(int device) {
+  if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
+  struct one {
+    timeline* line;
+    timeline::begun begun;
+  };
+  std::vector<one> all;
+  {
+    auto lines = state_->lines.lock();
+    for (auto& t : *lines) {
+      if (t->device() != device) continue;
+      if (t->alive() != life::retired) all.push_back({t.get(), t->begin()});
+      else if (!t->passed(t->last_.load())) all.push_back({t.get(), {t->last_.load(), nullptr}});
+    }
+  }
+  if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok()) return s;
+  for (auto const& o : all) o.line->observe(o.begun.n, o.begun.seen);
+  return {};
+}
+
+void clocks::note_complete(timeline& t, fence_ref const& f) {
+  if (!f->event->given_away() && !f->stale.load()) t.observe(f->n, f->seen);
+}
+
+bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(device).ok(); }
+
+clocks::counts clocks::counted() const noexcept {
+  auto const& c = *state_->shared;
+  return {c.fences.load(base::memory_order_relaxed), c.waits.load(base::memory_order_relaxed), c.polls.load(base::memory_order_relaxed)};
+}
+
+std::vector<std::string> clocks::validate() const {
+  std::vector<std::string> broken;
+  auto lines = state_->lines.lock();
+  for (auto const& t : *lines) {
+    for (auto& words : t->validate()) broken.push_back(std::move(words));
+  }
+  return broken;
+}
+
+}  // namespace weir::clock

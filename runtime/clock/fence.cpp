@@ -1,0 +1,111 @@
+// The pool of driver events and the bounded list of a stream's fences.
+// Threads: as fence.h says.
+#include "runtime/clock/fence.h"
+
+#include <algorithm>
+
+namespace weir::clock {
+
+pooled_event::~pooled_event() { pool_->give_back(device_, kind_, handle_, !given_away()); }
+
+event_pool::event_pool(driver::driver& machine, int devices) : machine_(machine) {
+  contents_.lock()->devices.resize(static_cast<std::size_t>(devices));
+}
+
+driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
+  auto const k = static_cast<std::size_t>(kind);
+  std::vector<driver::event_handle> doomed;
+  driver::event_handle h = driver::event_handle::none;
+  {
+    auto c = contents_.lock();
+    if (c->closed) return {{driver::code::unloading}, {}};
+    auto& d = c->devices[static_cast<std::size_t>(device)];
+    if (!d.doomed.empty()) {
+      for (auto gone : d.doomed) std::erase(d.made, gone);
+      doomed.swap(d.doomed);
+    }
+    if (!d.idle[k].empty()) {
+      h = d.idle[k].back();
+      d.idle[k].pop_back();
+    } else {
+      d.made.reserve(d.made.size() + 1);
+    }
+  }
+  for (auto gone : doomed) machine_.destroy_event(device, gone);
+  if (h == driver::event_handle::none) {
+    auto made = machine_.create_event(device, kind);
+    if (!made.ok()) return {made.is, {}};
+    h = made.value;
+    auto c = contents_.lock();
+    auto& d = c->devices[static_cast<std::size_t>(device)];
+    d.made.push_back(h);
+    for (auto& idle : d.idle) idle.reserve(std::min(kept, d.made.size()));  // so that giving back never allocates
+    d.doomed.reserve(d.made.size());
+  }
+  return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h)};
+}
+
+void event_pool::give_back(int device, driver::event_kind kind, driver::event_handle h, bool reusable) noexcept {
+  auto c = contents_.lock();
+  if (c->closed) return;
+  auto& d = c->devices[static_cast<std::size_t>(device)];
+  auto& idle = d.idle[static_cast<std::size_t>(kind)];
+  (reusable && idle.size() < kept ? idle : d.doomed).push_back(h);
+}
+
+void event_pool::close() noexcept {
+  std::vector<one_device> devices;
+  {
+    auto c = contents_.lock();
+    c->closed = true;
+    devices.swap(c->devices);
+  }
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    for (auto h : devices[i].made) machine_.destroy_event(static_cast<int>(i), h);
+  }
+}
+
+bool event_pool::closed() const { return contents_.lock()->closed; }
+
+void fence_list::publish(fence_ref f, dropped& out) {
+  auto at = list_.end();
+  while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;  // two threads may record at once: nearly always the end
+  list_.insert(at, std::move(f));
+  if (list_.size() <= most) return;
+  std::deque<fence_ref> left;
+  std::size_t const old = list_.size() / 2;
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    bool const goes = list_[i]->stale.load() || (i < old && i % 2 == 0);
+    if (goes && i + 1 < list_.size()) out.push_back(std::move(list_[i]));
+    else left.push_back(std::move(list_[i]));
+  }
+  list_.swap(left);
+}
+
+fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
+  auto at = std::lower_bound(list_.begin(), list_.end(), n, [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
+  while (at != list_.end() && (*at)->stale.load()) {
+    out.push_back(std::move(*at));
+    at = list_.erase(at);
+  }
+  return at == list_.end() ? nullptr : *at;
+}
+
+std::vector<fence_ref> fence_list::newer_than(std::uint64_t n) const {
+  auto const at = std::upper_bound(list_.begin(), list_.end(), n, [](std::uint64_t known, fence_ref const& f) { return known < f->n; });
+  return {at, list_.end()};
+}
+
+void fence_list::drop_done(std::uint64_t done, dropped& out) {
+  while (!list_.empty() && list_.front()->n <= done) {
+    out.push_back(std::move(list_.front()));
+    list_.pop_front();
+  }
+}
+
+void fence_list::clear(dropped& out) {
+  for (auto& f : list_) out.push_back(std::move(f));
+  list_.clear();
+}
+
+}  // namespace weir::clock

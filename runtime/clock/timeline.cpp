@@ -1,0 +1,247 @@
+// Records, waits and polls of one stream, and what is concluded from them.
+// Threads: any; no lock is held over a driver call.
+#include "runtime/clock/timeline.h"
+
+#include <algorithm>
+
+#include "runtime/clock/common.h"
+
+namespace weir::clock {
+
+using driver::code;
+using driver::result;
+using driver::status;
+
+driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
+
+driver::status timeline::usable() const {
+  if (alive() == life::retired) return {code::invalid};
+  if (auto const s = common_->state_of(device_); !s.ok()) return s;
+  auto const capturing = common_->machine.capturing(device_, handle_);
+  if (!capturing.ok()) return note(capturing.is);
+  return capturing.value ? status{code::not_permitted} : status{};
+}
+
+// A record increments next before the driver call: a stamp read after this is not covered by the fence being recorded.
+// A fence carries the frontier as it was before its record: what is merged meanwhile may be ordered after the record.
+timeline::begun timeline::begin() {
+  base::lock_guard const hold(lock_);
+  return {next_.fetch_add(1, base::memory_order_acq_rel), frontier_};
+}
+
+result<fence_ref> timeline::record(event_ref const& event, fence_ref const& before) {
+  if (auto const s = usable(); !s.ok()) return {s, {}};
+  auto f = std::make_shared<clock::fence>();
+  f->event = event;
+  bool const was_stale = before && before->stale.exchange(true);
+  begun b = begin();
+  f->n = b.n;
+  f->seen = std::move(b.seen);
+  if (auto const s = note(common_->machine.record(device_, handle_, event->handle())); !s.ok()) {
+    if (before) before->stale.store(was_stale);
+    return {s, {}};
+  }
+  common_->fences.fetch_add(1, base::memory_order_relaxed);
+  fence_list::dropped dropped;
+  base::unique_lock hold(lock_);
+  if (!event->given_away()) fences_.publish(f, dropped);
+  hold.unlock();
+  return {{}, std::move(f)};
+}
+
+result<fence_ref> timeline::record_fence() {
+  auto event = common_->events->take(device_, driver::event_kind::order_only);
+  if (!event.ok()) return {note(event.is), {}};
+  return record(event.value);
+}
+
+result<stamp> timeline::fence() {
+  auto f = record_fence();
+  if (!f.ok()) return {f.is, {}};
+  return {{}, {id_, f.value->n}};
+}
+
+result<fence_ref> timeline::fence_for(std::uint64_t n) {
+  {
+    fence_list::dropped dropped;
+    base::lock_guard const hold(lock_);
+    if (auto f = fences_.covering(n, dropped)) return {{}, std::move(f)};
+  }
+  return record_fence();
+}
+
+bool timeline::knows(stamp s) const {
+  base::lock_guard const hold(lock_);
+  return frontier_ && frontier_->of(s.stream) >= s.n;
+}
+
+void timeline::merge(timeline const& from, clock::fence const& f) {
+  static frontier const nothing;
+  auto const known_complete = [this](frontier::entry const& e) {
+    timeline const* const there = find(e.stream);
+    return e.stream == id_ || !there || there->passed(e.n);
+  };
+  snapshot old;  // let go of after the lock
+  base::lock_guard const hold(lock_);
+  auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id_, f.n, known_complete));
+  old = std::exchange(frontier_, std::move(next));
+}
+
+// A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
+status timeline::wait(fence_ref const& f, timeline& from) {
+  bool const relied_on = !f->event->given_away();
+  if (relied_on && covers({from.id_, f->n})) return {};
+  if (&from.runtime_ != &runtime_) return {code::invalid};
+  if (auto const s = usable(); !s.ok()) return s;
+  if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+  auto const s = common_->machine.wait(device_, handle_, f->event->handle());
+  if (!s.ok()) {
+    if (s.what == code::lost) {  // whose loss was it?
+      note(common_->machine.query_stream(device_, handle_));
+      from.note(common_->machine.query_event(f->event->handle()));
+    }
+    return s;
+  }
+  common_->waits.fetch_add(1, base::memory_order_relaxed);
+  if (!relied_on) return {};
+  if (f->stale.load()) return {code::not_ready};  // the event was recorded again: the wait was for that
+  merge(from, *f);
+  return {};
+}
+
+status timeline::wait(stamp wanted) {
+  for (;;) {
+    if (covers(wanted)) return {};
+    timeline& from = *find(wanted.stream);
+    if (&from.runtime_ != &runtime_) return {code::invalid};
+    if (auto const s = usable(); !s.ok()) return s;
+    if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+    auto f = from.fence_for(from.last_wanted(wanted.n));
+    if (!f.ok()) return f.is;
+    if (auto const s = wait(f.value, from); s.what != code::not_ready) return s;
+  }
+}
+
+// Completion is transitive: a complete fence completes all that it was ordered after.
+void timeline::observe(std::uint64_t n, snapshot const& seen) {
+  if (seen) {
+    for (auto const& e : seen->entries()) {
+      if (timeline* const there = find(e.stream)) there->done_.raise(e.n);
+    }
+  }
+  done_.raise(n);  // done only grows
+  fence_list::dropped dropped;
+  base::unique_lock hold(lock_);
+  fences_.drop_done(done_.load(base::memory_order_acquire), dropped);
+  hold.unlock();
+}
+
+result<bool> timeline::ask(fence_ref const& f) {
+  common_->polls.fetch_add(1, base::memory_order_relaxed);
+  auto const s = note(common_->machine.query_event(f->event->handle()));
+  if (f->stale.load()) return {{code::not_ready}, false};  // the answer may be about a later record
+  if (s.what == code::not_ready) return {{}, false};
+  if (!s.ok()) return {s, false};
+  observe(f->n, f->seen);
+  return {{}, true};
+}
+
+result<bool> timeline::poll(std::uint64_t n) {
+  for (;;) {
+    n = last_wanted(n);
+    if (passed(n)) return {{}, true};
+    if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
+    auto f = fence_for(n);
+    if (!f.ok() && alive() == life::retired) return {{}, false};  // it ended without a fence: only the whole device can tell
+    if (!f.ok()) return {f.is, false};
+    auto const answer = ask(f.value);
+    if (answer.is.what == code::not_ready) continue;
+    if (!answer.ok() || !answer.value) return answer;
+    std::vector<fence_ref> newer;  // how far has the stream come? The newest complete one, by halving
+    {
+      base::lock_guard const hold(lock_);
+      newer = fences_.newer_than(f.value->n);
+    }
+    for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
+      auto const also = ask(newer[at - 1]);
+      if (also.ok() && also.value) low = at;
+      else high = at - 1;
+    }
+    return answer;
+  }
+}
+
+status timeline::synchronize(std::uint64_t n) {
+  for (;;) {
+    n = last_wanted(n);
+    if (passed(n)) return {};
+    if (auto const s = common_->state_of(device_); !s.ok()) return s;
+    auto f = fence_for(n);
+    if (!f.ok() && alive() == life::retired) {
+      auto const s = note(common_->machine.synchronize_device(device_));
+      if (s.ok()) observe(n, nullptr);
+      return s;
+    }
+    if (!f.ok()) return f.is;
+    if (auto const s = note(common_->machine.synchronize_event(f.value->event->handle())); !s.ok()) return s;
+    if (f.value->stale.load()) continue;
+    observe(f.value->n, f.value->seen);
+    return {};
+  }
+}
+
+// The stream itself is the event here: a number is begun as for a record, since stamps read from now on may mean more work.
+result<bool> timeline::query() {
+  if (alive() == life::retired) return {{code::invalid}, false};
+  if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
+  begun const b = begin();
+  common_->polls.fetch_add(1, base::memory_order_relaxed);
+  auto const s = note(common_->machine.query_stream(device_, handle_));
+  if (s.what == code::not_ready) return {{}, false};
+  if (!s.ok()) return {s, false};
+  observe(b.n, b.seen);
+  return {{}, true};
+}
+
+status timeline::synchronize() {
+  if (alive() == life::retired) return {code::invalid};
+  if (auto const s = common_->state_of(device_); !s.ok()) return s;
+  begun const b = begin();
+  if (auto const s = note(common_->machine.synchronize_stream(device_, handle_)); !s.ok()) return s;
+  observe(b.n, b.seen);
+  return {};
+}
+
+std::vector<std::string> timeline::validate() const {
+  std::vector<std::string> broken;
+  auto const hold_that = [&](bool holds, char const* words) {
+    if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id_) + ")");
+  };
+  base::lock_guard const hold(lock_);
+  std::uint64_t const next = next_.load();
+  hold_that(done_.load() < next, "done only grows and names fences that were begun");
+  auto const begun_there = [](frontier::entry const& e) {
+    timeline const* const there = find(e.stream);
+    return !there || e.n < there->next_.load();
+  };
+  if (frontier_) {
+    for (auto const& e : frontier_->entries()) hold_that(begun_there(e), "a waiter merges only after the driver's wait returned");
+  }
+  std::uint64_t before = 0;
+  for (auto const& f : fences_.all()) {
+    hold_that(f->n > before, "ascending");
+    hold_that(f->n < next, "a record increments next before the driver call");
+    before = f->n;
+    if (!f->seen) continue;
+    for (auto const& e : f->seen->entries()) {
+      timeline const* const there = find(e.stream);
+      bool const done = !there || there->passed(e.n);
+      hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n), "a fence carries the frontier as it was before its record");
+      if (f->n <= done_.load()) hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
+    }
+  }
+  hold_that(fences_.all().size() <= fence_list::most, "at most `most`");
+  return broken;
+}
+
+}  // namespace weir::clock
