@@ -23,6 +23,9 @@ class pinned_memory {  // a part of the runtime
   std::size_t trim();                                   // gives what is complete and unused back to the system, bytes
   memory_statistics statistics() const;
 
+  // The pool of whichever runtime of this process handed the address out, and live there; null: none.
+  static pinned_memory* owner(void const*) noexcept;
+
  private:
   struct state;
   std::unique_ptr<state> state_;

@@ -1,64 +1,109 @@
-// weir/memory.h: blocks of device and pinned memory. `buffer` owns one; pools are entered by guards.
+// weir/memory.h: blocks of device and host memory. `buffer` owns one; `allocate` and `deallocate` below it.
+// Threads: any; one block is changed by one thread at a time.
 #pragma once
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include "weir/stream.h"
 
 namespace weir {
 inline constexpr size_t natural = 0;  // alignment by size: 512 B from 16 KiB up, below it the largest power of two that divides the size rounded up to 16 B
 
-void* allocate(size_t bytes, size_t alignment = natural, here = here::current());              // current device and stream. Throws: out_of_memory
+// Device memory of the stream's device. The stream is the block's home: its work may use the block at once, and a block
+// given back serves the home stream's next allocations at once, however much work is still under way.
+// Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a size that overflowed), out_of_memory, device_lost, driver_error
+void* allocate(size_t bytes, size_t alignment = natural, here = here::current());  // on the current stream
 void* allocate(stream_ref, size_t bytes, size_t alignment = natural, here = here::current());
-void deallocate(void*, here = here::current());                       // ordered on the stream it was made on. Throws: invalid_use (double, foreign, interior)
-void deallocate(stream_ref last_use, void*, here = here::current());
-void record_stream(void const*, stream_ref);                          // also used there. No driver call
+// Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming what it is instead; nothing has changed then
+void deallocate(void*, here = here::current());
+void deallocate(stream_ref last_use, void*, here = here::current());  // the same, and that stream has used it up to here
+// Work of that stream uses the block too: its memory serves others only after what that stream has been given when it is freed.
+// Interior addresses are fine. No driver call. Throws: invalid_use (no live block)
+void record_stream(void const*, stream_ref, here = here::current());
 
-struct block_info { device on; memory_kind kind; void* base; size_t bytes; std::optional<stream_ref> home; };
-std::optional<block_info> find_block(void const*) noexcept;           // of any weir address, interior too
+struct block_info {
+  device on;                       // cpu: host memory
+  memory_kind kind;
+  void* base;
+  size_t bytes;                    // as requested
+  std::optional<stream_ref> home;  // of device memory
+};
+std::optional<block_info> find_block(void const*) noexcept;  // of any live device or pinned block of this process, interior addresses too
 
-struct buffer_options { device on = gpu; memory_kind kind = memory_kind::device; size_t alignment = natural; };
+struct buffer_options {
+  device on = gpu;                               // cpu: host memory, pageable unless kind says pinned
+  memory_kind kind = memory_kind::device;
+  size_t alignment = natural;
+};
 class buffer {  // move-only owner of one block
  public:
   buffer() noexcept = default;
-  explicit buffer(size_t bytes, buffer_options = {}, here = here::current());
-  ~buffer();
-  buffer(buffer&&) noexcept; buffer& operator=(buffer&&) noexcept;
-  void* data() const noexcept;
-  size_t size() const noexcept;                                       // bytes
+  explicit buffer(size_t bytes, buffer_options = {}, here = here::current());  // device memory: on that device's current stream
+  ~buffer() { reset(); }
+  buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_) { other.forget(); }
+  buffer& operator=(buffer&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    data_ = other.data_, size_ = other.size_, kind_ = other.kind_;
+    other.forget();
+    return *this;
+  }
+  void* data() const noexcept { return data_; }
+  size_t size() const noexcept { return size_; }  // bytes, as requested
+  memory_kind kind() const noexcept { return static_cast<memory_kind>(kind_); }
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
-  template <class T> std::span<T> host() const;                       // Throws: invalid_use unless pinned or pageable
+  template <class T> std::span<T> host() const { return {static_cast<T*>(host_data("buffer::host")), size() / sizeof(T)}; }  // Throws: invalid_use unless pinned or pageable
   block_info info() const noexcept;
-  void record_stream(stream_ref) const;
-  void rebind(stream_ref home, here = here::current());               // hand over to another stream: it waits on the device, the host does not
-  void* release() noexcept;
-  static buffer adopt(void*);                                         // of allocate()
- private:
-  void* data_ = nullptr; size_t size_ = 0;
-};
-buffer pinned(size_t bytes, here = here::current());                  // page-locked, from the pool near the current device
-buffer pin_memory(std::span<std::byte const>, here = here::current());// a pinned copy
+  void record_stream(stream_ref, here = here::current()) const;
+  // Hands the block over to another stream: what uses it so far is ordered before that stream's next work. Blocks: no, the stream waits
+  void rebind(stream_ref home, here = here::current());
+  void reset() noexcept;                          // gives the block back now
+  [[nodiscard]] void* release() noexcept;         // yours: deallocate() it; a pageable one: std::free()
+  static buffer adopt(void*, here = here::current());  // a live device or pinned block. Throws: invalid_use
 
-template <class T> struct pinned_allocator {                          // std::vector<float, weir::pinned_allocator<float>>
+ private:
+  void* host_data(char const* operation) const;
+  void forget() noexcept { data_ = nullptr, size_ = 0, kind_ = 0; }
+  void* data_ = nullptr;
+  size_t size_ : 62 = 0;
+  size_t kind_ : 2 = 0;
+};
+buffer pinned(size_t bytes, here = here::current());                    // page-locked, near the current device
+buffer pin_memory(std::span<std::byte const>, here = here::current());  // a pinned copy
+
+// A container's memory that copy engines read and write at full speed: std::vector<float, weir::pinned_allocator<float>>.
+namespace detail {
+void* allocate_pinned(size_t count, size_t size, here);  // Throws: out_of_memory, invalid_use when the size overflows
+void deallocate_pinned(void*) noexcept;
+}  // namespace detail
+template <class T> struct pinned_allocator {
   using value_type = T;
-  T* allocate(size_t n); void deallocate(T*, size_t) noexcept;
+  pinned_allocator() noexcept = default;
+  template <class U> pinned_allocator(pinned_allocator<U> const&) noexcept {}
+  T* allocate(size_t n) { return static_cast<T*>(detail::allocate_pinned(n, sizeof(T), here::current())); }
+  void deallocate(T* p, size_t) noexcept { detail::deallocate_pinned(p); }
   friend bool operator==(pinned_allocator, pinned_allocator) noexcept = default;
 };
 
-void empty_cache(device = gpu);
-void set_per_process_memory_fraction(double, device = gpu);
-void set_memory_limit(size_t bytes, device = gpu);
+// Gives cached memory of the device back to the driver. Blocks: until what was freed is complete. Returns: bytes given back
+size_t empty_cache(device = gpu);
+void set_memory_limit(size_t bytes, device = gpu);                    // of reserved bytes; 0: none
+void set_per_process_memory_fraction(double of_total, device = gpu);  // Throws: invalid_use outside 0 < of_total <= 1
 
-struct pool_options { device on = gpu; bool exportable = false, deterministic = false; size_t limit = 0; };
-class pool {  // torch.cuda.MemPool
+// Called before an allocation fails, with no lock held: free what you can spare. true: something was freed, search again.
+using out_of_memory_callback = std::function<bool(memory_report const&)>;
+class [[nodiscard]] callback_registration {  // the callback's life; ends before its runtime
  public:
-  explicit pool(pool_options = {}); ~pool();
-  pool(pool&&) noexcept;
-  memory_statistics stats() const; void trim();
-};
-class [[nodiscard]] pool_guard { public: explicit pool_guard(pool&); ~pool_guard(); pool_guard(pool_guard const&) = delete; };
+  ~callback_registration();
+  callback_registration(callback_registration&&) noexcept;
+  callback_registration& operator=(callback_registration&&) = delete;
 
-using out_of_memory_callback = std::function<bool(memory_report const&)>;  // true: I freed something, search again. Called with no lock held
-class [[nodiscard]] callback_registration { public: ~callback_registration(); callback_registration(callback_registration&&) noexcept; };
-callback_registration on_out_of_memory(out_of_memory_callback, int order = 0);
-}
+ private:
+  friend callback_registration on_out_of_memory(out_of_memory_callback, int);
+  struct state;
+  explicit callback_registration(std::unique_ptr<state>) noexcept;
+  std::unique_ptr<state> state_;
+};
+callback_registration on_out_of_memory(out_of_memory_callback, int order = 0);  // of the current runtime; lower orders are called first
+}  // namespace weir

@@ -1,0 +1,282 @@
+// The common path of the device allocator: a block out, a block back, and what is known about one.
+// Threads: any.
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+constexpr std::size_t fence_every = 16 << 20;       // bytes freed between two fences, at least
+constexpr std::size_t largest_alignment = 2 << 20;  // bytes
+}  // namespace
+
+std::string hex(address a) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(a));
+  return text;
+}
+std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
+
+device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
+    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), callbacks_(c), space_(machine_, device) {
+  auto const info = machine_.info(device);
+  require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
+  require(space_.open(info.value), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
+  counts_.set_limit(r.options().device_limit);
+}
+
+stream_memory& device_allocator::memory_of(clock::timeline& t) {
+  base::lock_guard hold(making_);
+  auto const found = by_stream_.find(t.id());
+  if (found != by_stream_.end()) return *found->second;
+  memories_.push_back(std::make_unique<stream_memory>(t));
+  streams_.store(memories_.size());
+  return *(by_stream_[t.id()] = memories_.back().get());
+}
+
+std::vector<stream_memory*> device_allocator::memories() const {
+  base::lock_guard hold(making_);
+  std::vector<stream_memory*> all;
+  all.reserve(memories_.size());
+  for (auto const& m : memories_) all.push_back(m.get());
+  return all;
+}
+
+request device_allocator::describe(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) const {
+  auto refuse = [&](std::string operands, std::string remedy) { throw invalid_use("allocate", std::move(operands), std::move(remedy), at); };
+  if (alignment & (alignment - 1)) refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural");
+  if (alignment > largest_alignment) refuse("alignment of " + std::to_string(alignment) + " B", "Ask for at most " + std::to_string(largest_alignment) + " B");
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max())) {
+    refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from");
+  }
+  if (home.device() != device_) {
+    refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device");
+  }
+  int const c = size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
+  if (c >= 0) return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
+  return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(bytes, bins::unit), granule), at};
+}
+
+void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) {
+  request const r = describe(home, bytes, alignment, at);
+  if (lost_.load(base::memory_order_relaxed)) [[unlikely]] {
+    throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
+  }
+  stream_memory& mine = memory_of(home);
+  {
+    base::lock_guard hold(mine.lock);
+    if (void* const p = warm(mine, r)) return p;
+  }
+  return cold(mine, r);
+}
+
+void* device_allocator::warm(stream_memory& mine, request const& r) {
+  if (r.size_class < 0) {
+    piece* const p = mine.pieces.take(r.rounded, r.alignment);
+    return p ? hand_out(mine, *p, r, nullptr) : nullptr;
+  }
+  auto got = mine.small.take(r.size_class, r.bytes);
+  if (!got.from) {
+    piece* const run = mine.pieces.take(mine.small.next_run_bytes(r.size_class), granule);
+    if (!run) return nullptr;
+    counts_.run_cut(run->bytes);
+    mine.small.add(*run, r.size_class);
+    got = mine.small.take(r.size_class, r.bytes);
+  }
+  return hand_out(got, r);
+}
+
+void* device_allocator::hand_out(stream_memory& mine, piece& p, request const& r, clock::timeline* other_home) {
+  p.home = other_home ? other_home : mine.home.load();
+  p.requested = r.bytes;
+  counts_.allocated(observe::size_pool::large, p.bytes, r.bytes);
+  return reinterpret_cast<void*>(p.at);
+}
+
+void* device_allocator::hand_out(slabs::taken got, request const& r) {
+  counts_.allocated(observe::size_pool::small, got.from->size, r.bytes);
+  return reinterpret_cast<void*>(got.from->start(got.index));
+}
+
+void device_allocator::return_run(stream_memory& m, slab& s) noexcept {
+  piece& run = m.small.remove(s);
+  counts_.run_returned(run.bytes);
+  m.pieces.give(run, m.home.load()->now().n);
+}
+
+device_allocator::located device_allocator::locate(region& r, address a) noexcept {
+  located found{r.owner.load()};
+  piece* const p = r.covering(a);
+  if (!p) return found;
+  found.whole = p;
+  found.start = p->at;
+  if (p->is == state::slab) {
+    slab& s = *p->cut;
+    std::uint32_t const i = s.index(a);
+    if (i >= s.slots) return located{found.in};
+    found.cut = &s;
+    found.index = i;
+    found.start = s.start(i);
+    found.live = s.at(i) == slot::live;
+  } else {
+    found.live = p->is == state::live;
+  }
+  return found;
+}
+
+region* device_allocator::must_find(void const* p, char const* operation, here at) const {
+  region* const r = space_.find(p);
+  if (!r) {
+    throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device_), "Pass what weir::allocate of this runtime returned", at);
+  }
+  return r;
+}
+
+device_allocator::located device_allocator::must_locate(void const* p, region* r, char const* operation, here at) const {
+  located const found = locate(*r, reinterpret_cast<address>(p));
+  if (found.live) return found;
+  throw invalid_use(operation, hex(p) + " on gpu:" + std::to_string(device_) + (found.whole ? " was freed already" : " lies in no live block"),
+                    "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
+}
+
+void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
+  if (!p) return;
+  region* const r = must_find(p, "deallocate", at);
+  stream_memory& m = *r->owner.load();
+  clock::timeline* to_fence = nullptr;
+  {
+    base::lock_guard hold(m.lock);
+    located const b = must_locate(p, r, "deallocate", at);
+    if (b.start != reinterpret_cast<address>(p)) {
+      throw invalid_use("deallocate", hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) + " B inside the block at " + hex(b.start),
+                        "Free a block by the address that allocate returned: " + hex(b.start), at);
+    }
+    if (lost_.load(base::memory_order_relaxed)) return;  // nothing runs there any more, and nothing is handed out again
+
+    clock::timeline& home = *m.home.load();
+    std::vector<clock::stamp> stamps;
+    auto add = [&](clock::timeline* t) {
+      if (!t || t == &home) return;
+      clock::stamp const s = t->now();
+      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && !passed(home, s)) stamps.push_back(s);
+    };
+    slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
+    add(b.cut ? (n ? n->home : nullptr) : b.whole->home);
+    if (n) {
+      for (clock::timeline* t : n->marks) add(t);
+    } else if (!b.cut) {
+      for (clock::timeline* t : b.whole->marks) add(t);
+    }
+    add(last_use);
+
+    auto const pool = b.cut ? observe::size_pool::small : observe::size_pool::large;
+    std::size_t const rounded = b.cut ? b.cut->size : b.whole->bytes;
+    std::size_t const requested = b.cut ? b.cut->requested(b.index) : b.whole->requested;
+    bool const someone_waits = !stamps.empty();
+    if (someone_waits) {
+      clock::timeline* const other = clock::find(stamps.front().stream);
+      m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps)});
+      b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
+      counts_.held(pool, rounded, requested);
+      if (other && other->alive() == clock::life::foreign) to_fence = other;
+      else if (other && (m.freed_since_fence += rounded) >= std::max(fence_every, space_.info().total_memory / 256)) to_fence = other;
+    } else {
+      counts_.freed(pool, rounded, requested);
+      if (b.cut) {
+        if (m.small.give(*b.cut, b.index)) return_run(m, *b.cut);
+      } else {
+        m.pieces.give(*b.whole, home.now().n);
+      }
+      m.freed_since_fence += rounded;
+      bool const others = streams_.load(base::memory_order_relaxed) > 1;
+      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= std::max(fence_every, space_.info().total_memory / 256))) to_fence = &home;
+    }
+    if (to_fence) m.freed_since_fence = 0;
+  }
+  if (to_fence && to_fence->alive() != clock::life::retired) {
+    auto const made = to_fence->fence();
+    if (made.ok()) counts_.fenced();
+    note(made.is);
+  }
+}
+
+void device_allocator::mark(void const* p, clock::timeline& user, here at) {
+  region* const r = must_find(p, "record_stream", at);
+  stream_memory& m = *r->owner.load();
+  base::lock_guard hold(m.lock);
+  located const b = must_locate(p, r, "record_stream", at);
+  clock::timeline* const home = m.home.load();
+  std::vector<clock::timeline*>* marks;
+  if (b.cut) {
+    slab::note* const n = b.cut->note_of(b.index);
+    if (&user == (n && n->home ? n->home : home)) return;
+    marks = &b.cut->noted_at(b.index).marks;
+  } else {
+    if (&user == b.whole->home) return;
+    marks = &b.whole->marks;
+  }
+  if (std::find(marks->begin(), marks->end(), &user) == marks->end()) marks->push_back(&user);
+}
+
+void device_allocator::rebind(void* p, clock::timeline& to, here at) {
+  if (to.device() != device_) {
+    throw invalid_use("rebind", "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device", at);
+  }
+  region* const r = must_find(p, "rebind", at);
+  stream_memory& m = *r->owner.load();
+  std::vector<clock::stamp> before;
+  {
+    base::lock_guard hold(m.lock);
+    located const b = must_locate(p, r, "rebind", at);
+    auto const users = [&](clock::timeline* home, std::vector<clock::timeline*> const& marks) {
+      before.push_back(home->now());
+      for (clock::timeline* t : marks) before.push_back(t->now());
+    };
+    if (b.cut) {
+      slab::note const* const n = b.cut->note_of(b.index);
+      users(n && n->home ? n->home : m.home.load(), n ? n->marks : std::vector<clock::timeline*>{});
+    } else {
+      users(b.whole->home, b.whole->marks);
+    }
+  }
+  for (clock::stamp s : before) {
+    if (s.stream == to.id()) continue;
+    require(to.wait(s), "rebind", hex(p), "The block stays with its stream", at);
+  }
+  base::lock_guard hold(m.lock);
+  located const b = must_locate(p, r, "rebind", at);
+  // What `to` now waits for is behind its own stamps; a mark made meanwhile is not.
+  auto hand_over = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks) {
+    home = &to;
+    std::erase_if(marks, [&](clock::timeline* t) { return std::any_of(before.begin(), before.end(), [&](clock::stamp s) { return s.stream == t->id(); }); });
+  };
+  if (b.cut) {
+    auto& n = b.cut->noted_at(b.index);
+    hand_over(n.home, n.marks);
+  } else {
+    hand_over(b.whole->home, b.whole->marks);
+  }
+}
+
+std::optional<block> device_allocator::find(void const* p) const noexcept {
+  region* const r = space_.find(p);
+  if (!r) return std::nullopt;
+  stream_memory& m = *r->owner.load();
+  base::lock_guard hold(m.lock);
+  located const b = locate(*r, reinterpret_cast<address>(p));
+  if (!b.live) return std::nullopt;
+  block out{reinterpret_cast<void*>(b.start), 0, device_, memory_kind::device, m.home.load()};
+  if (b.cut) {
+    out.bytes = b.cut->requested(b.index);
+    slab::note const* const n = b.cut->note_of(b.index);
+    if (n && n->home) out.home = n->home;
+  } else {
+    out.bytes = b.whole->requested;
+    out.home = b.whole->home;
+  }
+  return out;
+}
+
+}  // namespace weir::memory

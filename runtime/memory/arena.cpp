@@ -1,0 +1,324 @@
+// The slow half of arena.h: cutting and merging, growth, and taking handles away.
+// Threads: as arena.h.
+#include "runtime/memory/arena.h"
+
+#include <algorithm>
+
+namespace weir::memory {
+
+piece* arena::make(region& r, address at, std::size_t bytes, state is) {
+  piece* p;
+  if (spare_.empty()) {
+    spare_.reserve(pieces_.size() + 1);  // so that giving a piece up never allocates
+    p = &pieces_.emplace_back();
+  } else {
+    p = spare_.back();
+    spare_.pop_back();
+  }
+  p->at = at, p->bytes = bytes, p->in = &r, p->is = is;
+  p->before = p->after = p->bin_before = p->bin_after = nullptr;
+  p->freed = 0, p->home = nullptr, p->requested = 0, p->cut = nullptr;
+  p->marks.clear();
+  return p;
+}
+
+void arena::link_after(piece& left, piece& right) noexcept {
+  right.before = &left;
+  right.after = left.after;
+  if (left.after) left.after->before = &right;
+  left.after = &right;
+}
+
+void arena::absorb_next(piece& p) noexcept {
+  piece* const gone = p.after;
+  p.bytes += gone->bytes;
+  p.freed = std::max(p.freed, gone->freed);
+  p.after = gone->after;
+  if (p.after) p.after->before = &p;
+  spare_.push_back(gone);
+}
+
+piece* arena::cut(piece& p, address at) {
+  piece* const right = make(*p.in, at, p.end() - at, p.is);
+  right->freed = p.freed;
+  p.bytes = at - p.at;
+  link_after(p, *right);
+  return right;
+}
+
+void arena::put_free(piece& p) noexcept {
+  p.is = state::free;
+  piece* self = &p;
+  if (p.before && p.before->is == state::free) {
+    self = p.before;
+    free_.erase(*self);
+    absorb_next(*self);
+  }
+  if (self->after && self->after->is == state::free) {
+    free_.erase(*self->after);
+    absorb_next(*self);
+  }
+  free_.insert(*self);
+}
+
+void arena::gap_insert(piece& p) noexcept {
+  p.bin_before = nullptr;
+  p.bin_after = gaps_;
+  if (gaps_) gaps_->bin_before = &p;
+  gaps_ = &p;
+}
+
+void arena::gap_erase(piece& p) noexcept {
+  (p.bin_before ? p.bin_before->bin_after : gaps_) = p.bin_after;
+  if (p.bin_after) p.bin_after->bin_before = p.bin_before;
+  p.bin_before = p.bin_after = nullptr;
+}
+
+void arena::put_gap(piece& p) noexcept {
+  p.is = state::gap;
+  p.freed = 0;
+  piece* self = &p;
+  if (p.before && p.before->is == state::gap) {
+    self = p.before;
+    gap_erase(*self);
+    absorb_next(*self);
+  }
+  if (self->after && self->after->is == state::gap) {
+    gap_erase(*self->after);
+    absorb_next(*self);
+  }
+  gap_insert(*self);
+}
+
+piece* arena::carve(piece* p, address at, std::size_t bytes) {
+  // Both cuts may allocate: the pieces for them are there before anything changes.
+  while (spare_.size() < 2) {
+    spare_.reserve(pieces_.size() + 2);
+    spare_.push_back(&pieces_.emplace_back());
+  }
+  free_.erase(*p);
+  if (at > p->at) {
+    piece* const right = cut(*p, at);
+    free_.insert(*p);
+    p = right;
+  }
+  if (p->bytes > bytes) {
+    piece* const rest = cut(*p, at + bytes);
+    free_.insert(*rest);
+  }
+  p->is = state::live;
+  p->in->enter(*p);
+  return p;
+}
+
+void arena::give(piece& p, std::uint64_t freed) noexcept {
+  p.in->leave(p);
+  p.freed = freed;
+  p.home = nullptr, p.requested = 0, p.cut = nullptr;
+  p.marks.clear();
+  put_free(p);
+}
+
+void arena::add_region(region& r, state is) {
+  regions_.reserve(regions_.size() + 1);
+  piece* const p = make(r, r.base, r.bytes, is);
+  regions_.push_back(&r);
+  r.first = p;
+  is == state::free ? free_.insert(*p) : gap_insert(*p);
+}
+
+void arena::drop_region(region& r) noexcept {
+  piece* const p = r.first;
+  p->is == state::free ? free_.erase(*p) : gap_erase(*p);
+  spare_.push_back(p);
+  r.first = nullptr;
+  std::erase(regions_, &r);
+}
+
+namespace {
+bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is == state::gap); }
+}  // namespace
+
+std::size_t arena::largest_free() const noexcept {
+  std::size_t best = 0;
+  free_.each([&](piece const& p) { best = std::max(best, p.bytes); });
+  return best;
+}
+
+bool arena::plan(std::size_t bytes, std::size_t alignment, growth& out) {
+  address best = 0;
+  std::size_t best_missing = ~std::size_t{0}, best_hole = ~std::size_t{0};
+  piece* best_first = nullptr;
+  for (piece* g = gaps_; g; g = g->bin_after) {
+    piece* first = g;
+    bool seen = false;  // a hole with several gaps is looked at once, from its first
+    while (idle(first->before) && !seen) {
+      first = first->before;
+      seen = first->is == state::gap;
+    }
+    if (seen) continue;
+    piece* last = g;
+    while (idle(last->after)) last = last->after;
+    address const from = first->at, to = last->end();
+    if (to - from < bytes) continue;
+    std::size_t const page = g->in->page_bytes;
+    auto consider = [&](address at) {
+      at = round_up(at, alignment);
+      if (at < from || at + bytes > to) return;
+      std::size_t missing = 0;
+      for (piece* p = first; p != last->after; p = p->after) {
+        if (p->is != state::gap) continue;
+        address const x = std::max(p->at, round_down(at, page)), y = std::min(p->end(), round_up(at + bytes, page));
+        if (y > x) missing += y - x;
+      }
+      std::size_t const hole = to - from;
+      if (missing < best_missing || (missing == best_missing && (hole < best_hole || (hole == best_hole && at < best)))) {
+        best = at, best_missing = missing, best_hole = hole, best_first = first;
+      }
+    };
+    for (piece* p = first; p != last->after; p = p->after) {
+      consider(p->at);
+      if (p->end() - from >= bytes) consider(round_down(p->end() - bytes, alignment));
+    }
+  }
+  if (!best_first) return false;
+
+  std::size_t const page = best_first->in->page_bytes;
+  growth plan{nullptr, best, bytes, {}, 0, best_missing};
+  piece* p = best_first;
+  while (p->end() <= best) p = p->after;
+  std::size_t pieces = 0;
+  for (piece* q = p; q && q->at < best + bytes; q = q->after, ++pieces) {
+    if (q->is != state::gap) continue;
+    address const x = std::max(q->at, round_down(best, page)), y = std::min(q->end(), round_up(best + bytes, page));
+    plan.missing.push_back({x, y - x});
+  }
+  while (spare_.size() < 2 * pieces + 4) {
+    spare_.reserve(pieces_.size() + 2 * pieces + 4);
+    spare_.push_back(&pieces_.emplace_back());
+  }
+  // Nothing below allocates. The window: what of each piece lies inside, gaps by whole pages.
+  address const left = p->is == state::gap ? std::max(p->at, round_down(best, page)) : best;
+  p->is == state::gap ? gap_erase(*p) : free_.erase(*p);
+  if (left > p->at) {
+    piece* const right = cut(*p, left);
+    p->is == state::gap ? gap_insert(*p) : free_.insert(*p);
+    p = right;
+  }
+  plan.window = p;
+  bool newest_is_gap = p->is == state::gap;
+  plan.freed = newest_is_gap ? 0 : p->freed;
+  while (p->end() < best + bytes) {
+    piece* const next = p->after;
+    newest_is_gap = next->is == state::gap;
+    newest_is_gap ? gap_erase(*next) : free_.erase(*next);
+    if (!newest_is_gap) plan.freed = std::max(plan.freed, next->freed);
+    absorb_next(*p);
+  }
+  address const right = newest_is_gap ? std::min(p->end(), round_up(best + bytes, page)) : best + bytes;
+  if (right < p->end()) {
+    piece* const rest = cut(*p, right);
+    rest->is = newest_is_gap ? state::gap : state::free;
+    rest->freed = newest_is_gap ? 0 : plan.freed;
+    newest_is_gap ? gap_insert(*rest) : free_.insert(*rest);
+  }
+  p->is = state::reserved;
+  p->freed = plan.freed;
+  out = std::move(plan);
+  return true;
+}
+
+piece* arena::commit(growth& g) {
+  piece* p = g.window;
+  if (g.block > p->at) {
+    piece* const right = cut(*p, g.block);
+    put_free(*p);
+    p = right;
+  }
+  if (p->bytes > g.bytes) put_free(*cut(*p, g.block + g.bytes));
+  p->is = state::live;
+  p->in->enter(*p);
+  return p;
+}
+
+void arena::roll_back(growth& g) noexcept {
+  piece* p = g.window;
+  region& r = *p->in;
+  address const end = p->end();
+  for (address a = p->at; a < end;) {  // stretches that are mapped, and that are not
+    handle* const h = r.page(a);
+    address b = a;
+    while (b < end && (r.page(b) != nullptr) == (h != nullptr)) b = std::min<address>(end, round_down(b - r.base, r.page_bytes) + r.base + r.page_bytes);
+    piece* const rest = b < end ? cut(*p, b) : nullptr;
+    h ? put_free(*p) : put_gap(*p);
+    a = b;
+    p = rest;
+  }
+}
+
+piece* arena::reserve_handle(region& r, handle const& h) {
+  piece* p = r.first;
+  free_.each([&](piece& q) {
+    if (q.in == &r && q.at <= h.at && h.at + h.bytes <= q.end()) p = &q;
+  });
+  while (spare_.size() < 3) {
+    spare_.reserve(pieces_.size() + 3);
+    spare_.push_back(&pieces_.emplace_back());
+  }
+  free_.erase(*p);
+  if (h.at > p->at) {
+    piece* const right = cut(*p, h.at);
+    free_.insert(*p);
+    p = right;
+  }
+  if (p->end() > h.at + h.bytes) free_.insert(*cut(*p, h.at + h.bytes));
+  p->is = state::reserved;
+  return p;
+}
+
+void arena::now_gap(piece& p) noexcept { put_gap(p); }
+void arena::now_free(piece& p) noexcept { put_free(p); }
+
+void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {
+  auto say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };
+  std::size_t binned = 0, free_seen = 0, gaps_listed = 0, gaps_seen = 0;
+  free_.each([&](piece const& p) {
+    ++binned;
+    if (p.is != state::free) say("only free pieces are binned", p.at);
+    if (bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
+  });
+  for (piece const* g = gaps_; g; g = g->bin_after) {
+    ++gaps_listed;
+    if (g->is != state::gap) say("only gaps are listed as gaps", g->at);
+  }
+  for (region const* r : regions_) {
+    address at = r->base;
+    piece const* before = nullptr;
+    for (piece const* p = r->first; p; before = p, p = p->after) {
+      if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
+      at = p->end();
+      free_seen += p->is == state::free;
+      gaps_seen += p->is == state::gap;
+      if (before && before->is == p->is && (p->is == state::free || p->is == state::gap)) say("no two neighbours are both free, or both gap", p->at);
+      bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
+      if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p)) say("a block is found by its addresses", p->at);
+      if (!entered && r->covering(p->at)) say("what is no block is not found", p->at);
+      if (p->is == state::reserved) continue;
+      for (address a = p->at; a < p->end();) {
+        handle const* const h = r->page(a);
+        if ((h != nullptr) == (p->is == state::gap)) say("what is not gap is mapped, and gaps are not", a);
+        address const next = h ? h->at + h->bytes : round_down(a - r->base, r->page_bytes) + r->base + r->page_bytes;
+        if (next <= a) {
+          say("a handle's pages are all its own", a);
+          break;
+        }
+        a = next;
+      }
+    }
+    if (at != r->base + r->bytes) say("pieces leave nothing out", at);
+  }
+  if (binned != free_seen || binned != free_.size()) say("every free piece is binned", 0);
+  if (gaps_listed != gaps_seen) say("every gap is listed", 0);
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,152 @@
+// The allocator of one device: composes address space, arenas, slabs and pending blocks; it calls, they decide.
+// Threads: any. One lock a stream's memory, never two at once, and no driver call under any of them.
+//
+// Invariant: charged = bytes of handles + bytes of growth under way + bytes the driver would not take back yet.
+#pragma once
+#include <unordered_map>
+
+#include "runtime/memory/allocator.h"
+#include "runtime/memory/arena.h"
+#include "runtime/memory/pending.h"
+#include "runtime/observe/counters.h"
+
+namespace weir::memory {
+
+// What one stream's allocations draw from.
+class stream_memory {
+ public:
+  explicit stream_memory(clock::timeline& t) : home(&t), pieces(*this) {}
+  mutable base::mutex lock;              // guards all below but `home`
+  base::atomic<clock::timeline*> home;
+  arena pieces;
+  slabs small;
+  pending_blocks pending;
+  std::map<address, handle> handles;     // by place
+  std::size_t freed_since_fence = 0;     // bytes
+};
+
+struct request {
+  clock::timeline& home;
+  std::size_t bytes;        // as asked
+  std::size_t alignment;
+  int size_class;           // -1: a block of the arena
+  std::size_t rounded;      // bytes of the slot or block
+  here at;
+};
+
+class callbacks;
+
+class device_allocator final : public allocator {
+ public:
+  device_allocator(weir::runtime::impl&, int device, callbacks&);
+  ~device_allocator() override;
+
+  int device() const noexcept override { return device_; }
+  void* allocate(clock::timeline&, std::size_t, std::size_t, here) override;
+  void deallocate(void*, clock::timeline*, here) override;
+  void mark(void const*, clock::timeline&, here) override;
+  void rebind(void*, clock::timeline&, here) override;
+  std::optional<block> find(void const*) const noexcept override;
+  driver::status grant(void const*, int) override;
+  bool granted(void const*, int) const noexcept override;
+  std::size_t empty_cache() override;
+  void set_limit(std::size_t bytes) override { counts_.set_limit(bytes); }
+  memory_statistics statistics() const override { return counts_.read(); }
+  memory_report report() const override;
+  void reset_peak() override { counts_.reset_peak(); }
+  void reset_accumulated() override { counts_.reset_accumulated(); }
+  std::vector<std::string> validate() const override;
+  void note_lost() noexcept override { lost_.store(true); }
+
+  address_space const& addresses() const noexcept { return space_; }
+
+ private:
+  // A block found by one of its addresses, with its memory's lock held.
+  struct located {
+    stream_memory* in = nullptr;
+    piece* whole = nullptr;     // the block, or the run
+    slab* cut = nullptr;
+    std::uint32_t index = 0;
+    address start = 0;
+    bool live = false;
+  };
+
+  stream_memory& memory_of(clock::timeline&);
+  std::vector<stream_memory*> memories() const;
+  request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
+  static located locate(region&, address) noexcept;
+  located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock
+  region* must_find(void const*, char const* operation, here) const;
+
+  // Warm: Requires the lock of `mine`. Null: nothing mapped fits.
+  void* warm(stream_memory& mine, request const&);
+  void* hand_out(stream_memory& mine, piece&, request const&, clock::timeline* other_home);
+  void* hand_out(slabs::taken, request const&);
+  void return_run(stream_memory&, slab&) noexcept;
+
+  // Cold (growth.cpp): more memory for `mine`.
+  void* cold(stream_memory& mine, request const&);
+  driver::status grow(stream_memory& mine, request const&, void*& out);
+  driver::status grow_segment(stream_memory& mine, request const&, void*& out);
+  struct mapped {
+    std::vector<handle> handles;
+    std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
+  };
+  driver::status fill(growth const&, mapped&);
+  void undo(mapped&);
+  void release(driver::memory_handle, std::size_t bytes, mapped&);
+  void* own_pending(stream_memory& mine, request const&);
+  void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
+
+  // Out of memory (ladder.cpp)
+  void* ladder(stream_memory& mine, request const&, driver::status why);
+  std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
+  std::size_t poll_pending(stream_memory&);                      // asks the driver about each front, then settles
+  void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
+  std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
+  std::size_t return_handles_of(stream_memory&, std::size_t want);
+  std::size_t return_orphans();
+  bool wait_for_oldest();                                        // Blocks. false: nothing to wait for
+
+  bool passed(clock::timeline& by, clock::stamp s) const { return by.covers(s) || clocks_.complete(s); }
+  void note(driver::status s) noexcept {
+    if (s.what == driver::code::lost) lost_.store(true);
+  }
+
+  weir::runtime::impl& runtime_;
+  driver::driver& machine_;
+  clock::clocks& clocks_;
+  int const device_;
+  callbacks& callbacks_;
+  address_space space_;
+  observe::counters counts_;
+  base::atomic<bool> lost_{false};
+  mutable base::mutex making_;                                   // guards the two below
+  std::vector<std::unique_ptr<stream_memory>> memories_;
+  std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
+  base::atomic<std::size_t> streams_{0};                         // = memories_.size()
+  base::guarded<std::vector<handle>> orphans_;                   // unmapped, but the driver would not take them back yet
+};
+
+// The user's callbacks for the last but one rung.
+class callbacks {
+ public:
+  std::uint64_t add(ladder_callback, void* state, int order);
+  void remove(std::uint64_t) noexcept;
+  bool call(memory_report const&);  // in order, with no lock held; true: one of them freed something
+
+ private:
+  struct entry {
+    std::uint64_t id;
+    int order;
+    ladder_callback run;
+    void* state;
+  };
+  base::guarded<std::vector<entry>> all_;
+  base::atomic<std::uint64_t> next_{1};
+};
+
+std::string hex(void const*);
+std::string hex(address);
+
+}  // namespace weir::memory

@@ -1,0 +1,251 @@
+// All devices' allocators of one runtime, who owns an address, the callbacks, and what is checked of an allocator.
+// Threads: any.
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+
+std::uint64_t callbacks::add(ladder_callback run, void* state, int order) {
+  std::uint64_t const id = next_.fetch_add(1);
+  auto all = all_.lock();
+  auto const at = std::find_if(all->begin(), all->end(), [&](entry const& e) { return e.order > order; });
+  all->insert(at, {id, order, run, state});
+  return id;
+}
+
+void callbacks::remove(std::uint64_t id) noexcept {
+  auto all = all_.lock();
+  std::erase_if(*all, [&](entry const& e) { return e.id == id; });
+}
+
+bool callbacks::call(memory_report const& r) {
+  std::vector<entry> const now = *all_.lock();
+  bool freed = false;
+  for (entry const& e : now) freed |= e.run(e.state, r);
+  return freed;
+}
+
+struct device_memory::state {
+  weir::runtime::impl& runtime;
+  memory::callbacks callbacks;
+  base::mutex making;
+  std::unique_ptr<base::atomic<device_allocator*>[]> at;
+  std::vector<std::unique_ptr<device_allocator>> made;  // under making
+};
+
+namespace {
+base::guarded<std::vector<device_memory*>>& alive() {
+  static auto* const all = new base::guarded<std::vector<device_memory*>>;  // outlives every runtime
+  return *all;
+}
+}  // namespace
+
+device_memory::device_memory(weir::runtime::impl& r) : state_(new state{r, {}, {}, {}, {}}) {
+  (void)r.part<clock::clocks>();  // torn down after this one
+  state_->at.reset(new base::atomic<device_allocator*>[static_cast<std::size_t>(r.device_count())]);
+  alive().lock()->push_back(this);
+}
+device_memory::~device_memory() { std::erase(*alive().lock(), this); }
+
+bool device_memory::is_alive(device_memory const* m) noexcept {
+  auto const all = alive().lock();
+  return std::find(all->begin(), all->end(), m) != all->end();
+}
+
+allocator* device_memory::owner_in_process(void const* p) noexcept {
+  for (device_memory* m : *alive().lock()) {
+    if (allocator* const a = m->owner(p)) return a;
+  }
+  return nullptr;
+}
+
+allocator& device_memory::on(int device) {
+  if (allocator* const a = if_made(device)) return *a;
+  state_->runtime.open(device, "allocate", here::current());
+  base::lock_guard hold(state_->making);
+  auto& at = state_->at[static_cast<std::size_t>(device)];
+  if (device_allocator* const a = at.load()) return *a;
+  state_->made.push_back(std::make_unique<device_allocator>(state_->runtime, device, state_->callbacks));
+  at.store(state_->made.back().get());
+  return *state_->made.back();
+}
+
+allocator* device_memory::if_made(int device) noexcept {
+  if (device < 0 || device >= state_->runtime.device_count()) return nullptr;
+  return state_->at[static_cast<std::size_t>(device)].load(base::memory_order_acquire);
+}
+
+allocator* device_memory::owner(void const* p) noexcept {
+  for (int d = 0; d < state_->runtime.device_count(); ++d) {
+    device_allocator* const a = state_->at[static_cast<std::size_t>(d)].load(base::memory_order_acquire);
+    if (a && a->addresses().find(p)) return a;
+  }
+  return nullptr;
+}
+
+std::uint64_t device_memory::add_callback(ladder_callback c, void* state, int order) { return state_->callbacks.add(c, state, order); }
+void device_memory::remove_callback(std::uint64_t id) noexcept { state_->callbacks.remove(id); }
+
+driver::status device_allocator::grant(void const* p, int reader) {
+  region* const r = space_.find(p);
+  if (!r || reader < 0 || reader >= 64) return {driver::code::invalid};
+  if (reader == device_) return {};
+  if (!space_.maps()) return {driver::code::not_supported};
+  stream_memory& m = *r->owner.load();
+  std::uint64_t const bit = std::uint64_t{1} << reader;
+  std::vector<handle> missing;
+  {
+    base::lock_guard hold(m.lock);
+    located const b = locate(*r, reinterpret_cast<address>(p));
+    if (!b.live) return {driver::code::invalid};
+    for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
+      handle const* const h = r->page(a);
+      if (!(h->readers & bit)) missing.push_back(*h);
+      a = h->at + h->bytes;
+    }
+  }
+  for (handle const& h : missing) {  // the block is live: its handles stay
+    driver::status const s = machine_.grant(h.at, h.bytes, reader);
+    note(s);
+    if (!s.ok()) return s;
+    base::lock_guard hold(m.lock);
+    m.handles[h.at].readers |= bit;
+  }
+  return {};
+}
+
+bool device_allocator::granted(void const* p, int reader) const noexcept {
+  region* const r = space_.find(p);
+  if (!r || reader < 0 || reader >= 64) return false;
+  if (reader == device_) return true;
+  stream_memory& m = *r->owner.load();
+  base::lock_guard hold(m.lock);
+  located const b = locate(*r, reinterpret_cast<address>(p));
+  if (!b.live) return false;
+  for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
+    handle const* const h = r->page(a);
+    if (!(h->readers >> reader & 1)) return false;
+    a = h->at + h->bytes;
+  }
+  return true;
+}
+
+memory_report device_allocator::report() const {
+  memory_report out{};
+  out.on = weir::device(device_);
+  memory_statistics const n = counts_.read();
+  out.capacity = space_.info().total_memory;
+  out.limit = counts_.limit();
+  out.allocated = static_cast<std::size_t>(n.allocated_bytes.all.current);
+  out.pending = static_cast<std::size_t>(n.pending_bytes.all.current);
+  out.reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
+  if (!lost_.load()) {
+    if (auto const m = machine_.memory(device_); m.ok() && m.value.total > m.value.free + out.reserved) {
+      out.other_processes = m.value.total - m.value.free - out.reserved;
+    }
+  }
+  for (stream_memory* m : memories()) {
+    base::lock_guard hold(m->lock);
+    out.largest_hole = std::max(out.largest_hole, m->pieces.largest_free());
+  }
+  return out;
+}
+
+std::vector<std::string> device_allocator::validate() const {
+  std::vector<std::string> wrong;
+  std::size_t mapped = 0, live = 0, pending = 0, cached = 0, reserved = 0;
+  for (stream_memory* m : memories()) {
+    base::lock_guard hold(m->lock);
+    std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
+    m->pieces.validate(wrong, who);
+    m->small.validate(wrong, who);
+    for (auto const& [at, h] : m->handles) mapped += h.bytes;
+    std::size_t held = 0, queued = 0;
+    m->pending.each([&](held_block const& b) { queued += b.bytes; });
+    for (region* r : m->pieces.regions()) {
+      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+        if (p->is == state::live) live += p->bytes;
+        if (p->is == state::pending) held += p->bytes;
+        if (p->is == state::free) cached += p->bytes;
+        if (p->is == state::reserved) reserved += p->bytes;
+        if (p->is == state::slab) {
+          slab const& s = *p->cut;
+          std::size_t const in_use = std::size_t{s.slots - s.free - s.pending} * s.size;
+          live += in_use;
+          held += std::size_t{s.pending} * s.size;
+          cached += p->bytes - in_use - std::size_t{s.pending} * s.size;
+        }
+      }
+    }
+    if (held != queued || queued != m->pending.bytes()) wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
+    pending += held;
+  }
+  std::size_t orphaned = 0;
+  for (handle const& h : *orphans_.lock()) orphaned += h.bytes;
+  memory_statistics const n = counts_.read();
+  auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
+    if (counted != static_cast<std::int64_t>(found)) {
+      wrong.push_back("gpu:" + std::to_string(device_) + ": " + what + ": counted " + std::to_string(counted) + ", found " + std::to_string(found));
+    }
+  };
+  same("allocated bytes", n.allocated_bytes.all.current, live);
+  same("pending bytes", n.pending_bytes.all.current, pending);
+  if (reserved == 0) {  // no growth under way
+    same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
+    same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
+    same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
+  }
+  for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current, n.pending_bytes.all.current, n.cached_bytes.all.current},
+                            {n.reserved_bytes.small.current, n.allocated_bytes.small.current, n.pending_bytes.small.current, n.cached_bytes.small.current},
+                            {n.reserved_bytes.large.current, n.allocated_bytes.large.current, n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
+    if (r != a + p + c) wrong.push_back("gpu:" + std::to_string(device_) + ": reserved = allocated + pending + cached");
+  }
+  return wrong;
+}
+
+device_allocator::~device_allocator() {
+  bool const reachable = !lost_.load() && !process_is_ending() && !process_was_forked();
+  memory_statistics const n = counts_.read();
+  if (n.allocation.all.current) {
+    std::fprintf(stderr, "weir: gpu:%d: %lld blocks (%lld B) were still held when their runtime ended; their memory is left to their owners\n", device_,
+                 static_cast<long long>(n.allocation.all.current), static_cast<long long>(n.allocated_bytes.all.current));
+  }
+  if (!reachable) {
+    space_.abandon();
+    return;
+  }
+  try {
+    (void)machine_.synchronize_device(device_);
+    for (auto const& m : memories_) {
+      while (slab* const s = m->small.any_empty()) return_run(*m, *s);
+      std::set<address> kept;
+      for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
+        for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+          if (p->is != state::live && !(p->is == state::slab && p->cut->free + p->cut->pending < p->cut->slots)) continue;
+          for (address a = p->at; a < p->end();) {
+            handle const* const h = r->page(a);
+            a = h->at + h->bytes;
+            kept.insert(h->at);
+          }
+        }
+      }
+      for (auto const& [at, h] : m->handles) {
+        if (kept.count(at)) {
+          space_.abandon();
+        } else if (h.physical == driver::memory_handle::none) {
+          (void)machine_.release_segment(device_, at);
+        } else if (machine_.unmap(at, h.bytes).ok()) {
+          (void)machine_.release(h.physical);
+        }
+      }
+    }
+    return_orphans();
+  } catch (...) {  // out of host memory: what is left goes with the process
+    space_.abandon();
+  }
+}
+
+}  // namespace weir::memory

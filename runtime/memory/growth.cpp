@@ -1,0 +1,207 @@
+// More memory for one stream when nothing mapped of its own fits: what waits, what others left, new pages.
+// Threads: any. Plans under the stream's lock, calls the driver without it, then commits or rolls back.
+#include <algorithm>
+#include <bit>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+
+void* device_allocator::cold(stream_memory& mine, request const& r) {
+  if (void* const p = own_pending(mine, r)) return p;
+  if (r.size_class < 0) {
+    if (void* const p = from_others(mine, r, r.rounded * 2)) return p;
+  }
+  void* out = nullptr;
+  driver::status const s = grow(mine, r, out);
+  if (s.ok()) return out;
+  if (s.what == driver::code::out_of_memory) return ladder(mine, r, s);
+  note(s);
+  throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
+}
+
+std::size_t device_allocator::settle(stream_memory& m) {
+  clock::timeline& home = *m.home.load();
+  std::size_t bytes = 0;
+  m.pending.settle([&](clock::stamp s) { return passed(home, s); },
+                   [&](held_block const& b) {
+                     bytes += b.bytes;
+                     counts_.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
+                     if (b.whole) {
+                       m.pieces.give(*b.whole, home.now().n);
+                     } else if (m.small.give(*b.cut, b.index)) {
+                       return_run(m, *b.cut);
+                     }
+                   });
+  return bytes;
+}
+
+std::size_t device_allocator::poll_pending(stream_memory& m) {
+  std::size_t bytes = 0;
+  for (;;) {
+    std::vector<clock::stamp> fronts;
+    {
+      base::lock_guard hold(m.lock);
+      bytes += settle(m);
+      fronts = m.pending.fronts();
+    }
+    bool news = false;
+    for (clock::stamp s : fronts) {
+      auto const done = clocks_.poll(s);
+      note(done.is);
+      news |= done.ok() && done.value;
+    }
+    if (!news) return bytes;
+  }
+}
+
+void* device_allocator::own_pending(stream_memory& mine, request const& r) {
+  {
+    base::lock_guard hold(mine.lock);
+    if (mine.pending.empty()) return nullptr;
+    if (settle(mine)) {
+      if (void* const p = warm(mine, r)) return p;
+    }
+    if (mine.pending.empty()) return nullptr;
+  }
+  if (!poll_pending(mine)) return nullptr;
+  base::lock_guard hold(mine.lock);
+  return warm(mine, r);
+}
+
+void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most) {
+  if (streams_.load(base::memory_order_relaxed) < 2) return nullptr;
+  clock::timeline& home = *mine.home.load();
+  std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
+  std::size_t const alignment = std::max(r.alignment, bins::unit);
+  for (stream_memory* other : memories()) {
+    if (other == &mine) continue;
+    base::lock_guard hold(other->lock);
+    // What this stream itself gave back to the other one: ordered by being the same stream.
+    held_block b;
+    auto const suits = [&](held_block const& h) {
+      return h.whole && h.stamps.size() == 1 && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
+    };
+    if (other->pending.take(home.id(), suits, b)) {
+      counts_.held_no_more(observe::size_pool::large, b.bytes);
+      b.whole->is = state::live;
+      b.whole->marks.clear();
+      return hand_out(*other, *b.whole, r, &home);
+    }
+    std::uint64_t const id = other->home.load()->id();
+    piece* const p = other->pieces.take_if(bytes, alignment, [&](piece const& f) { return passed(home, {id, f.freed}); });
+    if (p) return hand_out(*other, *p, r, &home);
+  }
+  return nullptr;
+}
+
+driver::status device_allocator::fill(growth const& g, mapped& out) {
+  for (address_range const& hole : g.missing) {
+    for (address at = hole.at, end = hole.at + hole.bytes; at < end;) {
+      std::size_t const n = std::min(std::bit_floor((end - at) / space_.page_bytes()) * space_.page_bytes(), space_.largest_handle());
+      auto const h = machine_.create(device_, n);
+      if (!h.ok()) return h.is;
+      if (auto const s = machine_.map(at, n, h.value); !s.ok()) {
+        release(h.value, n, out);
+        return s;
+      }
+      out.handles.push_back({h.value, at, n});
+      if (auto const s = machine_.grant(at, n, device_); !s.ok()) return s;
+      at += n;
+    }
+  }
+  return {};
+}
+
+void device_allocator::release(driver::memory_handle h, std::size_t bytes, mapped& out) {
+  if (machine_.release(h).ok()) return;
+  orphans_.lock()->push_back({h, 0, bytes});
+  out.orphaned += bytes;
+}
+
+// Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
+void device_allocator::undo(mapped& out) {
+  for (handle const& h : std::exchange(out.handles, {})) {
+    if (machine_.unmap(h.at, h.bytes).ok()) {
+      release(h.physical, h.bytes, out);
+    } else {
+      out.handles.push_back(h);
+    }
+  }
+}
+
+driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out) {
+  if (!space_.maps()) return grow_segment(mine, r, out);
+  growth g;
+  {
+    base::lock_guard hold(mine.lock);
+    if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before
+    std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
+    std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
+    if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
+    if (!mine.pieces.plan(bytes, alignment, g)) {
+      region* const more = space_.take(bytes + alignment, mine);
+      if (!more) return {driver::code::out_of_memory};
+      mine.pieces.add_region(*more, state::gap);
+      if (!mine.pieces.plan(bytes, alignment, g)) return {driver::code::out_of_memory};
+    }
+    if (!counts_.charge(g.missing_bytes)) {
+      mine.pieces.roll_back(g);
+      return {driver::code::out_of_memory};
+    }
+  }
+  region& in = *g.window->in;
+  mapped made;
+  made.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);
+  driver::status const s = fill(g, made);
+  if (!s.ok()) undo(made);
+  std::size_t kept = made.orphaned;
+  base::lock_guard hold(mine.lock);
+  for (handle const& h : made.handles) {
+    kept += h.bytes;
+    in.set_pages(h, &(mine.handles[h.at] = h));
+    counts_.handle_mapped();
+  }
+  if (!s.ok()) {
+    counts_.refund(g.missing_bytes - kept);
+    mine.pieces.roll_back(g);
+    note(s);
+    return s;
+  }
+  piece* const p = mine.pieces.commit(g);
+  if (r.size_class < 0) {
+    out = hand_out(mine, *p, r, nullptr);
+  } else {
+    counts_.run_cut(p->bytes);
+    mine.small.add(*p, r.size_class);
+    out = hand_out(mine.small.take(r.size_class, r.bytes), r);
+  }
+  return {};
+}
+
+driver::status device_allocator::grow_segment(stream_memory& mine, request const& r, void*& out) {
+  std::size_t bytes = 0;
+  {
+    base::lock_guard hold(mine.lock);
+    if ((out = warm(mine, r))) return {};
+    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.next_run_bytes(r.size_class) + granule;
+  }
+  bytes = round_up(bytes, space_.page_bytes());
+  if (bytes > space_.info().total_memory || !counts_.charge(bytes)) return {driver::code::out_of_memory};
+  auto const got = machine_.create_segment(device_, bytes);
+  if (!got.ok()) {
+    counts_.refund(bytes);
+    note(got.is);
+    return got.is;
+  }
+  base::lock_guard hold(mine.lock);
+  region* const in = space_.adopt_segment(got.value, bytes, mine);
+  handle const h{driver::memory_handle::none, got.value, bytes};
+  in->set_pages(h, &(mine.handles[h.at] = h));
+  mine.pieces.add_region(*in, state::free);
+  counts_.handle_mapped();
+  out = warm(mine, r);
+  return out ? driver::status{} : driver::status{driver::code::out_of_memory};
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,300 @@
+// Out of memory: a ladder, cheapest rung first; after each the lists are searched again. No device-wide synchronize on the way.
+// Threads: any. No lock is held while a driver call or a user's callback runs.
+//
+// Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
+#include <algorithm>
+
+#include "runtime/base/sync.h"
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+constexpr std::int64_t patience_ns = 2'000'000'000;  // for one fence, where ranks may be waiting for each other
+constexpr std::int64_t nap_ns = 200'000;
+}  // namespace
+
+void* device_allocator::ladder(stream_memory& mine, request const& r, driver::status why) {
+  counts_.retried();
+  std::vector<rung> climbed;
+  void* out = nullptr;
+  auto attempt = [&]() -> bool {  // everything that needs no rung
+    {
+      base::lock_guard hold(mine.lock);
+      if ((out = warm(mine, r))) return true;
+    }
+    if ((out = from_others(mine, r, ~std::size_t{0}))) return true;
+    why = grow(mine, r, out);
+    if (why.ok()) return true;
+    if (why.what == driver::code::out_of_memory) return false;
+    note(why);
+    throw_refusal(why, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
+  };
+  auto step = [&](std::string_view name, auto act) -> bool {
+    std::int64_t const from = base::now_ns();
+    std::size_t const gave = act();
+    auto const same = std::find_if(climbed.begin(), climbed.end(), [&](rung const& c) { return c.name == name; });
+    rung& entry = same != climbed.end() ? *same : climbed.emplace_back(rung{name, 0, 0});
+    entry.gave_bytes += gave;
+    bool const got = out || (gave && attempt());
+    entry.ns += base::now_ns() - from;
+    return got;
+  };
+  auto const describe_failure = [&] {
+    memory_report text = report();
+    text.requested = r.bytes;
+    text.rounded = r.rounded;
+    text.ladder = climbed;
+    return text;
+  };
+
+  for (bool called_back = false;;) {
+    if (step("pending blocks", [&] {
+          std::size_t bytes = 0;
+          for (stream_memory* m : memories()) bytes += poll_pending(*m);
+          return bytes;
+        })) {
+      return out;
+    }
+    if (step("complete blocks of other streams", [&] {
+          std::size_t bytes = 0;
+          for (stream_memory* m : memories()) {
+            if (m == &mine) continue;
+            clock::stamp newest{m->home.load()->id(), 0};
+            {
+              base::lock_guard hold(m->lock);
+              m->pieces.each_free([&](piece const& p) { newest.n = std::max(newest.n, p.freed); });
+            }
+            if (newest.n == 0) continue;
+            auto const done = clocks_.poll(newest);
+            note(done.is);
+            if (done.ok() && done.value) bytes += r.rounded;
+          }
+          return bytes;
+        })) {
+      return out;
+    }
+    if (step("blocks behind a device wait", [&] {
+          std::size_t gave = 0;
+          out = behind_waits(mine, r, gave);
+          return gave;
+        })) {
+      return out;
+    }
+    for (;;) {  // each round gives back about what is missing
+      std::size_t gave = 0;
+      if (step("free pages returned to the device", [&] { return gave = return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()); })) return out;
+      if (!gave) break;
+    }
+    if (!std::exchange(called_back, true)) {
+      if (step("out-of-memory callbacks", [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; })) return out;
+    }
+    std::size_t waited = 0;
+    if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest() ? 1 : 0; })) return out;
+    if (!waited) break;
+  }
+  counts_.ran_out();
+  throw out_of_memory(describe_failure(), r.at);
+}
+
+void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
+  clock::timeline& home = *mine.home.load();
+  auto const allowed = [&](clock::stamp s) {
+    clock::timeline const* const other = clock::find(s.stream);
+    return other && !(home.carries_collectives() && other->carries_collectives());
+  };
+  // Its own blocks: wait for what other streams still do with them.
+  std::vector<clock::stamp> stamps;
+  {
+    base::lock_guard hold(mine.lock);
+    mine.pending.each([&](held_block const& b) {
+      if (std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
+    });
+  }
+  std::sort(stamps.begin(), stamps.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n > b.n; });
+  for (std::size_t i = 0; i < stamps.size(); ++i) {
+    if (i && stamps[i].stream == stamps[i - 1].stream) continue;  // the newest of a stream covers its others
+    driver::status const s = home.wait(stamps[i]);
+    note(s);
+    if (s.ok()) counts_.waited();
+  }
+  if (!stamps.empty()) {
+    base::lock_guard hold(mine.lock);
+    gave += settle(mine);
+  }
+  if (gave) return nullptr;  // searched again by the caller
+
+  // Others' free pieces: wait for the stream they were freed on.
+  std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
+  std::size_t const alignment = std::max(r.alignment, bins::unit);
+  for (stream_memory* other : memories()) {
+    if (other == &mine) continue;
+    clock::timeline& theirs = *other->home.load();
+    if (!allowed({theirs.id(), 1})) continue;
+    clock::stamp newest{theirs.id(), 0};
+    {
+      base::lock_guard hold(other->lock);
+      settle(*other);
+      other->pieces.each_free([&](piece const& p) {
+        if (round_up(p.at, alignment) + bytes <= p.end()) newest.n = std::max(newest.n, p.freed);
+      });
+    }
+    if (newest.n == 0 || passed(home, newest)) continue;
+    driver::status const s = home.wait(newest);
+    note(s);
+    if (!s.ok()) continue;
+    counts_.waited();
+    if (void* const p = from_others(mine, r, ~std::size_t{0})) {
+      gave += bytes;
+      return p;
+    }
+  }
+  return nullptr;
+}
+
+std::size_t device_allocator::return_orphans() {
+  std::size_t bytes = 0;
+  std::vector<handle> still;
+  for (handle const& h : std::exchange(*orphans_.lock(), {})) {
+    if (machine_.release(h.physical).ok()) {
+      bytes += h.bytes;
+    } else {
+      still.push_back(h);
+    }
+  }
+  counts_.refund(bytes);
+  auto orphans = orphans_.lock();
+  orphans->insert(orphans->end(), still.begin(), still.end());
+  return bytes;
+}
+
+std::size_t device_allocator::return_handles(std::size_t want) {
+  std::size_t bytes = return_orphans();
+  for (stream_memory* m : memories()) {
+    if (bytes >= want) break;
+    bytes += return_handles_of(*m, want - bytes);
+  }
+  return bytes;
+}
+
+std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t want) {
+  std::size_t bytes = 0;
+  std::uint64_t const id = m.home.load()->id();
+  {
+    base::lock_guard hold(m.lock);
+    while (slab* const s = m.small.any_empty()) return_run(m, *s);
+  }
+  std::uint64_t refused_before = 0;  // the smallest stamp found to be incomplete: not asked again
+  while (bytes < want) {
+    handle h;
+    piece* place = nullptr;
+    region* in = nullptr;
+    clock::stamp to_ask{id, 0};
+    {
+      base::lock_guard hold(m.lock);
+      handle* const found = m.pieces.find_free_handle([&](handle const&, std::uint64_t freed) {
+        if (clocks_.complete({id, freed})) return true;
+        if (!refused_before || freed < refused_before) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
+        return false;
+      });
+      if (found) {
+        h = *found;
+        in = space_.find(reinterpret_cast<void const*>(h.at));
+        place = m.pieces.reserve_handle(*in, *found);
+        if (h.physical == driver::memory_handle::none) {  // a segment is its whole region
+          in->set_pages(h, nullptr);
+          m.handles.erase(h.at);
+        }
+      }
+    }
+    if (!place) {
+      if (!to_ask.n) break;
+      auto const done = clocks_.poll(to_ask);
+      note(done.is);
+      if (!done.ok() || !done.value) refused_before = to_ask.n;
+      if (!done.ok()) break;
+      continue;
+    }
+    bool const segment = h.physical == driver::memory_handle::none;
+    driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
+    note(s);
+    bool const released = s.ok() && (segment || machine_.release(h.physical).ok());
+    base::lock_guard hold(m.lock);
+    if (!s.ok()) {
+      if (segment) in->set_pages(h, &(m.handles[h.at] = h));
+      m.pieces.now_free(*place);
+      break;
+    }
+    if (segment) {
+      m.pieces.now_gap(*place);
+      m.pieces.drop_region(*in);
+      space_.drop_segment(in);
+    } else {
+      in->set_pages(h, nullptr);
+      m.handles.erase(h.at);
+      m.pieces.now_gap(*place);
+    }
+    counts_.handle_gone();
+    if (released) {
+      counts_.refund(h.bytes);
+      bytes += h.bytes;
+    } else {
+      orphans_.lock()->push_back({h.physical, 0, h.bytes});
+    }
+  }
+  return bytes;
+}
+
+bool device_allocator::wait_for_oldest() {
+  bool collectives = false;
+  clock::stamp oldest;
+  for (stream_memory* m : memories()) {
+    clock::timeline& home = *m->home.load();
+    collectives |= home.carries_collectives();
+    base::lock_guard hold(m->lock);
+    for (clock::stamp s : m->pending.fronts()) {
+      if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
+      if (!oldest.stream && !clocks_.complete(s)) oldest = s;
+    }
+    if (oldest.stream) continue;
+    m->pieces.each_free([&](piece const& p) {
+      if (p.freed && (!oldest.n || p.freed < oldest.n) && !clocks_.complete({home.id(), p.freed})) oldest = {home.id(), p.freed};
+    });
+  }
+  if (!oldest.stream) return false;
+  if (!collectives) {
+    driver::status const s = clocks_.synchronize(oldest);
+    note(s);
+    return s.ok();
+  }
+  // Ranks may be waiting for this very thread: patience has an end.
+  for (std::int64_t const until = base::now_ns() + patience_ns; base::now_ns() < until;) {
+    auto const done = clocks_.poll(oldest);
+    note(done.is);
+    if (!done.ok()) return false;
+    if (done.value) return true;
+    base::sleep_ns(nap_ns);
+  }
+  return false;
+}
+
+std::size_t device_allocator::empty_cache() {
+  if (lost_.load()) return 0;
+  std::size_t bytes = 0;
+  for (stream_memory* m : memories()) {
+    poll_pending(*m);
+    clock::stamp newest{m->home.load()->id(), 0};
+    bool collectives = m->home.load()->carries_collectives();
+    {
+      base::lock_guard hold(m->lock);
+      while (slab* const s = m->small.any_empty()) return_run(*m, *s);
+      m->pieces.each_free([&](piece const& p) {
+        if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);
+      });
+    }
+    if (newest.n && !collectives && !clocks_.complete(newest)) note(clocks_.synchronize(newest));
+    bytes += return_handles_of(*m, ~std::size_t{0});
+  }
+  return bytes + return_orphans();
+}
+
+}  // namespace weir::memory

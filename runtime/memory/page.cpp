@@ -1,0 +1,156 @@
+// The slow half of page.h: the reservation, its regions, and which block covers an address.
+// Threads: as page.h.
+#include "runtime/memory/page.h"
+
+#include <bit>
+
+#include "runtime/memory/arena.h"
+
+namespace weir::memory {
+
+bit_tree::bit_tree(std::size_t n) {
+  do {
+    n = (n + 63) / 64;
+    levels_.emplace_back(n);
+  } while (n > 1);
+}
+
+void bit_tree::insert(std::size_t i) noexcept {
+  for (auto& level : levels_) {
+    level[i / 64] |= std::uint64_t{1} << (i % 64);
+    i /= 64;
+  }
+}
+
+void bit_tree::erase(std::size_t i) noexcept {
+  for (auto& level : levels_) {
+    level[i / 64] &= ~(std::uint64_t{1} << (i % 64));
+    if (level[i / 64]) return;
+    i /= 64;
+  }
+}
+
+std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
+  std::size_t depth = 0;
+  std::uint64_t found = 0;
+  for (bool self = true;; self = false) {  // up: at the lowest level i itself counts, above it only what is left of it
+    std::uint64_t const word = levels_[depth][i / 64];
+    unsigned const bit = i % 64;
+    found = word & (self ? (bit == 63 ? ~std::uint64_t{0} : (std::uint64_t{2} << bit) - 1) : (std::uint64_t{1} << bit) - 1);
+    if (found) break;
+    i /= 64;
+    if (++depth == levels_.size()) return none;
+  }
+  std::size_t at = i / 64 * 64 + static_cast<std::size_t>(63 - std::countl_zero(found));
+  while (depth > 0) {
+    std::uint64_t const word = levels_[--depth][at];
+    at = at * 64 + static_cast<std::size_t>(63 - std::countl_zero(word));
+  }
+  return at;
+}
+
+region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
+    : base(b), bytes(n), page_bytes(page), owner(o), pages_(n / page + 1), starts_(n / granule + 2), started_(n / granule + 2) {}
+
+void region::set_pages(handle const& where, handle* value) noexcept {
+  for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
+}
+
+void region::enter(piece& p) noexcept {
+  std::size_t const first_granule = index(p.at);
+  std::size_t const last = p.is == state::slab ? index(p.at + p.bytes - 1) : first_granule;
+  for (std::size_t i = first_granule; i <= last; ++i) starts_[i] = &p;
+  started_.insert(first_granule);
+}
+
+void region::leave(piece& p) noexcept {
+  std::size_t const first_granule = index(p.at);
+  std::size_t const last = p.is == state::slab ? index(p.at + p.bytes - 1) : first_granule;
+  for (std::size_t i = first_granule; i <= last; ++i) starts_[i] = nullptr;
+  started_.erase(first_granule);
+}
+
+piece* region::covering(address a) const noexcept {
+  std::size_t i = index(a);
+  piece* p = starts_[i];
+  if (!p || p->at > a) {
+    if (i == 0) return nullptr;
+    i = started_.last_up_to(i - 1);
+    if (i == bit_tree::none) return nullptr;
+    p = starts_[i];
+  }
+  return a < p->at + p->bytes ? p : nullptr;
+}
+
+address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
+
+address_space::~address_space() {
+  if (base_ && !abandoned_) (void)machine_.unreserve(base_, extent_ * extents_);
+}
+
+driver::status address_space::open(driver::device_info const& info) {
+  info_ = info;
+  page_ = info.granularity ? info.granularity : std::size_t{2} << 20;
+  if (!info.maps) return {};
+  std::size_t const memory = std::bit_ceil(std::max(info.total_memory, page_ * 16));
+  for (std::size_t fold = 64; fold >= 2; fold /= 2) {
+    std::size_t const bytes = std::min(memory * fold, std::size_t{16} << 40);
+    auto const got = machine_.reserve(bytes, page_);
+    if (!got.ok()) {
+      if (fold == 2 || got.is.what == driver::code::lost || got.is.what == driver::code::forked || got.is.what == driver::code::unloading) return got.is;
+      continue;
+    }
+    base_ = got.value;
+    extent_ = std::max(memory / 4, page_ * 4);
+    extents_ = bytes / extent_;
+    by_extent_.reset(new base::atomic<region*>[extents_]);
+    return {};
+  }
+  return {driver::code::out_of_memory};
+}
+
+region* address_space::take(std::size_t at_least, stream_memory& owner) {
+  base::lock_guard hold(lock_);
+  std::size_t const need = (at_least + extent_ - 1) / extent_;
+  std::size_t const left = extents_ - used_;
+  if (!extent_ || need > left) return nullptr;
+  // Generous while there is plenty: an arena of one region has the fewest seams.
+  std::size_t const n = std::max(need, std::min<std::size_t>(left, left > extents_ / 2 ? 4 : left > extents_ / 4 ? 2 : 1));
+  regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
+  region* const made = regions_.back().get();
+  for (std::size_t i = used_; i < used_ + n; ++i) by_extent_[i].store(made, base::memory_order_release);
+  used_ += n;
+  return made;
+}
+
+region* address_space::adopt_segment(address at, std::size_t bytes, stream_memory& owner) {
+  base::lock_guard hold(lock_);
+  auto made = std::make_unique<region>(at, bytes, page_, &owner);
+  region* const plain = made.get();
+  segments_[at] = std::move(made);
+  return plain;
+}
+
+void address_space::drop_segment(region* r) noexcept {
+  base::lock_guard hold(lock_);
+  auto const found = segments_.find(r->base);
+  if (found == segments_.end()) return;
+  if (dropped_.size() == 64) dropped_.erase(dropped_.begin());
+  dropped_.push_back(std::move(found->second));
+  segments_.erase(found);
+}
+
+region* address_space::find(void const* p) const noexcept {
+  auto const a = reinterpret_cast<address>(p);
+  if (base_) {
+    std::size_t const offset = a - base_;
+    return offset < extent_ * extents_ ? by_extent_[offset / extent_].load(base::memory_order_acquire) : nullptr;
+  }
+  base::lock_guard hold(lock_);
+  auto after = segments_.upper_bound(a);
+  if (after == segments_.begin()) return nullptr;
+  region* const r = std::prev(after)->second.get();
+  return a - r->base < r->bytes ? r : nullptr;
+}
+
+}  // namespace weir::memory

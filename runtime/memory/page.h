@@ -1,0 +1,125 @@
+// Address space and pages of one device: one reservation, cut into regions, and what is mapped where.
+// Threads: address_space any; a region belongs to one arena and is guarded by that arena's lock, but for `base`, `bytes`, `owner`.
+//
+// Invariants
+//   every page of a region has exactly one handle, or none; a handle's pages are all its own
+//   an address has one owner: region = regions[(address - base) / extent], found by subtraction
+#pragma once
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/driver.h"
+
+namespace weir::memory {
+
+using driver::address;
+inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule
+
+class stream_memory;
+struct piece;
+struct slab;
+
+inline constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) / to * to; }
+inline constexpr std::size_t round_down(std::size_t n, std::size_t to) noexcept { return n / to * to; }
+
+// Zeroed when made, touched by the system only where used.
+template <class T>
+class sparse_array {
+ public:
+  sparse_array() noexcept = default;
+  explicit sparse_array(std::size_t n) : data_(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))) {
+    if (!data_) throw std::bad_alloc();
+  }
+  T& operator[](std::size_t i) const noexcept { return data_.get()[i]; }
+
+ private:
+  struct release {
+    void operator()(T* p) const noexcept { std::free(p); }
+  };
+  static_assert(std::is_trivially_destructible_v<T>);
+  std::unique_ptr<T, release> data_;
+};
+
+// A set of small integers that answers "the largest member that is not above i" in a few steps.
+class bit_tree {
+ public:
+  static constexpr std::size_t none = ~std::size_t{0};
+  explicit bit_tree(std::size_t n);
+  void insert(std::size_t i) noexcept;
+  void erase(std::size_t i) noexcept;
+  std::size_t last_up_to(std::size_t i) const noexcept;
+
+ private:
+  std::vector<sparse_array<std::uint64_t>> levels_;
+};
+
+// Physical memory: one create, or one segment. It is mapped whole, at one place.
+struct handle {
+  driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
+  address at = 0;
+  std::size_t bytes = 0;
+  std::uint64_t readers = 0;  // bit d: device d may use it too
+};
+
+// A contiguous range of addresses whose blocks all belong to one arena.
+class region {
+ public:
+  region(address base, std::size_t bytes, std::size_t page_bytes, stream_memory* owner);
+  address const base;
+  std::size_t const bytes;
+  std::size_t const page_bytes;
+  base::atomic<stream_memory*> owner;
+  piece* first = nullptr;  // the piece at `base`
+
+  handle* page(address a) const noexcept { return pages_[(a - base) / page_bytes]; }
+  void set_pages(handle const& where, handle* value) noexcept;
+  // Which block covers an address: a block is entered at its start, a slab's run at each of its granules.
+  void enter(piece&) noexcept;
+  void leave(piece&) noexcept;
+  piece* covering(address) const noexcept;  // null: no block, no run
+
+ private:
+  std::size_t index(address a) const noexcept { return a / granule - base / granule; }
+  sparse_array<handle*> pages_;
+  sparse_array<piece*> starts_;  // a granule
+  bit_tree started_;
+};
+
+class address_space {  // one a device
+ public:
+  address_space(driver::driver&, int device);
+  ~address_space();
+  address_space(address_space const&) = delete;
+
+  // One reservation, as large as is left up to 64 times the device's memory.
+  driver::status open(driver::device_info const&);
+  bool maps() const noexcept { return info_.maps; }
+  std::size_t page_bytes() const noexcept { return page_; }
+  std::size_t largest_handle() const noexcept { return page_ * 16; }
+  driver::device_info const& info() const noexcept { return info_; }
+
+  region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left
+  region* adopt_segment(address, std::size_t bytes, stream_memory& owner);
+  void drop_segment(region*) noexcept;
+  // Threads: any, without a lock where the device maps.
+  region* find(void const*) const noexcept;
+  void abandon() noexcept { abandoned_ = true; }  // something is still in use: the reservation stays
+
+ private:
+  driver::driver& machine_;
+  int const device_;
+  driver::device_info info_;
+  std::size_t page_ = 0, extent_ = 0, extents_ = 0, used_ = 0;  // used_ under lock_
+  address base_ = 0;
+  bool abandoned_ = false;
+  std::unique_ptr<base::atomic<region*>[]> by_extent_;
+  mutable base::mutex lock_;
+  std::vector<std::unique_ptr<region>> regions_;                 // under lock_
+  std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
+  std::vector<std::unique_ptr<region>> dropped_;                 // under lock_; the last few: somebody may be asking about them now
+};
+
+}  // namespace weir::memory

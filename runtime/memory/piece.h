@@ -1,0 +1,123 @@
+// A piece is one stretch of an arena's addresses; the pieces of a region lie side by side and leave nothing out.
+// Threads: guarded by the lock of the stream_memory whose region it lies in.
+//
+// Invariant: region = live + pending + slab + free + reserved + gap, in bytes; no two neighbours are both free, or both gap.
+#pragma once
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "runtime/clock/timeline.h"
+#include "runtime/memory/page.h"
+
+namespace weir::memory {
+
+enum class state : std::uint8_t {
+  live,      // somebody's block
+  pending,   // given back; streams it was marked for may still use it
+  slab,      // the run of a slab
+  free,      // mapped; whatever used it is ordered before (home, freed) and so before whatever home is given next
+  reserved,  // promised to a call that is talking to the driver
+  gap,       // addresses without pages
+};
+
+struct piece {
+  address at = 0;
+  std::size_t bytes = 0;
+  piece* before = nullptr;
+  piece* after = nullptr;
+  piece* bin_before = nullptr;  // free: in its bin. gap: in the list of gaps
+  piece* bin_after = nullptr;
+  region* in = nullptr;
+  state is = state::gap;
+  std::uint16_t bin = 0;
+  std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
+  clock::timeline* home = nullptr;         // live: the stream it was made for
+  std::size_t requested = 0;               // live
+  slab* cut = nullptr;                     // slab
+  std::vector<clock::timeline*> marks;     // live: other streams that use it
+
+  address end() const noexcept { return at + bytes; }
+};
+
+// Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling, with a two-level bitmap over them.
+// Invariant: a piece is in bin i exactly when bin_of(piece.bytes) == i, and bit i is set exactly when bin i is not empty.
+class bins {
+ public:
+  static constexpr std::size_t unit = 512;  // bytes: what blocks of an arena are rounded up to
+  static constexpr int count = 1024;
+
+  static int bin_of(std::size_t bytes) noexcept {
+    std::size_t const u = bytes / unit;
+    if (u < 64) return static_cast<int>(u);
+    int const e = std::bit_width(u) - 1;
+    int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
+    return bin < count ? bin : count - 1;
+  }
+  void insert(piece& p) noexcept {
+    int const q = bin_of(p.bytes);
+    p.bin = static_cast<std::uint16_t>(q);
+    p.bin_before = nullptr;
+    p.bin_after = heads_[at(q)];
+    if (p.bin_after) p.bin_after->bin_before = &p;
+    heads_[at(q)] = &p;
+    bits_[at(q) / 64] |= std::uint64_t{1} << (q % 64);
+    words_ |= 1u << (q / 64);
+    ++size_;
+  }
+  void erase(piece& p) noexcept {
+    std::size_t const q = p.bin;
+    if (p.bin_before) {
+      p.bin_before->bin_after = p.bin_after;
+    } else {
+      heads_[q] = p.bin_after;
+      if (!p.bin_after) {
+        bits_[q / 64] &= ~(std::uint64_t{1} << (q % 64));
+        if (!bits_[q / 64]) words_ &= ~(1u << (q / 64));
+      }
+    }
+    if (p.bin_after) p.bin_after->bin_before = p.bin_before;
+    p.bin_before = p.bin_after = nullptr;
+    --size_;
+  }
+  // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own bin, then the tightest of the next.
+  // At most `looks` pieces are looked at in a bin, so the cost does not grow with the number of pieces.
+  template <class Fits>
+  piece* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
+    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
+      piece* best = nullptr;
+      int left = looks;
+      for (piece* p = heads_[at(q)]; p && left-- > 0; p = p->bin_after) {
+        if (p->bytes < bytes || (best && p->bytes >= best->bytes) || !fits(*p)) continue;
+        best = p;
+        if (p->bytes == bytes) break;
+      }
+      if (best) return best;
+    }
+    return nullptr;
+  }
+  template <class Do>
+  void each(Do act) const {  // act may not change the bins
+    for (int q = next(0); q >= 0; q = next(q + 1)) {
+      for (piece* p = heads_[at(q)]; p; p = p->bin_after) act(*p);
+    }
+  }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  static std::size_t at(int q) noexcept { return static_cast<std::size_t>(q); }
+  int next(int q) const noexcept {  // the first bin from q up that holds something; -1: none
+    if (q >= count) return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] >> (q % 64)) return q + std::countr_zero(word);
+    std::uint32_t const above = q / 64 == 15 ? 0 : words_ & ~((2u << (q / 64)) - 1);
+    if (!above) return -1;
+    int const w = std::countr_zero(above);
+    return w * 64 + std::countr_zero(bits_[at(w)]);
+  }
+  std::array<piece*, count> heads_{};
+  std::array<std::uint64_t, 16> bits_{};
+  std::uint32_t words_ = 0;
+  std::size_t size_ = 0;
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,210 @@
+// weir/memory.h over the allocators: the current stream in, a block out; and the owner of one block.
+// Threads: any.
+#include "weir/memory.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/memory/allocator.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+
+namespace weir {
+namespace {
+
+memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_memory>(); }
+
+[[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%p", p);
+  throw invalid_use(operation, std::string(text) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
+                    "Pass the address of a block that weir allocated and that is still held", at);
+}
+
+void* pageable(size_t bytes, size_t alignment, here at) {
+  size_t const align = std::max<size_t>(alignment, 64);
+  void* const p = (alignment & (alignment - 1)) || bytes > static_cast<size_t>(-1) / 2 ? nullptr : std::aligned_alloc(align, (bytes + align - 1) / align * align + (bytes ? 0 : align));
+  if (p) return p;
+  if (alignment & (alignment - 1)) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural", at);
+  memory_report r{};
+  r.on = cpu;
+  r.requested = r.rounded = bytes;
+  throw out_of_memory(r, at);
+}
+
+}  // namespace
+
+void* allocate(size_t bytes, size_t alignment, here at) {
+  runtime::impl& r = streams::current_runtime();
+  clock::timeline& home = streams::current_line(r);
+  return blocks(r).on(home.device()).allocate(home, bytes, alignment, at);
+}
+
+void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
+  clock::timeline& home = streams::line_of(s);
+  return blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at);
+}
+
+void deallocate(void* p, here at) {
+  if (!p) return;
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+  throw_foreign("deallocate", p, at);
+}
+
+void deallocate(stream_ref last_use, void* p, here at) {
+  if (!p) return;
+  clock::timeline& line = streams::line_of(last_use);
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, &line, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) {
+    host->mark(p, line);
+    return host->deallocate(p, at);
+  }
+  throw_foreign("deallocate", p, at);
+}
+
+void record_stream(void const* p, stream_ref user, here at) {
+  clock::timeline& line = streams::line_of(user);
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->mark(p, line, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) return host->mark(p, line);
+  throw_foreign("record_stream", p, at);
+}
+
+std::optional<block_info> find_block(void const* p) noexcept {
+  std::optional<memory::block> found;
+  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
+    found = a->find(p);
+  } else if (auto const* const host = streams::pinned_memory::owner(p)) {
+    found = host->find(p);
+  }
+  if (!found) return std::nullopt;
+  block_info out{found->device < 0 ? cpu : device(found->device), found->kind, found->base, found->bytes, std::nullopt};
+  if (found->home) out.home = streams::ref_of(*found->home);
+  return out;
+}
+
+buffer::buffer(size_t bytes, buffer_options o, here at) {
+  runtime::impl& r = streams::current_runtime();
+  if (o.kind == memory_kind::pinned) {
+    data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
+    kind_ = static_cast<size_t>(memory_kind::pinned);
+  } else if (o.kind == memory_kind::pageable || o.on.is_cpu()) {
+    data_ = pageable(bytes, o.alignment, at);
+    kind_ = static_cast<size_t>(memory_kind::pageable);
+  } else {
+    clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at));
+    data_ = blocks(r).on(home.device()).allocate(home, bytes, o.alignment, at);
+    kind_ = static_cast<size_t>(memory_kind::device);
+  }
+  size_ = bytes;
+}
+
+void buffer::reset() noexcept {
+  void* const p = data_;
+  memory_kind const k = kind();
+  forget();
+  if (!p) return;
+  try {  // the runtime may be gone: then the block went, or stays, with it
+    if (k == memory_kind::pageable) {
+      std::free(p);
+    } else if (k == memory_kind::pinned) {
+      if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, here::current());
+    } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
+      a->deallocate(p, nullptr, here::current());
+    }
+  } catch (...) {  // freed behind this owner's back
+  }
+}
+
+void* buffer::host_data(char const* operation) const {
+  if (kind() != memory_kind::device || !data_) return data_;
+  throw invalid_use(operation, std::to_string(size()) + " B of device memory", "Copy it to a pinned or pageable buffer first (weir::copy)", here::current());
+}
+
+block_info buffer::info() const noexcept {
+  if (kind() != memory_kind::pageable && data_) {
+    if (auto found = find_block(data_)) return *found;
+  }
+  return {cpu, kind(), data_, size(), std::nullopt};
+}
+
+void buffer::record_stream(stream_ref s, here at) const {
+  if (data_ && kind() != memory_kind::pageable) weir::record_stream(data_, s, at);
+}
+
+void buffer::rebind(stream_ref home, here at) {
+  memory::allocator* const a = data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
+  if (!a) throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory", "Only device blocks have a home stream", at);
+  a->rebind(data_, streams::line_of(home), at);
+}
+
+void* buffer::release() noexcept {
+  void* const p = data_;
+  forget();
+  return p;
+}
+
+buffer buffer::adopt(void* p, here at) {
+  buffer out;
+  if (!p) return out;
+  auto const found = find_block(p);
+  if (!found || found->base != p) throw_foreign("buffer::adopt", p, at);
+  out.data_ = p;
+  out.size_ = found->bytes;
+  out.kind_ = static_cast<size_t>(found->kind);
+  return out;
+}
+
+buffer pinned(size_t bytes, here at) { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); }
+
+buffer pin_memory(std::span<std::byte const> from, here at) {
+  buffer out = pinned(from.size(), at);
+  if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
+  return out;
+}
+
+size_t empty_cache(device on) {
+  runtime::impl& r = streams::current_runtime();
+  memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", here::current()));
+  return a ? a->empty_cache() : 0;
+}
+
+void set_memory_limit(size_t bytes, device on) {
+  runtime::impl& r = streams::current_runtime();
+  blocks(r).on(streams::resolve(on, r, "set_memory_limit", here::current())).set_limit(bytes);
+}
+
+void set_per_process_memory_fraction(double of_total, device on) {
+  runtime::impl& r = streams::current_runtime();
+  int const d = streams::resolve(on, r, "set_per_process_memory_fraction", here::current());
+  if (!(of_total > 0 && of_total <= 1)) {
+    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total), "Name a fraction of the device's memory above 0, at most 1", here::current());
+  }
+  auto const info = r.machine().info(d);
+  require(info.is, "set_per_process_memory_fraction", device(d).str(), "", here::current());
+  blocks(r).on(d).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));
+}
+
+struct callback_registration::state {
+  out_of_memory_callback call;
+  memory::device_memory* in = nullptr;
+  std::uint64_t id = 0;
+};
+
+callback_registration::callback_registration(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
+callback_registration::callback_registration(callback_registration&&) noexcept = default;
+callback_registration::~callback_registration() {
+  if (state_ && memory::device_memory::is_alive(state_->in)) state_->in->remove_callback(state_->id);
+}
+
+callback_registration on_out_of_memory(out_of_memory_callback call, int order) {
+  auto s = std::make_unique<callback_registration::state>();
+  s->call = std::move(call);
+  s->in = &blocks(streams::current_runtime());
+  s->id = s->in->add_callback([](void* p, memory_report const& r) { return static_cast<callback_registration::state*>(p)->call(r); }, s.get(), order);
+  return callback_registration(std::move(s));
+}
+
+}  // namespace weir
