@@ -1,0 +1,25 @@
+// The few kernels the conformance suite needs on GPUs. Each answers a cudaError as int; -1 in a build without a toolkit.
+// Threads: any. The calling thread's CUDA device must be the stream's.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace weir::conformance {
+
+struct device_log {  // in pinned memory, so that the host can look while a stream is held
+  static constexpr std::uint32_t capacity = 4000;
+  std::uint32_t count;
+  std::uint32_t at[capacity];
+};
+
+int launch_append(CUstream_st*, device_log*, std::uint32_t x);
+int launch_store(CUstream_st*, std::uint32_t* to, std::uint32_t value);
+int launch_relay(CUstream_st*, std::uint32_t* to, std::uint32_t const* from);                       // *to = *from
+int launch_fill(CUstream_st*, std::uint32_t* to, std::uint32_t first, std::size_t count);           // to[i] = first + i
+int launch_crash(CUstream_st*);                                                                     // the sticky kind: CUDA error 700
+int launch_spin(CUstream_st*, long long clocks);
+int load_kernels();                                                                                 // so that no first launch stands in a measured place
+
+}  // namespace weir::conformance

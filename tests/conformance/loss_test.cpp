@@ -1,0 +1,125 @@
+// Rules M7, M11, M15 and M16 where a device is lost: on GPUs each in a process of its own.
+#include "tests/conformance/rig.h"
+
+namespace weir::conformance {
+namespace {
+
+class loss : public conformance {};
+WEIR_CONFORMANCE(loss);
+
+TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_number) {
+  if (!alone()) return;
+  auto const s = stream(0);
+  auto const e = event(0), f = event(0);
+  auto const b = memory(0);
+  auto* const h = pinned(4096);
+  EXPECT_OK(machine().record(0, s, f));
+  finish(0, s);
+  crash(0, s);
+  int const number = machine().query_stream(0, s).native;
+  std::vector<std::function<status()>> const calls{
+      [&] { return machine().query_stream(0, s); },
+      [&] { return machine().synchronize_stream(0, s); },
+      [&] { return machine().synchronize_device(0); },
+      [&] { return machine().create_stream(0, stream_kind::independent, 0).is; },
+      [&] { return machine().record(0, s, e); },
+      [&] { return machine().wait(0, s, f); },
+      [&] { return machine().query_event(f); },
+      [&] { return machine().synchronize_event(f); },
+      [&] { return machine().create_event(0, event_kind::order_only).is; },
+      [&] { return machine().copy(0, s, b.words(), h, 4); },
+      [&] { return machine().fill(0, s, b.words(), 1, 4, 1); },
+      [&] { return machine().host_function(0, s, {}); },
+      [&] { return machine().open(0); },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE(i);
+    status const said = calls[i]();
+    EXPECT_EQ(said.what, code::lost) << driver::name_of(said.what);
+    EXPECT_EQ(said.native, number);
+  }
+}
+
+TEST_P(loss, m7_m15_pending_work_never_runs_and_is_dropped_and_its_event_never_completes) {
+  if (!alone()) return;
+  auto const s = stream(0), culprit = stream(0);
+  auto const e = event(0);
+  static std::atomic<int> runs{0}, drops{0};
+  runs = drops = 0;
+  driver::work w;
+  w.run = [](void*) { ++runs; };
+  w.drop = [](void*) { ++drops; };
+  auto const held = machine().hold(0, s);
+  ASSERT_OK(held.is);
+  log(0, s, 1);
+  EXPECT_OK(machine().host_function(0, s, w));
+  EXPECT_OK(machine().record(0, s, e));
+  crash(0, culprit);
+  machine().open_gate(held.value);
+  EXPECT_SAYS(code::lost, machine().query_event(e));
+  EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
+  for (int i = 0; i < 200 && drops == 0 && !seeded(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(runs, 0);
+  EXPECT_EQ(drops, 1);
+  EXPECT_TRUE(logged().empty());
+}
+
+TEST_P(loss, m15_other_devices_go_on) {
+  NEED_DEVICES(2);
+  if (!alone()) return;
+  auto const s = stream(0), other = stream(1);
+  auto const e = event(1), of_lost = event(0);
+  auto const b = memory(1);
+  EXPECT_OK(machine().record(0, s, of_lost));
+  auto& g = hold(1, other);
+  store(1, other, b.words(), 9);
+  crash(0, s);
+  EXPECT_SAYS(code::lost, machine().wait(1, other, of_lost));
+  g.open();
+  EXPECT_OK(machine().record(1, other, e));
+  finish(1, other);
+  EXPECT_OK(machine().query_event(e));
+  EXPECT_EQ(read(b), 9u);
+  auto const more = memory(1);
+  write(more, 4);
+  EXPECT_EQ(read(more), 4u);
+}
+
+TEST_P(loss, m16_a_kernel_that_reaches_ungranted_memory_loses_its_device) {
+  NEED_DEVICES(2);
+  if (!alone()) return;
+  auto const s = stream(0), other = stream(1);
+  auto const b = memory(1);
+  write(b, 1);
+  a_device_will_be_lost();
+  store(0, s, b.words(), 2);
+  EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
+  EXPECT_OK(machine().query_stream(1, other));
+  EXPECT_EQ(read(b), 1u);
+}
+
+TEST_P(loss, m11_work_that_reaches_unmapped_addresses_loses_its_device) {
+  if (!alone()) return;
+  auto const s = stream(0);
+  auto const b = memory(0);
+  EXPECT_OK(machine().unmap(b.at, b.bytes));
+  a_device_will_be_lost();
+  store(0, s, b.words(), 2);
+  EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
+}
+
+TEST_P(loss, m11_mapped_memory_is_out_of_reach_until_it_is_granted) {
+  if (!alone()) return;
+  auto const s = stream(0);
+  auto const at = machine().reserve(page(), 0);
+  auto const handle = machine().create(0, page());
+  ASSERT_OK(at.is);
+  ASSERT_OK(handle.is);
+  EXPECT_OK(machine().map(at.value, page(), handle.value));
+  a_device_will_be_lost();
+  store(0, s, reinterpret_cast<std::uint32_t*>(at.value), 2);
+  EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
+}
+
+}  // namespace
+}  // namespace weir::conformance

@@ -1,0 +1,295 @@
+// Rules M9 to M14 and M16 of docs/simulated-machine.md, on every machine: places, pages, bytes, refusals, peers.
+#include <sys/mman.h>
+
+#include <cstring>
+#include <thread>
+
+#include "tests/conformance/rig.h"
+
+namespace weir::conformance {
+namespace {
+
+class memory : public conformance {};
+WEIR_CONFORMANCE(memory);
+
+TEST_P(memory, m9_copies_know_device_and_pinned_memory_only) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const h = pinned(8192);
+  std::vector<std::uint32_t> pageable(4096, 5);
+  for (void* to : {static_cast<void*>(b.words()), static_cast<void*>(h)}) {
+    EXPECT_OK(machine().copy(0, s, to, b.words() + 512, 64));
+    EXPECT_OK(machine().copy(0, s, to, h + 512, 64));
+    EXPECT_SAYS(code::invalid, machine().copy(0, s, to, pageable.data(), 64));
+    EXPECT_SAYS(code::invalid, machine().copy(0, s, pageable.data(), to, 64));
+  }
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, pageable.data(), pageable.data() + 64, 64));
+  finish(0, s);
+  EXPECT_EQ(pageable, std::vector<std::uint32_t>(4096, 5));
+}
+
+TEST_P(memory, m9_one_pageable_byte_is_enough_to_refuse_a_copy) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const pages = static_cast<char*>(::mmap(nullptr, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_OK(machine().pin(pages + 4096, 4096));
+  EXPECT_OK(machine().copy(0, s, b.words(), pages + 4096, 4096));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4096, 4097));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4095, 2));
+  finish(0, s);
+  EXPECT_OK(machine().unpin(pages + 4096));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4096, 4096));
+  ::munmap(pages, 3 * 4096);
+}
+
+TEST_P(memory, m9_addresses_are_found_where_they_are) {
+  auto const b = conformance::memory(0);
+  auto* const h = pinned(4096);
+  int on_stack = 0;
+  auto const device = machine().find(b.words() + 3), host = machine().find(h + 3), neither = machine().find(&on_stack);
+  EXPECT_OK(device.is);
+  EXPECT_EQ(device.value.in, driver::where::device);
+  EXPECT_EQ(device.value.device, 0);
+  EXPECT_EQ(host.value.in, driver::where::pinned);
+  EXPECT_EQ(neither.value.in, driver::where::pageable);
+}
+
+TEST_P(memory, m10_a_pinned_source_is_read_at_any_time_until_completion) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const h = pinned(4096);
+  *h = 1;
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().copy(0, s, b.words(), h, 4));
+  *h = 2;
+  g.open();
+  finish(0, s);
+  EXPECT_EQ(read(b), 2u);
+}
+
+TEST_P(memory, m11_a_handle_maps_whole_and_unmap_takes_exactly_what_was_mapped) {
+  std::size_t const p = page();
+  auto const at = machine().reserve(8 * p, 0);
+  auto const two = machine().create(0, 2 * p), one = machine().create(0, p);
+  ASSERT_OK(at.is);
+  ASSERT_OK(two.is);
+  ASSERT_OK(one.is);
+  address const a = at.value;
+  EXPECT_SAYS(code::invalid, machine().map(a, p, two.value));
+  EXPECT_SAYS(code::invalid, machine().map(a + p / 2, 2 * p, two.value));
+  EXPECT_SAYS(code::invalid, machine().map(a + 7 * p, 2 * p, two.value));
+  EXPECT_SAYS(code::invalid, machine().map(a + 64 * p, 2 * p, two.value));
+  EXPECT_OK(machine().map(a, 2 * p, two.value));
+  EXPECT_SAYS(code::invalid, machine().map(a + p, p, one.value));
+  EXPECT_SAYS(code::invalid, machine().grant(a, p, 0));
+  EXPECT_SAYS(code::invalid, machine().grant(a, 3 * p, 0));
+  EXPECT_OK(machine().map(a + 2 * p, p, one.value));
+  EXPECT_OK(machine().grant(a, 3 * p, 0));
+  EXPECT_SAYS(code::invalid, machine().unmap(a, p));
+  EXPECT_SAYS(code::invalid, machine().unmap(a + p, p));
+  EXPECT_SAYS(code::invalid, machine().unmap(a, 3 * p));
+  EXPECT_SAYS(code::invalid, machine().unmap(a + 4 * p, p));
+  EXPECT_SAYS(code::invalid, machine().unreserve(a, 8 * p));
+  EXPECT_OK(machine().unmap(a, 2 * p));
+  EXPECT_SAYS(code::invalid, machine().unmap(a, 2 * p));
+  EXPECT_SAYS(code::invalid, machine().unreserve(a, p));
+  EXPECT_SAYS(code::invalid, machine().unreserve(a + p, 7 * p));
+  EXPECT_OK(machine().unmap(a + 2 * p, p));
+  EXPECT_OK(machine().release(two.value));
+  EXPECT_SAYS(code::invalid, machine().map(a, 2 * p, two.value));
+  EXPECT_SAYS(code::invalid, machine().release(two.value));
+  EXPECT_OK(machine().release(one.value));
+  EXPECT_OK(machine().unreserve(a, 8 * p));
+  EXPECT_SAYS(code::invalid, machine().unreserve(a, 8 * p));
+  EXPECT_SAYS(code::invalid, machine().reserve(p / 2, 0).is);
+  EXPECT_SAYS(code::invalid, machine().reserve(0, 0).is);
+  EXPECT_SAYS(code::invalid, machine().create(0, p + 1).is);
+  EXPECT_SAYS(code::invalid, machine().create(0, 0).is);
+}
+
+TEST_P(memory, m11_a_reservation_is_aligned_as_asked) {
+  for (std::size_t const times : {1, 2, 16}) {
+    auto const at = machine().reserve(page(), times * page());
+    ASSERT_OK(at.is);
+    EXPECT_EQ(at.value % (times * page()), 0u);
+    EXPECT_OK(machine().unreserve(at.value, page()));
+  }
+  EXPECT_SAYS(code::invalid, machine().reserve(page(), 3 * page()).is);
+}
+
+TEST_P(memory, m11_work_given_before_a_remap_hits_the_new_page_or_the_unmap_waited_for_it) {
+  if (seeded()) GTEST_SKIP() << "an unmap may wait for the held work, and a seeded machine has one thread here: it would wait for ever";
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto const fresh = machine().create(0, page());
+  ASSERT_OK(fresh.is);
+  write(b, 1);
+  auto const held = machine().hold(0, s);
+  ASSERT_OK(held.is);
+  store(0, s, b.words(), 2);
+  std::atomic<bool> remapped{false};
+  std::thread remap([&] {
+    EXPECT_OK(machine().unmap(b.at, page()));
+    EXPECT_OK(machine().map(b.at, page(), fresh.value));
+    EXPECT_OK(machine().grant(b.at, page(), 0));
+    remapped = true;
+  });
+  for (int i = 0; i < 50 && !remapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  bool const waited = !remapped;
+  EXPECT_OK(machine().open_gate(held.value));
+  remap.join();
+  finish(0, s);
+  RecordProperty("unmap", waited ? "waited" : "did not wait");
+  if (!waited) {
+    EXPECT_EQ(read(b), 2u) << "the store should have hit the page that is there when it runs";
+  }
+  auto const elsewhere = machine().reserve(page(), 0);
+  ASSERT_OK(elsewhere.is);
+  EXPECT_OK(machine().map(elsewhere.value, page(), b.handle));
+  EXPECT_OK(machine().grant(elsewhere.value, page(), 0));
+  EXPECT_EQ(read(block{.device = 0, .at = elsewhere.value, .bytes = page(), .handle = b.handle}), waited ? 2u : 1u);
+  EXPECT_OK(machine().unmap(elsewhere.value, page()));
+  EXPECT_OK(machine().unreserve(elsewhere.value, page()));
+  EXPECT_OK(machine().unmap(b.at, page()));
+  EXPECT_OK(machine().release(fresh.value));
+}
+
+TEST_P(memory, m12_two_mappings_of_one_handle_show_the_same_bytes_to_ordered_work) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto const second = machine().reserve(page(), 0);
+  ASSERT_OK(second.is);
+  EXPECT_OK(machine().map(second.value, page(), b.handle));
+  EXPECT_OK(machine().grant(second.value, page(), 0));
+  auto* const alias = reinterpret_cast<std::uint32_t*>(second.value);
+  store(0, s, b.words(), 11);
+  relay(0, s, alias + 1, alias);
+  relay(0, s, b.words() + 2, b.words() + 1);
+  finish(0, s);
+  EXPECT_EQ(read(b, 2), 11u);
+  EXPECT_OK(machine().unmap(second.value, page()));
+  EXPECT_EQ(read(b, 1), 11u);
+  EXPECT_OK(machine().unreserve(second.value, page()));
+}
+
+TEST_P(memory, m13_bytes_belong_to_the_handle_and_survive_unmap_and_map) {
+  auto const b = conformance::memory(0);
+  write(b, 77, 100);
+  auto const other = machine().reserve(2 * page(), 0);
+  ASSERT_OK(other.is);
+  EXPECT_OK(machine().unmap(b.at, page()));
+  EXPECT_OK(machine().map(other.value + page(), page(), b.handle));
+  EXPECT_OK(machine().grant(other.value + page(), page(), 0));
+  EXPECT_EQ(read(block{.device = 0, .at = other.value + page(), .bytes = page(), .handle = b.handle}, 100), 77u);
+  EXPECT_OK(machine().unmap(other.value + page(), page()));
+  EXPECT_OK(machine().unreserve(other.value, 2 * page()));
+}
+
+TEST_P(memory, m13_a_released_handle_lives_as_long_as_its_last_mapping) {
+  auto const s = stream(0);
+  auto const at = machine().reserve(2 * page(), 0);
+  auto const handle = machine().create(0, page());
+  ASSERT_OK(at.is);
+  ASSERT_OK(handle.is);
+  block const first{.device = 0, .at = at.value, .bytes = page()}, second{.device = 0, .at = at.value + page(), .bytes = page()};
+  for (block const& b : {first, second}) {
+    EXPECT_OK(machine().map(b.at, page(), handle.value));
+    EXPECT_OK(machine().grant(b.at, page(), 0));
+  }
+  EXPECT_OK(machine().release(handle.value));
+  store(0, s, first.words(), 5);
+  finish(0, s);
+  EXPECT_OK(machine().unmap(first.at, page()));
+  EXPECT_EQ(read(second), 5u);
+  EXPECT_OK(machine().unmap(second.at, page()));
+  EXPECT_OK(machine().unreserve(at.value, 2 * page()));
+}
+
+TEST_P(memory, m14_a_refused_call_changes_nothing_and_the_next_call_does_not_see_its_error) {
+  auto const s = stream(0);
+  auto const e = event(0);
+  auto const b = conformance::memory(0);
+  auto* const h = pinned(4096);
+  write(b, 3);
+  std::vector<char> pageable(4096);
+  int const absent = machine().device_count();
+  std::vector<std::function<status()>> const refused{
+      [&] { return machine().map(b.at, page(), b.handle); },
+      [&] { return machine().unmap(b.at + page(), page()); },
+      [&] { return machine().unreserve(b.at, page()); },
+      [&] { return machine().copy(0, s, b.words(), pageable.data(), 16); },
+      [&] { return machine().fill(0, s, b.words(), 9, 5, 1); },
+      [&] { return machine().pin(h, 4096); },
+      [&] { return machine().pin(pageable.data() + 1, 4096); },
+      [&] { return machine().unpin(pageable.data()); },
+      [&] { return machine().create(absent, page()).is; },
+      [&] { return machine().open(absent); },
+      [&] { return machine().create_stream(-1, stream_kind::independent, 0).is; },
+      [&] { return machine().release_segment(0, b.at); },
+      [&] { return machine().open_gate(static_cast<gate_handle>(999'999)); },
+      [&] { return machine().release(static_cast<memory_handle>(0xffffff)); },
+  };
+  for (std::size_t i = 0; i < refused.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_SAYS(code::invalid, refused[i]());
+    EXPECT_OK(machine().query_stream(0, s));
+    EXPECT_OK(machine().record(0, s, e));
+    EXPECT_OK(machine().copy(0, s, h, b.words(), 4));
+    finish(0, s);
+    EXPECT_EQ(*h, 3u);
+  }
+}
+
+TEST_P(memory, m14_memory_that_is_not_there_is_refused_and_all_works_afterwards) {
+  auto const room = machine().memory(0);
+  ASSERT_OK(room.is);
+  std::size_t const too_much = room.value.total / page() * page() + page();
+  EXPECT_SAYS(code::out_of_memory, machine().create(0, too_much).is);
+  auto const b = conformance::memory(0);
+  write(b, 8);
+  EXPECT_EQ(read(b), 8u);
+}
+
+TEST_P(memory, segments_serve_where_pages_are_not_wanted) {
+  auto const s = stream(0);
+  auto const made = machine().create_segment(0, 1 << 20);
+  ASSERT_OK(made.is);
+  block const b{.device = 0, .at = made.value, .bytes = 1 << 20};
+  store(0, s, b.words() + 10, 6);
+  finish(0, s);
+  EXPECT_EQ(read(b, 10), 6u);
+  EXPECT_SAYS(code::invalid, machine().release_segment(0, made.value + 512));
+  EXPECT_OK(machine().release_segment(0, made.value));
+  EXPECT_SAYS(code::invalid, machine().release_segment(0, made.value));
+}
+
+TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_through) {
+  NEED_DEVICES(2);
+  int const n = std::min(machine().device_count(), 4);
+  NEED_DEVICES(n);
+  for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < n; ++j) {
+      if (i == j) continue;
+      SCOPED_TRACE(std::to_string(i) + " -> " + std::to_string(j));
+      auto const a = conformance::memory(i), b = memory::conformance::memory(j);
+      auto const s = stream(i);
+      auto const mark = static_cast<std::uint32_t>(100 * i + j);
+      write(a, mark);
+      EXPECT_OK(machine().copy_peer(i, s, b.words(), j, a.words(), i, 4));
+      finish(i, s);
+      EXPECT_EQ(read(b), mark);
+      auto const said = machine().peer(i, j);
+      ASSERT_OK(said.is);
+      if (!said.value.access) continue;
+      EXPECT_OK(machine().grant(b.at, b.bytes, i));
+      store(i, s, b.words() + 1, mark + 1);
+      relay(i, s, a.words() + 1, b.words() + 1);
+      finish(i, s);
+      EXPECT_EQ(read(b, 1), mark + 1);
+      EXPECT_EQ(read(a, 1), mark + 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weir::conformance
