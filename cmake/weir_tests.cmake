@@ -75,3 +75,13 @@ foreach(script ${scripts})
   set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools)
 endforeach()
 set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
+
+# No test: it prints what this machine's CUDA does where its documentation is silent.
+if(WEIR_WITH_CUDA)
+  add_executable(cuda_probe tests/conformance/cuda_probe.cpp)
+  weir_own_code(cuda_probe)
+  weir_kernels(cuda_probe tests/conformance/kernels.cu)
+  target_include_directories(cuda_probe PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(cuda_probe SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(cuda_probe PRIVATE weir::weir)
+endif()

@@ -30,7 +30,6 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
       [&] { return machine().copy(0, s, b.words(), h, 4); },
       [&] { return machine().fill(0, s, b.words(), 1, 4, 1); },
       [&] { return machine().host_function(0, s, {}); },
-      [&] { return machine().open(0); },
   };
   for (std::size_t i = 0; i < calls.size(); ++i) {
     SCOPED_TRACE(i);

@@ -284,14 +284,16 @@ void conformance::write(block const& b, std::uint32_t value, std::size_t word) {
 bool conformance::alone() {
   if (!on_cuda() || std::getenv(child_variable)) return true;
   auto const* const test = testing::UnitTest::GetInstance()->current_test_info();
-  std::string const filter = std::string("--gtest_filter=") + test->test_suite_name() + '.' + test->name();
-  std::string const variable = std::string(child_variable) + "=1";
+  std::string filter = "--gtest_filter=";
+  filter += std::string(test->test_suite_name()) + '.' + test->name();
+  std::string variable = child_variable;
+  variable += "=1";
   std::vector<char*> environment;
   for (char** e = environ; *e; ++e) environment.push_back(*e);
-  environment.push_back(const_cast<char*>(variable.c_str()));
+  environment.push_back(variable.data());
   environment.push_back(nullptr);
   std::string self = "/proc/self/exe";
-  char* const arguments[] = {self.data(), const_cast<char*>(filter.c_str()), nullptr};
+  char* const arguments[] = {self.data(), filter.data(), nullptr};
   std::cout.flush();
   pid_t child = 0;
   if (int const e = ::posix_spawn(&child, self.c_str(), nullptr, nullptr, arguments, environment.data())) {

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +34,7 @@ struct choice {  // of a machine to test
   std::uint64_t seed = 0;
 };
 std::string name_of(choice const&);
+inline void PrintTo(choice const& c, std::ostream* out) { *out << name_of(c); }
 std::vector<choice> every_machine();  // seeds: WEIR_TEST_SEED alone, or a few
 
 // A stream held closed. Opens at the latest when it is destroyed, or after 2 s by a watchdog: that fails the test.
