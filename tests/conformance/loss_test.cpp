@@ -17,6 +17,8 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
   finish(0, s);
   crash(0, s);
   int const number = machine().query_stream(0, s).native;
+  driver::work nothing;
+  nothing.run = [](void*) {};
   std::vector<std::function<status()>> const calls{
       [&] { return machine().query_stream(0, s); },
       [&] { return machine().synchronize_stream(0, s); },
@@ -29,7 +31,7 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
       [&] { return machine().create_event(0, event_kind::order_only).is; },
       [&] { return machine().copy(0, s, b.words(), h, 4); },
       [&] { return machine().fill(0, s, b.words(), 1, 4, 1); },
-      [&] { return machine().host_function(0, s, {}); },
+      [&] { return machine().host_function(0, s, nothing); },
   };
   for (std::size_t i = 0; i < calls.size(); ++i) {
     SCOPED_TRACE(i);
