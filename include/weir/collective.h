@@ -1,31 +1,102 @@
-// weir/collective.h: NCCL on GPUs, weir's own on a simulated machine, MPI between simulated processes: one class.
+// weir/collective.h: work that the GPUs of one program do together. NCCL on GPUs, weir's own on a simulated machine: one class.
+// Threads: a communicator is one rank, used by one thread at a time (abort: any); all ranks ask for the same things in the same order.
 #pragma once
-#include "weir/peer.h"
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weir/stream.h"
 
 namespace weir {
-enum class reduction : std::uint8_t { sum, average, min, max };
-struct span_of { void* data; std::int64_t count; dtype type; };
-class communicator {  // one rank. Threads: one thread at a time; all ranks issue in the same order
+
+enum class reduction : std::uint8_t { sum, average, min, max };  // average of integers: sum / ranks, rounded towards zero
+std::string_view name_of(reduction) noexcept;
+
+struct span_of {  // elements in the memory of one device
+  void* data = nullptr;
+  std::int64_t count = 0;
+  dtype type = float32;
+};
+
+// Every call below but barrier enqueues on the thread's current stream of this rank's device and returns: the work starts
+// when all ranks have come, its stamp says when it is done. Blocks: NCCL may make a first call wait for the other ranks'.
+// Afterwards all ranks hold the same bits.
+// Throws: invalid_use (memory of another device or too small, a rank that asks for something else than this one: both are
+// named, and nothing has changed), not_supported (an element type), device_lost, driver_error (also when a rank aborted).
+class communicator {
  public:
-  static std::vector<communicator> in_process(std::span<device const>);             // a thread a device
-  static communicator from_environment(std::chrono::seconds timeout);               // RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, or mpirun's. Blocks
-  int rank() const noexcept; int size() const noexcept; weir::device device() const noexcept;
-  stamp all_reduce(span_of, reduction = reduction::sum, here = here::current());    // on the current stream; in place
-  stamp broadcast(span_of, int root, here = here::current());
+  // One rank a device, in this order, for a thread a device. Of the thread's current runtime.
+  // Throws: invalid_use (none, no such device, cpu, one twice), not_supported (no NCCL for these GPUs). Blocks: until NCCL is connected.
+  static std::vector<communicator> in_process(std::span<weir::device const>, here = here::current());
+  communicator(communicator&&) noexcept;
+  communicator& operator=(communicator&&) noexcept;
+  ~communicator();  // aborts all ranks when a collective of this one still waits for others
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  weir::device device() const noexcept;
+
+  stamp all_reduce(span_of, reduction = reduction::sum, here = here::current());  // in place
+  stamp broadcast(span_of, int root, here = here::current());                     // in place
+  // out holds size() times what in holds, rank after rank. in may be this rank's part of out, else they do not overlap.
   stamp all_gather(span_of out, span_of in, here = here::current());
+  // in holds size() times what out holds; out is this rank's part of the reduction, may be that part of in, else they do not overlap.
   stamp reduce_scatter(span_of out, span_of in, reduction = reduction::sum, here = here::current());
-  void barrier(here = here::current());                                             // Blocks: host. Throws: timed_out, naming the rank
+
+  // Blocks: the host, until every rank's thread has come here. Devices are not waited for.
+  // Throws: timed_out, naming the ranks that did not come: this rank has not come either then and may try again.
+  void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10}, here = here::current());
+  // Lets every rank go: streams and threads that wait for others go on, what is not done never will be, buffers of
+  // unfinished collectives hold anything. Every later call of any rank throws.
   void abort() noexcept;
+
+ private:
+  friend class gradient_buckets;
+  struct state;
+  explicit communicator(std::unique_ptr<state>) noexcept;
+  std::unique_ptr<state> state_;
 };
-class [[nodiscard]] group_guard { public: group_guard(); ~group_guard() noexcept(false); };
-struct bucket_options { size_t bucket_bytes = 0; bool average = true, deterministic = false; };  // 0: measured
-class gradient_buckets {  // parameters and gradients of one rank in one peer-visible arena; views, no packing
+
+struct bucket_options {
+  size_t bucket_bytes = 0;  // 0: a quarter of all gradients, at least 1 MiB, at most 25 MiB
+  bool average = true;      // else: sum
+};
+
+// Parameters and gradients of one rank in one block: gradients are reduced where they lie, a bucket at a time, the last
+// added first, while the backward pass still runs.
+// Threads: as the communicator. All ranks add the same things in the same order.
+class gradient_buckets {
  public:
-  gradient_buckets(communicator&, bucket_options = {});
-  int add(std::string name, std::int64_t count, dtype);                             // before build()
-  void build();
-  span_of parameter(int) const; span_of gradient(int) const;
-  void ready(int, stream_ref);                                                      // starts a bucket when full. Throws: invalid_use when a gradient is ready twice in a step (recomputation!)
-  void finish(stream_ref);                                                          // Throws: invalid_use naming gradients that never were ready
+  explicit gradient_buckets(communicator&, bucket_options = {});
+  gradient_buckets(gradient_buckets&&) noexcept;
+  gradient_buckets& operator=(gradient_buckets&&) noexcept;
+  ~gradient_buckets();
+
+  int add(std::string name, std::int64_t count, dtype = float32, here = here::current());  // before build(). Returns: 0, 1, 2, …
+  // Takes the memory, on the thread's current stream of the rank's device, and fills it with zeros.
+  // Throws: invalid_use (built before, nothing added), not_supported (a type that cannot be reduced), out_of_memory
+  void build(here = here::current());
+  int size() const noexcept;
+  int bucket_count() const noexcept;
+  span_of parameter(int) const;  // Throws: invalid_use (no such one, not built)
+  span_of gradient(int) const;
+  // All of them with the gaps between them (zeros): element i of one belongs to element i of the other.
+  span_of parameters() const;    // Throws: invalid_use (types differ, not built)
+  span_of gradients() const;     // the same
+
+  // The gradient is written by what `writer` was given so far. Starts a bucket's reduction, on its own stream, when all of
+  // it and of the buckets before it are ready. Throws: invalid_use when it is ready twice in a step.
+  void ready(int gradient, stream_ref writer, here = here::current());
+  // `reader` waits for all reductions of this step; the next step begins.
+  // Throws: invalid_use naming gradients that never were ready: nothing has changed, they may still come.
+  void finish(stream_ref reader, here = here::current());
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
 };
-}
+
+}  // namespace weir

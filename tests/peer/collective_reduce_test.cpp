@@ -1,0 +1,119 @@
+// The arithmetic of collectives on a simulated machine, element by element.
+#include "peer/collective_reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace weir;
+
+template <class T>
+std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> const& in, std::int64_t begin, std::int64_t end) {
+  std::vector<T> out(in[0].size(), T{});
+  std::vector<void const*> from;
+  for (auto const& v : in) from.push_back(v.data());
+  void* const to = out.data();
+  peer::reduce(type, how, from, {&to, 1}, begin, end);
+  return out;
+}
+template <class T>
+T one(dtype type, reduction how, std::vector<T> const& each) {
+  std::vector<std::vector<T>> in;
+  for (T v : each) in.push_back({v});
+  return reduced(type, how, in, 0, 1)[0];
+}
+
+float value_of_half(std::uint16_t h) {
+  int const exponent = h >> 10 & 0x1f, fraction = h & 0x3ff;
+  float const size = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? std::ldexp(1024.f + static_cast<float>(fraction), exponent - 25) : std::ldexp(static_cast<float>(fraction), -24);
+  return h & 0x8000 ? -size : size;
+}
+// The nearest half by looking at all of them; ties to the even one.
+std::uint16_t nearest_half(float f) {
+  std::uint16_t best = 0;
+  double const a = std::abs(static_cast<double>(f));
+  for (std::uint16_t h = 0; h < 0x7c00; ++h) {
+    double const here = std::abs(a - value_of_half(h)), there = std::abs(a - value_of_half(best));
+    if (here < there || (here == there && h % 2 == 0)) best = h;
+  }
+  if (a >= 65520) best = 0x7c00;
+  return static_cast<std::uint16_t>(best | (std::signbit(f) ? 0x8000 : 0));
+}
+
+TEST(reduce, every_half_survives_alone) {
+  for (std::uint32_t h = 0; h < 0x10000; ++h) {
+    auto const in = static_cast<std::uint16_t>(h);
+    std::uint16_t const out = one<std::uint16_t>(float16, reduction::sum, {in});
+    if (std::isnan(value_of_half(in))) {
+      EXPECT_TRUE(std::isnan(value_of_half(out)));
+    } else {
+      ASSERT_EQ(out, in);
+    }
+  }
+}
+
+TEST(reduce, sums_of_halves_round_to_the_nearest_half) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; ++i) {
+    auto const a = static_cast<std::uint16_t>(random()), b = static_cast<std::uint16_t>(random() % 4 ? (a ^ (random() & 0x83ff)) : random());
+    float const sum = value_of_half(a) + value_of_half(b);
+    if (std::isnan(sum) || std::isinf(value_of_half(a)) || std::isinf(value_of_half(b))) continue;
+    ASSERT_EQ(one<std::uint16_t>(float16, reduction::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff), nearest_half(sum) & (sum == 0 ? 0x7fff : 0xffff)) << value_of_half(a) << " + " << value_of_half(b);
+  }
+  EXPECT_EQ(one<std::uint16_t>(float16, reduction::sum, {0x7bff, 0x7bff}), 0x7c00) << "overflow is infinity";
+}
+
+TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
+  auto const brain = [](float f) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(f) >> 16); };
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(1), brain(2)}), brain(3));
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(256), brain(1)}), brain(256));   // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(258), brain(1)}), brain(260));   // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(256), brain(1.5)}), brain(258));
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::average, {brain(1), brain(2), brain(6)}), brain(3));
+  EXPECT_TRUE(std::isnan(std::bit_cast<float>(static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduction::sum, {0x7fff, 0})) << 16)));
+}
+
+TEST(reduce, whole_numbers_wrap_and_their_averages_round_towards_zero) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(one<std::int64_t>(int64, reduction::sum, {most, 1}), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(one<std::int32_t>(int32, reduction::sum, {2147483647, 2}), -2147483647);
+  EXPECT_EQ(one<std::int8_t>(int8, reduction::average, {100, 101, 102}), 101) << "sums of narrow numbers have room";
+  EXPECT_EQ(one<std::uint8_t>(uint8, reduction::sum, {200, 100}), 44);
+  EXPECT_EQ(one<std::uint8_t>(uint8, reduction::max, {200, 100}), 200);
+  EXPECT_EQ(one<std::int32_t>(int32, reduction::average, {-3, -4}), -3);
+  EXPECT_EQ(one<std::int64_t>(int64, reduction::min, {-3, most, -4}), -4);
+}
+
+TEST(reduce, only_the_range_is_written_across_block_borders) {
+  std::vector<std::vector<double>> in(3, std::vector<double>(5000));
+  for (std::size_t r = 0; r < in.size(); ++r) {
+    for (std::size_t i = 0; i < 5000; ++i) in[r][i] = static_cast<double>(i * (r + 1));
+  }
+  for (auto [begin, end] : {std::pair{0, 5000}, {1, 1}, {1023, 1025}, {100, 4999}}) {
+    auto const out = reduced(float64, reduction::sum, in, begin, end);
+    for (int i = 0; i < 5000; ++i) ASSERT_EQ(out[static_cast<std::size_t>(i)], i >= begin && i < end ? 6. * i : 0.) << begin << " to " << end;
+  }
+}
+
+TEST(reduce, the_order_of_the_inputs_is_the_order_of_the_sum) {
+  EXPECT_EQ(one<float>(float32, reduction::sum, {1e8f, -1e8f, 1.f}), 1.f);
+  EXPECT_EQ(one<float>(float32, reduction::sum, {1.f, 1e8f, -1e8f}), 0.f);
+}
+
+TEST(reduce, all_outputs_hold_the_same_bits_also_where_they_are_inputs) {
+  std::vector<float> a{1, 2, 3}, b{10, 20, 30};
+  void const* const in[] = {a.data(), b.data()};
+  void* const out[] = {a.data(), b.data()};
+  peer::reduce(float32, reduction::average, in, out, 0, 3);
+  EXPECT_EQ(a, (std::vector<float>{5.5, 11, 16.5}));
+  EXPECT_EQ(a, b);
+}
+
+}  // namespace
