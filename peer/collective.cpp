@@ -1,0 +1,311 @@
+// The communicator: checks what a rank asks for against its memory and against the other ranks, and hands it to the carrier.
+// Threads: each rank by one thread at a time; abort by any.
+#include "peer/collective.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "runtime/memory/allocator.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+
+namespace weir {
+namespace {
+
+constexpr char const* make_anew = "Make a new one with communicator::in_process";
+
+}  // namespace
+
+std::string_view name_of(reduction how) noexcept {
+  switch (how) {
+    case reduction::sum: return "sum";
+    case reduction::average: return "average";
+    case reduction::min: return "min";
+    case reduction::max: return "max";
+  }
+  return "unknown";
+}
+
+namespace peer {
+
+std::string_view name_of(verb what) noexcept {
+  switch (what) {
+    case verb::all_reduce: return "all_reduce";
+    case verb::broadcast: return "broadcast";
+    case verb::all_gather: return "all_gather";
+    case verb::reduce_scatter: return "reduce_scatter";
+  }
+  return "unknown";
+}
+
+bool request::matches(request const& other) const noexcept {
+  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) && (what != verb::broadcast || root == other.root);
+}
+
+std::string request::text() const {
+  std::string s = std::string(name_of(what)) + " of " + std::to_string(count) + " " + std::string(weir::name_of(type));
+  if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
+  if (what == verb::broadcast) s += " from rank " + std::to_string(root);
+  return s;
+}
+
+std::string address_text(void const* p) {
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "%p", p);
+  return digits;
+}
+
+bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
+
+group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<carrier> by) : runtime_(owner), devices_(std::move(devices)), carrier_(std::move(by)) {
+  auto s = shared_.lock();
+  s->next.resize(devices_.size());
+  s->gone.resize(devices_.size());
+  s->at_barrier.resize(devices_.size());
+}
+
+void group::refuse_if_over(shared const& s, int rank, std::string const& operation, here at) const {
+  std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
+  if (s.aborted_by >= 0) {
+    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator", make_anew, at);
+  }
+  for (std::size_t other = 0; other < s.gone.size(); ++other) {
+    if (s.gone[other]) throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed", "Keep all ranks' communicators until the last collective was asked for", at);
+  }
+}
+
+std::uint64_t group::agree(int rank, request const& r, here at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
+  std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
+  std::size_t const place = static_cast<std::size_t>(next - s->closed);
+  if (place == s->open.size()) {
+    s->open.push_back({r, rank, at, 0});
+  } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
+    std::string const there = first.at.file ? std::string(" at ") + first.at.file + ":" + std::to_string(first.at.line) : "";
+    throw invalid_use(std::string(name_of(r.what)),
+                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " + std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
+                      "All ranks ask for the same collectives in the same order", at);
+  }
+  ++s->open[place].ranks;
+  std::uint64_t const turn = next++;
+  if (s->open.front().ranks == size()) {  // only a front can be complete: this rank was the last of it
+    s->open.erase(s->open.begin());
+    ++s->closed;
+  }
+  return turn;
+}
+
+void group::withdraw(int rank, request const& r, here at) noexcept {
+  auto s = shared_.lock();
+  std::uint64_t const turn = --s->next[static_cast<std::size_t>(rank)];
+  if (turn < s->closed) {  // this rank had completed it: open it again for its second try
+    s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
+    --s->closed;
+    return;
+  }
+  std::size_t const place = static_cast<std::size_t>(turn - s->closed);
+  if (--s->open[place].ranks == 0) s->open.pop_back();  // nobody else got this far, so it is the last
+}
+
+stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
+  auto const refuse_if_broken = [&] {
+    if (std::string why = carrier_->broken(rank); !why.empty()) {
+      abort(rank);
+      throw driver_error(0, std::string(name_of(r.what)), "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
+    }
+  };
+  {
+    auto s = shared_.lock();
+    refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
+  }
+  refuse_if_broken();
+  on.set_carries_collectives(true);
+  std::uint64_t const turn = agree(rank, r, at);
+  try {
+    carrier_->issue(rank, on, turn, r, at);
+  } catch (...) {
+    if (carrier_->broken(rank).empty()) {
+      withdraw(rank, r, at);
+    } else {
+      abort(rank);
+    }
+    throw;
+  }
+  return streams::public_stamp(on.now());
+}
+
+void group::barrier(int rank, std::chrono::nanoseconds limit, here at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, "barrier", at);
+  s->at_barrier[static_cast<std::size_t>(rank)] = true;
+  if (std::count(s->at_barrier.begin(), s->at_barrier.end(), true) == size()) {
+    std::fill(s->at_barrier.begin(), s->at_barrier.end(), false);
+    ++s->barriers;
+    changed_.notify_all();
+    return;
+  }
+  std::uint64_t const mine = s->barriers;
+  auto const over = [&] { return s->barriers != mine || s->aborted_by >= 0 || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end(); };
+  changed_.wait_for(s.lock(), limit, over);
+  if (s->barriers != mine) return;
+  std::string missing;
+  for (int other = 0; other < size(); ++other) {
+    if (!s->at_barrier[static_cast<std::size_t>(other)]) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) + " (gpu:" + std::to_string(device(other)) + ")";
+  }
+  s->at_barrier[static_cast<std::size_t>(rank)] = false;
+  refuse_if_over(*s, rank, "barrier", at);
+  auto const ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
+  throw timed_out("barrier", "rank " + std::to_string(rank) + " waited " + std::to_string(ms) + " ms for " + missing,
+                  "See where the thread of that rank stands, or allow a longer limit", at);
+}
+
+void group::abort(int rank) noexcept {
+  {
+    auto s = shared_.lock();
+    if (s->aborted_by < 0) s->aborted_by = rank;
+  }
+  changed_.notify_all();
+  carrier_->abort();
+}
+
+void group::leave(int rank) noexcept {
+  bool waits = false, over = false;
+  {
+    auto s = shared_.lock();
+    waits = !s->open.empty();  // for this rank, or for ranks that are refused from now on
+    over = s->aborted_by >= 0;
+    s->gone[static_cast<std::size_t>(rank)] = true;
+  }
+  changed_.notify_all();
+  if (waits && !over) abort(rank);
+  carrier_->leave(rank);
+}
+
+void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
+  std::string const op(operation);
+  auto const named = [&] { return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) + " at " + address_text(what.data); };
+  if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes)) throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
+  if (bytes == 0) return;
+  std::string const here_is = "gpu:" + std::to_string(line.device());
+  if (memory::allocator* const owner = line.owner().part<memory::device_memory>().owner(what.data)) {
+    auto const block = owner->find(what.data);
+    if (!block) throw invalid_use(op, named() + ": no live block of gpu:" + std::to_string(owner->device()), "It was freed, or never allocated", at);
+    if (block->device != line.device()) {
+      throw invalid_use(op, named() + " is memory of gpu:" + std::to_string(block->device) + ", the rank's device is " + here_is, "Each rank gives memory of its own device", at);
+    }
+    std::size_t const offset = static_cast<std::size_t>(static_cast<std::byte*>(what.data) - static_cast<std::byte*>(block->base));
+    if (offset > block->bytes || bytes > block->bytes - offset) {
+      throw invalid_use(op, named() + " needs " + std::to_string(bytes) + " B, its block holds " + std::to_string(block->bytes - std::min(offset, block->bytes)) + " B from there", "Counts are of elements", at);
+    }
+    if (block->home != &line) owner->mark(what.data, line, at);
+    return;
+  }
+  auto const found = line.owner().machine().find(what.data);
+  require(found.is, operation, named(), "The address is looked up in the driver", at);
+  if (found.value.in != driver::where::device || found.value.device != line.device()) {
+    throw invalid_use(op, named() + " is not memory of " + here_is, "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
+  }
+}
+
+}  // namespace peer
+
+communicator::state::~state() { all->leave(rank); }
+clock::timeline& communicator::state::line() const { return streams::current_line(all->owner(), all->device(rank)); }
+
+communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
+communicator::communicator(communicator&&) noexcept = default;
+communicator& communicator::operator=(communicator&&) noexcept = default;
+communicator::~communicator() = default;
+
+std::vector<communicator> communicator::in_process(std::span<weir::device const> devices, here at) {
+  runtime::impl& owner = streams::current_runtime();
+  if (devices.empty()) throw invalid_use("communicator::in_process", "no devices", "Name a device for each rank", at);
+  std::vector<int> ordinals;
+  for (weir::device const d : devices) {
+    int const ordinal = streams::resolve(d, owner, "communicator::in_process", at);
+    if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
+      throw invalid_use("communicator::in_process", "gpu:" + std::to_string(ordinal) + " is named twice", "Each rank has its own device", at);
+    }
+    ordinals.push_back(ordinal);
+  }
+  for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
+  auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals) : peer::carried_by_nccl(owner, ordinals, at);
+  auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
+  std::vector<communicator> ranks;
+  for (int rank = 0; rank < all->size(); ++rank) ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
+  return ranks;
+}
+
+int communicator::rank() const noexcept { return state_->rank; }
+int communicator::size() const noexcept { return state_->all->size(); }
+weir::device communicator::device() const noexcept { return weir::device(state_->all->device(state_->rank)); }
+
+namespace {
+
+void require_reducible(dtype type, std::string_view operation, here at) {
+  if (!peer::reducible(type)) {
+    throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)), "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+  }
+}
+
+// `part` is either exactly the rank's slice of `whole` or apart from it.
+void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, std::string_view operation, here at) {
+  std::string const op(operation);
+  if (whole.type != part.type) {
+    throw invalid_use(op, "out and in are of " + std::string(name_of(whole.type)) + " and " + std::string(name_of(part.type)), "Both sides have one element type", at);
+  }
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
+    throw invalid_use(op, "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) + " ranks do not make " + std::to_string(whole.count), "The whole holds as many parts as there are ranks", at);
+  }
+  auto const begin = [](span_of s) { return reinterpret_cast<std::uintptr_t>(s.data); };
+  auto const bytes = [](span_of s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.type); };
+  bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
+  bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
+  if (!apart && !slice) {
+    throw invalid_use(op, "the part at " + peer::address_text(part.data) + " overlaps the whole at " + peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) + "'s slice of it", "Give that slice, or memory apart", at);
+  }
+}
+
+}  // namespace
+
+stamp communicator::all_reduce(span_of what, reduction how, here at) {
+  require_reducible(what.type, "all_reduce", at);
+  clock::timeline& on = state_->line();
+  peer::use_on(on, what, "all_reduce", "the buffer", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
+}
+
+stamp communicator::broadcast(span_of what, int root, here at) {
+  if (root < 0 || root >= size()) {
+    throw invalid_use("broadcast", "root " + std::to_string(root) + " of " + std::to_string(size()) + " ranks", "Ranks count from 0 to " + std::to_string(size() - 1), at);
+  }
+  clock::timeline& on = state_->line();
+  peer::use_on(on, what, "broadcast", "the buffer", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
+}
+
+stamp communicator::all_gather(span_of out, span_of in, here at) {
+  clock::timeline& on = state_->line();
+  require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
+  peer::use_on(on, in, "all_gather", "in", at);
+  peer::use_on(on, out, "all_gather", "out", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::all_gather, in.type, reduction::sum, 0, in.count, in.data, out.data}, at);
+}
+
+stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here at) {
+  require_reducible(in.type, "reduce_scatter", at);
+  clock::timeline& on = state_->line();
+  require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
+  peer::use_on(on, in, "reduce_scatter", "in", at);
+  peer::use_on(on, out, "reduce_scatter", "out", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
+}
+
+void communicator::barrier(std::chrono::milliseconds limit, here at) { state_->all->barrier(state_->rank, limit, at); }
+void communicator::abort() noexcept { state_->all->abort(state_->rank); }
+
+}  // namespace weir

@@ -1,0 +1,105 @@
+// A collective as its ranks ask for it, what the ranks of one communicator share on the host, and who carries it out.
+// Threads: any; each rank by one thread at a time.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/clock/timeline.h"
+#include "weir/collective.h"
+
+namespace weir::peer {
+
+enum class verb : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter };
+std::string_view name_of(verb) noexcept;
+
+struct request {
+  verb what = verb::all_reduce;
+  dtype type = float32;
+  reduction how = reduction::sum;
+  int root = 0;
+  std::int64_t count = 0;     // elements of one part: the whole buffer; all_gather's in; reduce_scatter's out
+  void const* in = nullptr;   // equal to out for all_reduce and broadcast
+  void* out = nullptr;
+
+  bool reduces() const noexcept { return what == verb::all_reduce || what == verb::reduce_scatter; }
+  bool matches(request const& other) const noexcept;  // but for the addresses
+  std::string text() const;                           // "all_reduce of 12 float32 (sum)"
+};
+
+bool reducible(dtype) noexcept;  // all but int16 and boolean, for NCCL knows neither
+
+// Carries out what all ranks have agreed on. Two kinds: NCCL's, and parts on simulated streams.
+class carrier {
+ public:
+  virtual ~carrier() = default;
+  // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks). Blocks: only as NCCL does.
+  // Throws: device_lost, driver_error: then nothing was enqueued, or broken() says why no rank can go on.
+  virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, here) = 0;
+  // What keeps the ranks from going on, "" when nothing does: asked before each collective. Any thread.
+  virtual std::string broken(int rank) = 0;
+  virtual void abort() noexcept = 0;            // any thread; idempotent. Ensures: no stream waits for a rank any more
+  virtual void leave(int rank) noexcept = 0;    // the end of a rank. Requires: it issued nothing that others have not
+};
+std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here);  // Throws: not_supported, driver_error
+
+// The ranks' meeting place on the host.
+// Invariant: the i-th collective of every rank is the same but for its addresses.
+class group {
+ public:
+  group(runtime::impl&, std::vector<int> devices, std::unique_ptr<carrier>);
+  runtime::impl& owner() const noexcept { return runtime_; }
+  int size() const noexcept { return static_cast<int>(devices_.size()); }
+  int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }
+
+  stamp issue(int rank, clock::timeline& on, request const&, here);
+  void barrier(int rank, std::chrono::nanoseconds limit, here);
+  void abort(int rank) noexcept;
+  void leave(int rank) noexcept;
+
+ private:
+  struct asked {       // one collective that not all ranks have asked for yet
+    request first;
+    int first_rank;
+    here at;
+    int ranks = 0;     // how many have
+  };
+  struct shared {
+    std::vector<asked> open;             // open[i] is turn closed + i
+    std::uint64_t closed = 0;            // turns that all ranks have asked for
+    std::vector<std::uint64_t> next;     // of each rank: its next turn
+    std::vector<bool> gone, at_barrier;  // of each rank
+    std::uint64_t barriers = 0;          // completed
+    int aborted_by = -1;
+  };
+  std::uint64_t agree(int rank, request const&, here);
+  void withdraw(int rank, request const&, here) noexcept;  // the rank's last agreement, whose issue failed
+  void refuse_if_over(shared const&, int rank, std::string const& operation, here) const;
+
+  runtime::impl& runtime_;
+  std::vector<int> const devices_;
+  std::unique_ptr<carrier> const carrier_;
+  base::guarded<shared> shared_;
+  base::condition changed_;
+};
+
+std::string address_text(void const*);  // "0x7f10…"
+
+// Throws invalid_use unless all of the elements lie in one block of that device. Marks the block for the stream.
+void use_on(clock::timeline&, span_of, std::string_view operation, std::string_view operand, here);
+
+}  // namespace weir::peer
+
+namespace weir {
+
+struct communicator::state {
+  std::shared_ptr<peer::group> all;
+  int rank;
+
+  clock::timeline& line() const;  // the thread's current stream of the rank's device
+  ~state();
+};
+
+}  // namespace weir

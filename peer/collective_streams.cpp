@@ -1,0 +1,179 @@
+// Collectives of a simulated machine: each rank's part is three pieces of work on its own stream, and no thread ever waits.
+// Threads: each rank by one thread at a time; abort by any. Parts run on the machine's workers.
+//
+//   arrive   says that this rank's buffers may be read and written
+//   share    when all have arrived: does this rank's share of the elements, for all ranks
+//   depart   when all shares are done, or none will be any more: this rank's stream goes on
+//
+// Invariant: a rank's buffers are touched by others only between its arrive and its depart.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "peer/collective.h"
+#include "peer/collective_reduce.h"
+#include "runtime/parts.h"
+
+namespace weir::peer {
+namespace {
+
+// What all collectives of one communicator share with their parts, which may outlive it.
+struct fate {
+  base::atomic<bool> over{false};        // aborted, or a part was lost: what has not begun never will
+  base::atomic<int> lost_rank{-1};       // whose part was dropped before it ran
+  base::atomic<int> failed_rank{-1};     // whose part could be enqueued only in half
+};
+
+struct meeting {
+  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), over(std::move(f)) {}
+  request const what;
+  std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
+  std::vector<void*> out;
+  std::shared_ptr<fate> const over;
+  base::atomic<int> arrived{0}, working{0}, done{0};
+
+  int ranks() const noexcept { return static_cast<int>(in.size()); }
+  bool all_arrived() const noexcept { return arrived.load() == ranks() || over->over.load(); }
+  bool all_done() const noexcept { return done.load() == ranks() || (over->over.load() && working.load() == 0); }
+  void do_share(int rank) const noexcept;
+};
+
+void meeting::do_share(int rank) const noexcept {
+  std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type), part = static_cast<std::size_t>(what.count) * size;
+  if (what.count == 0) return;
+  switch (what.what) {
+    case verb::all_reduce: {
+      constexpr std::int64_t line = 64;  // elements: shares do not meet within a cache line of any type
+      std::int64_t const lines = (what.count + line - 1) / line;
+      auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * line); };
+      return reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
+    }
+    case verb::reduce_scatter: {
+      std::vector<void const*> slices;
+      for (void const* const whole : in) slices.push_back(static_cast<std::byte const*>(whole) + r * part);
+      return reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
+    }
+    case verb::broadcast:
+      if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
+      return;
+    case verb::all_gather:
+      for (void* const whole : out) {
+        std::byte* const to = static_cast<std::byte*>(whole) + r * part;
+        if (to != in[r]) std::memcpy(to, in[r], part);
+      }
+      return;
+  }
+}
+
+struct part {
+  enum class step : std::uint8_t { arrive, share, depart };
+  std::shared_ptr<meeting> where;
+  int rank;
+  step does;
+  bool ran = false;
+
+  bool ready() const noexcept { return does == step::arrive || (does == step::share ? where->all_arrived() : where->all_done()); }
+  void run() noexcept {
+    ran = true;
+    if (does == step::arrive) where->arrived.fetch_add(1);
+    if (does != step::share) return;
+    where->working.fetch_add(1);  // before the look at `over`: a depart that saw `over` and nobody working is not overtaken
+    if (!where->over->over.load()) {
+      where->do_share(rank);
+      where->done.fetch_add(1);
+    }
+    where->working.fetch_sub(1);
+  }
+  void drop() noexcept {
+    if (!ran && !where->over->over.load()) {
+      where->over->lost_rank.store(rank);
+      where->over->over.store(true);
+    }
+    delete this;
+  }
+};
+
+driver::work work_of(std::shared_ptr<meeting> where, int rank, part::step does) {
+  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, new part{std::move(where), rank, does},
+          [](void* p) { return static_cast<part*>(p)->ready(); }};
+}
+
+class streams_carrier final : public carrier {
+ public:
+  streams_carrier(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
+
+  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
+    std::size_t const mine = static_cast<std::size_t>(rank);
+    std::shared_ptr<meeting> where;
+    {
+      auto open = open_.lock();
+      entry& e = (*open)[turn];
+      if (!e.where) e.where = std::make_shared<meeting>(r, ranks(), fate_);
+      where = e.where;
+      where->in[mine] = r.in;
+      where->out[mine] = r.out;
+      if (++e.issued == ranks()) open->erase(turn);
+    }
+    std::size_t const part_bytes = static_cast<std::size_t>(r.count) * size_of(r.type), all_bytes = part_bytes * devices_.size();
+    driver::touch const touches[] = {{reinterpret_cast<driver::address>(r.in), r.what == verb::reduce_scatter ? all_bytes : part_bytes, false},
+                                     {reinterpret_cast<driver::address>(r.out), r.what == verb::all_gather ? all_bytes : part_bytes, true}};
+    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(where, rank, does)); };
+    auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
+    bool const nothing = r.count == 0;
+    // Declared by arrive: until it has run nobody else looks at them, so a machine may even fill them with nonsense before.
+    driver::status s = enqueue(part::step::arrive, nothing ? std::span<driver::touch const>() : std::span(touches));
+    if (!s.ok()) {
+      take_back(rank, turn, where);
+      throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+    }
+    s = enqueue(part::step::share, {});
+    if (s.ok()) s = enqueue(part::step::depart, {});
+    if (s.ok()) return;
+    fate_->failed_rank.store(rank);
+    abort();
+    throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+  }
+
+  std::string broken(int) override {
+    if (!fate_->over.load()) return {};
+    if (int const rank = fate_->lost_rank.load(); rank >= 0) return "a part of rank " + std::to_string(rank) + " never ran: gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]) + " is lost";
+    if (int const rank = fate_->failed_rank.load(); rank >= 0) return "a part of rank " + std::to_string(rank) + " was refused by gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+    return "the communicator was aborted";
+  }
+
+  void abort() noexcept override {
+    fate_->over.store(true);
+    runtime_.machine().recheck();
+  }
+  void leave(int) noexcept override {}
+
+ private:
+  struct entry {
+    std::shared_ptr<meeting> where;
+    int issued = 0;
+  };
+  int ranks() const noexcept { return static_cast<int>(devices_.size()); }
+
+  // The rank's part of that turn was refused before any of it was enqueued.
+  void take_back(int rank, std::uint64_t turn, std::shared_ptr<meeting> const& where) {
+    auto open = open_.lock();
+    entry& e = (*open)[turn];
+    if (!e.where) e = {where, ranks()};  // it was the last
+    where->in[static_cast<std::size_t>(rank)] = nullptr;
+    where->out[static_cast<std::size_t>(rank)] = nullptr;
+    if (--e.issued == 0) open->erase(turn);
+  }
+
+  runtime::impl& runtime_;
+  std::vector<int> const devices_;
+  std::shared_ptr<fate> const fate_ = std::make_shared<fate>();
+  base::guarded<std::map<std::uint64_t, entry>> open_;
+};
+
+}  // namespace
+
+std::unique_ptr<carrier> carried_by_streams(runtime::impl& owner, std::vector<int> const& devices) {
+  return std::make_unique<streams_carrier>(owner, devices);
+}
+
+}  // namespace weir::peer
