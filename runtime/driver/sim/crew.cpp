@@ -173,7 +173,10 @@ class crew final : public schedule {
       wake_engines_locked();
       lock.unlock();
     }
+    if (dropped.empty()) return;
     drop_all(dropped);
+    lock.lock();  // work that will never run is what other work's ready() may have waited for
+    changed(lock);
   }
 
   void labour(engine& e) {

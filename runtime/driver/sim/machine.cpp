@@ -43,6 +43,8 @@ class refusable final : public faulty, public controls {
 
 }  // namespace
 
+controls* controls_of(driver& d) noexcept { return dynamic_cast<controls*>(&d); }
+
 made make(weir::simulated const& like) {
   std::uint64_t seed = like.seed;
   if (seed == 0 && like.how == running::seeded) {
@@ -294,6 +296,7 @@ void machine::lose(int device) {
     dropped.swap(all_.dropped);
   }
   drop_all(dropped);
+  recheck();
 }
 
 void machine::cut(int from, int to) {

@@ -35,5 +35,6 @@ struct made {
   controls* control;  // lives as long as machine
 };
 made make(simulated const&);
+controls* controls_of(driver&) noexcept;  // null: a real machine
 
 }  // namespace weir::driver::sim
