@@ -1,17 +1,40 @@
 // weir/sim.h: holding the simulated machine in your hands. For your tests as much as for ours.
+// Threads: any; stepping a machine belongs to one thread at a time.
 #pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "weir/runtime.h"
 #include "weir/stream.h"
 
 namespace weir {
-class simulation {
- public:
-  static simulation of(runtime&);                               // Throws: invalid_use on a real machine
-  bool step(stream_ref);                                        // running::stepped: the next piece of work of this stream
-  void run();                                                   // until all is done or all wait. Throws: invalid_use naming the circle when streams wait on each other
-  void fail_call(std::string_view call, std::uint64_t k);       // "map" the k-th from now
-  void lose(device); void cut(device from, device to); void use_up(device, size_t bytes);
-  std::uint64_t seed() const noexcept; std::uint64_t trace_hash() const noexcept;
-  std::vector<std::string> findings() const;                    // races, stray accesses, leaks
-};
+namespace driver::sim {
+class controls;
 }
+
+class simulation {  // a view of a runtime's machine: valid while the runtime is
+ public:
+  static simulation of(runtime&, here = here::current());  // Throws: invalid_use on a real machine
+
+  bool step(stream_ref);  // running::stepped: the next piece of work of this stream. Returns: false when nothing can run
+  void run(here = here::current());  // until all is done. Throws: invalid_use naming the circle when all that is left waits
+  // The k-th of that seam call from now is refused, once: "map", "create", "copy", … or "any"; k = 1 is the next. Calls
+  // that take memory answer "out of memory", others "failed".
+  void fail_call(std::string_view call, std::uint64_t k);
+  void lose(device);                    // a sticky error, now
+  void cut(device from, device to);     // the peer link from -> to vanishes
+  void use_up(device, size_t bytes);    // another process takes room
+  std::uint64_t seed() const noexcept;
+  std::uint64_t trace_hash() const noexcept;  // of all choices and operations so far: equal seeds and calls give equal hashes
+  std::vector<std::string> findings() const;  // races, stray accesses, leaks
+
+ private:
+  simulation(runtime&, driver::sim::controls&) noexcept;
+  int ordinal(device, std::string_view operation) const;
+  runtime* runtime_;
+  driver::sim::controls* controls_;
+};
+
+}  // namespace weir

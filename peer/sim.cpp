@@ -1,0 +1,42 @@
+// The user's view of a simulated machine: names and exceptions around the machine's controls.
+// Threads: as weir/sim.h says.
+#include "weir/sim.h"
+
+#include "runtime/driver/sim/machine.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+
+namespace weir {
+
+simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_(&r), controls_(&c) {}
+
+simulation simulation::of(runtime& r, here at) {
+  if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
+  throw invalid_use("simulation::of", "this runtime has " + r.description(), "Make one with runtime(simulated{}), or set WEIR_DEVICES=sim", at);
+}
+
+int simulation::ordinal(device d, std::string_view operation) const { return streams::resolve(d, runtime_->get(), operation, here::current()); }
+
+bool simulation::step(stream_ref s) {
+  clock::timeline& line = streams::line_of(s);
+  return controls_->step(line.device(), line.handle());
+}
+
+void simulation::run(here at) {
+  if (controls_->run()) return;
+  throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
+}
+
+void simulation::fail_call(std::string_view call, std::uint64_t k) {
+  bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
+  controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
+}
+
+void simulation::lose(device d) { controls_->lose(ordinal(d, "simulation::lose")); }
+void simulation::cut(device from, device to) { controls_->cut(ordinal(from, "simulation::cut"), ordinal(to, "simulation::cut")); }
+void simulation::use_up(device d, size_t bytes) { controls_->use_up(ordinal(d, "simulation::use_up"), bytes); }
+std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
+std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }
+std::vector<std::string> simulation::findings() const { return controls_->findings(); }
+
+}  // namespace weir
