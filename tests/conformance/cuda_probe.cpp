@@ -18,16 +18,12 @@
 
 #include "runtime/driver/cuda/symbols.h"
 #include "tests/conformance/kernels.h"
-
 extern char** environ;
-
 namespace {
-
 using namespace weir::conformance;
 using clock_type = std::chrono::steady_clock;
 weir::driver::cuda::entries const* cu = nullptr;
 constexpr std::size_t page = std::size_t{2} << 20;
-
 double us_since(clock_type::time_point t) { return std::chrono::duration<double, std::micro>(clock_type::now() - t).count(); }
 void say(std::string const& question, std::string const& answer) { std::printf("  %-72s %s\n", question.c_str(), answer.c_str()); std::fflush(stdout); }
 std::string number(CUresult r) { return r == CUDA_SUCCESS ? "ok" : std::to_string(static_cast<int>(r)); }
@@ -38,7 +34,6 @@ void must(CUresult r, char const* what) {
   std::_Exit(3);
 }
 #define MUST(call) must(call, #call)
-
 struct gpu {
   int ordinal = 0;
   CUcontext context = nullptr;
