@@ -1,20 +1,52 @@
 // The thread's current runtime, device and streams; and the way from public handles to what stands behind them.
 // Threads: each sees its own current device and stream.
 #pragma once
+#include <string>
+
 #include "runtime/clock/timeline.h"
 #include "weir/stream.h"
 
-namespace weir::streams {
+namespace weir {
 
-runtime::impl& current_runtime();                                     // this thread's runtime_guard, else the process default
+namespace detail {
+struct stream_access {  // the one way into the public handles
+  static clock::timeline* line(stream_ref s) noexcept { return s.line_; }
+  static stream_ref ref(clock::timeline* t) noexcept { return stream_ref(t); }
+  static weir::stamp stamp(clock::stamp s) noexcept {
+    weir::stamp out;
+    out.stream_ = s.stream;
+    out.n_ = s.n;
+    return out;
+  }
+  static clock::stamp stamp(weir::stamp s) noexcept { return {s.stream_, s.n_}; }
+};
+}  // namespace detail
+
+namespace streams {
+
+inline runtime::impl& current_runtime() { return runtime::current().get(); }  // this thread's runtime_guard, else the process default
 // The ordinal a device means for this thread. Throws: invalid_use (cpu where a gpu is needed; no such device: names how many there are)
 int resolve(device, runtime::impl&, std::string_view operation, here);
 
-clock::timeline& line_of(stream_ref) noexcept;
-stream_ref ref_of(clock::timeline&) noexcept;
-clock::timeline& current_line(runtime::impl&, int device);            // the thread's current stream of that device
+inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }  // Requires: not of a stream that was moved from
+inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(&t); }
+clock::timeline& current_line(runtime::impl&, int device);            // the thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
 clock::timeline& current_line(runtime::impl&);                        // of the current device
-weir::stamp public_stamp(clock::stamp) noexcept;
-clock::stamp inner_stamp(weir::stamp) noexcept;
+int current_ordinal(runtime::impl&);                                  // the thread's current device
+inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
+inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
 
-}  // namespace weir::streams
+// For messages: "stream 7 of gpu:1".
+std::string describe(clock::timeline const&);
+// The stream behind a handle. Throws: invalid_use (the stream was moved from)
+clock::timeline& line_or_throw(stream_ref, std::string_view operation, here);
+
+// The thread's current device, and with `stream` the current stream of that device, from now on.
+void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, here);
+// The same until leave(), which never throws. What is found when marks are left out of order: see device_guard.
+weir::detail::guard_mark enter(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, here);
+void leave(weir::detail::guard_mark) noexcept;
+std::uint64_t misplaced_guards() noexcept;  // guards of this process that ended out of order or on another thread
+
+}  // namespace streams
+}  // namespace weir

@@ -1,7 +1,9 @@
 // weir/stream.h: streams, stamps, events. `stream` owns, `stream_ref` borrows, `stream_guard` restores.
+// Threads: any, for stamps, streams and events alike; current streams and guards are each thread's own.
 #pragma once
 #include <chrono>
 #include <span>
+
 #include "weir/device.h"
 
 struct CUstream_st;  // the CUDA toolkit's own tag: `CUstream_st*` is `cudaStream_t`, without its header
@@ -9,81 +11,129 @@ struct CUevent_st;
 
 namespace weir {
 using milliseconds = std::chrono::duration<float, std::milli>;
-enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };  // torch: lower runs first
+enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };  // torch: lower runs first; clamped to what the device has
 class event;
+namespace clock {
+class timeline;
+}
+namespace detail {
+struct stream_access;
+}
 
-class stamp {  // "all work given to this stream up to here". 16 bytes, copyable; taking one is no driver call
+class stamp {  // "all work given to that stream up to here". 16 bytes, copyable; taking one is no driver call. A default one is complete
  public:
-  bool query() const;                                       // Blocks: no
-  void synchronize(here = here::current()) const;           // Blocks: host
+  // Blocks: no. At most a few driver calls, none once the answer was yes. Throws: device_lost, driver_error
+  bool query() const;
+  void synchronize(here = here::current()) const;  // Blocks: host. Throws: device_lost, driver_error
   friend bool operator==(stamp, stamp) = default;
+
  private:
-  friend class stream_ref;
+  friend struct detail::stream_access;
   std::uint64_t stream_ = 0, n_ = 0;
 };
 
-class stream_ref {  // one pointer; valid while its stream is. Threads: any
+class stream_ref {  // one pointer; valid while its stream is
  public:
   weir::device device() const noexcept;
-  std::uint64_t id() const noexcept;                        // never reused in a process
-  bool query() const;
-  void synchronize(here = here::current()) const;           // Blocks: host
+  // Never reused in a process for another stream of the driver. A leased stream keeps its id from lease to lease: what
+  // was known of its order stays true.
+  std::uint64_t id() const noexcept;
+  bool query() const;                               // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
+  void synchronize(here = here::current()) const;   // Blocks: host, until it is
   weir::stamp stamp() const noexcept;
-  void wait(weir::stamp, here = here::current()) const;     // Blocks: the stream, not the host. All three merge clocks
-  void wait(event const&, here = here::current()) const;    // wait_event
-  void wait(stream_ref, here = here::current()) const;      // wait_stream
-  event record_event() const;
+  // Work given to this stream from now on runs after that: after the stamped work, after the event's last record (nothing
+  // when it was never recorded), after all work given so far to the other stream. No driver call when the order is known
+  // already. Blocks: the stream, not the host.
+  // Throws: invalid_use (of another runtime; a foreign stream that has ended; under capture), device_lost, driver_error
+  void wait(weir::stamp, here = here::current()) const;
+  void wait(event const&, here = here::current()) const;  // torch: wait_event
+  void wait(stream_ref, here = here::current()) const;    // torch: wait_stream
+  event record_event(here = here::current()) const;
   bool is_capturing() const;
-  CUstream_st* native() const;                              // for <<<>>> and libraries; makes the device current for CUDA. Throws: not_supported on a simulated device (use weir::launch)
+  // For <<<>>> and libraries. Makes the stream's device CUDA's current one, weir's current device stays.
+  // Throws: not_supported on a simulated device (use weir::launch), device_lost
+  CUstream_st* native(here = here::current()) const;
   friend bool operator==(stream_ref, stream_ref) noexcept = default;
+
  private:
-  struct state; state* state_;
-  explicit stream_ref(state*) noexcept;
-  friend class stream; friend class foreign_stream; friend stream_ref current_stream(weir::device); friend stream_ref default_stream(weir::device);
+  friend struct detail::stream_access;
+  explicit stream_ref(clock::timeline* line) noexcept : line_(line) {}
+  clock::timeline* line_;
 };
 
 class stream {  // leased from the device's pool: no two live `stream`s are the same stream, unlike torch's 33rd
  public:
-  explicit stream(weir::priority = priority::normal, here = here::current());
+  // Throws: invalid_use (cpu, no such device), device_lost, driver_error
+  explicit stream(weir::priority = priority::normal, here = here::current());  // of the current device
   explicit stream(weir::device, weir::priority = priority::normal, here = here::current());
-  ~stream();                                                // gives it back; its work goes on, its memory serves others
-  stream(stream&&) noexcept; stream& operator=(stream&&) noexcept;
-  operator stream_ref() const noexcept;
-  stream_ref ref() const noexcept;
- private:
-  stream_ref ref_;
-};
-class foreign_stream {  // torch.cuda.ExternalStream: a handle of yours, registered while this object lives. Destroy this first, then your stream
- public:
-  foreign_stream(weir::device, CUstream_st*);
-  ~foreign_stream();
-  operator stream_ref() const noexcept;
- private:
-  stream_ref ref_;
-};
-stream_ref current_stream(device = gpu);
-stream_ref default_stream(device = gpu);
-void set_stream(stream_ref);
+  ~stream();  // gives it back; its work goes on, its memory serves others. Blocks: no
+  stream(stream&&) noexcept;
+  stream& operator=(stream&&) noexcept;
+  operator stream_ref() const noexcept { return ref_; }  // Requires: not moved from
+  stream_ref ref() const noexcept { return ref_; }
 
-class [[nodiscard]] stream_guard {  // with torch.cuda.stream(s): sets the stream's device too, restores both
+ private:
+  stream_ref ref_;
+  std::uint64_t id_;
+};
+
+// torch.cuda.ExternalStream: a handle of yours, registered while this object lives. Destroy this first, then your stream.
+class foreign_stream {
  public:
-  explicit stream_guard(stream_ref);
+  // Null is CUDA's legacy stream. The per-thread default stream is refused: it is another stream on every thread.
+  // Throws: invalid_use (the stream is of another device; per-thread default), not_supported on a simulated device
+  foreign_stream(weir::device, CUstream_st*, here = here::current());
+  ~foreign_stream();  // records a last event on your stream
+  foreign_stream(foreign_stream const&) = delete;
+  operator stream_ref() const noexcept { return ref_; }
+
+ private:
+  stream_ref ref_;
+  std::uint64_t id_;
+};
+
+// The default stream of each device is ordered with CUDA's legacy stream, both ways: bare <<<>>> launches are ordered with it.
+stream_ref default_stream(device = gpu);
+stream_ref current_stream(device = gpu);  // the default stream, until the thread chooses another
+// Makes it current for this thread, and its device too. Throws: invalid_use (of another runtime than the thread's)
+void set_stream(stream_ref, here = here::current());
+
+class [[nodiscard]] stream_guard {  // with torch.cuda.stream(s): sets the stream's device too, restores both. Out of order: as device_guard
+ public:
+  explicit stream_guard(stream_ref, here = here::current());  // Throws: as set_stream
   ~stream_guard();
   stream_guard(stream_guard const&) = delete;
+
+ private:
+  detail::guard_mark mark_;
 };
 
-struct event_options { bool timing = false, interprocess = false, blocking_sync = false; };
-class event {  // driver object made at the first record
+struct event_options {
+  bool timing = false;         // elapsed_time can be asked
+  bool blocking_sync = false;  // synchronize sleeps instead of spinning
+};
+class event {  // the driver's object is made at the first record, on that stream's device
  public:
   explicit event(event_options = {});
-  ~event();
-  event(event&&) noexcept; event& operator=(event&&) noexcept;
+  ~event();  // cancels nothing, makes no driver call
+  event(event&&) noexcept;
+  event& operator=(event&&) noexcept;
+  // Stands from now on for all work given to the stream so far; waits enqueued before keep what they waited for.
+  // Throws: invalid_use (recorded on another device before; under capture), device_lost, driver_error: it stands for what it did then
   void record(stream_ref, here = here::current());
-  bool query() const;                                       // true when never recorded, as torch
-  void synchronize(here = here::current()) const;
-  milliseconds elapsed_time(event const& end) const;        // Requires: both timed, done, of one device
-  CUevent_st* native() const;
+  void record(here = here::current());                    // on the current stream
+  bool query() const;                                     // true when never recorded, as torch. Blocks: no. Throws: device_lost
+  void synchronize(here = here::current()) const;         // Blocks: host, until it would answer true
+  // Throws: invalid_use unless both were made with timing, recorded on one device, and are complete
+  milliseconds elapsed_time(event const& end, here = here::current()) const;
+  // Null when never recorded. From then on weir concludes nothing from this event: you may record it yourself.
+  // Throws: not_supported on a simulated device
+  CUevent_st* native(here = here::current()) const;
+
  private:
-  struct state; state* state_;
+  friend class stream_ref;
+  struct state;
+  std::unique_ptr<state> state_;
 };
-}
+
+}  // namespace weir

@@ -1,0 +1,183 @@
+// What each thread has chosen, runtime by runtime: its current device and streams, and the pile of guards that restore them.
+// Threads: each has its own; only a guard that ends on another thread leaves a note for its maker.
+#include "streams/context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "streams/stream_pool.h"
+
+namespace weir::streams {
+namespace {
+
+struct frame {  // one guard
+  std::uint64_t number = 0;
+  int device_found = 0;
+  bool cuda_found = false;                  // CUDA's device was set by weir then
+  int stream_device = -1;                   // whose current stream was found; -1: the guard set none
+  clock::timeline* stream_found = nullptr;  // null: the default stream
+  bool ended = false;                       // too early: younger ones are above it
+};
+
+struct seat {  // one thread in one runtime
+  std::uint64_t runtime = 0;
+  std::shared_ptr<base::atomic<bool> const> ended;
+  stream_pool* pool = nullptr;
+  int device = 0;
+  bool cuda = false;                        // CUDA's device is set to `device`: not before weir was told to
+  std::vector<clock::timeline*> chosen;     // by device; null: the default stream
+  std::vector<frame> frames;
+};
+
+struct seats {
+  std::vector<std::unique_ptr<seat>> all;
+  seat* last = nullptr;
+  std::uint64_t next_number = 1;
+};
+
+seats& mine() {
+  static auto* const value = new base::per_thread<seats>;
+  return value->get();
+}
+
+seat* seat_if_any(std::uint64_t runtime) {
+  seats& all = mine();
+  if (all.last && all.last->runtime == runtime) return all.last;
+  for (auto& s : all.all) {
+    if (s->runtime == runtime) return all.last = s.get();
+  }
+  return nullptr;
+}
+
+seat& seat_in(runtime::impl& r) {
+  if (seat* const there = seat_if_any(r.id())) [[likely]] return *there;
+  seats& all = mine();
+  all.last = nullptr;
+  std::erase_if(all.all, [](auto const& s) { return s->ended->load(); });
+  auto made = std::make_unique<seat>();
+  made->runtime = r.id();
+  made->pool = &r.part<stream_pool>();
+  made->ended = made->pool->ended();
+  made->chosen.resize(static_cast<std::size_t>(r.device_count()));
+  all.all.push_back(std::move(made));
+  return *(all.last = all.all.back().get());
+}
+
+struct note {
+  std::uint64_t thread, number;
+  friend bool operator==(note const&, note const&) = default;
+};
+base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
+base::guarded<std::vector<note>>& notes() {
+  static auto* const value = new base::guarded<std::vector<note>>;
+  return *value;
+}
+
+bool ended_elsewhere(std::uint64_t number) {
+  if (notes_left.load() == 0) return false;
+  auto all = notes().lock();
+  auto const gone = std::erase(*all, note{base::this_thread_id(), number});
+  notes_left.fetch_sub(gone);
+  return gone != 0;
+}
+
+void set(seat& s, runtime::impl& r, int device, std::string_view operation, here at) {
+  r.open(device, operation, at);
+  require(r.machine().make_current(device), operation, "gpu:" + std::to_string(device), "", at);
+  s.device = device;
+  s.cuda = true;
+}
+
+void restore(seat& s, driver::driver& machine, frame const& f) {
+  if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
+  s.device = f.device_found;
+  s.cuda = f.cuda_found;
+  if (f.cuda_found) (void)machine.make_current(f.device_found);  // a device weir never made current gets no context here
+}
+
+}  // namespace
+
+int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
+  if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
+  if (d.index() == -1) return seat_in(r).device;
+  if (d.index() < 0 || d.index() >= r.device_count()) {
+    throw invalid_use(std::string(operation), "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+                      "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
+  }
+  return d.index();
+}
+
+clock::timeline& current_line(runtime::impl& r, int device) {
+  seat& s = seat_in(r);
+  auto& chosen = s.chosen[static_cast<std::size_t>(device)];
+  if (chosen) {
+    if (chosen->alive() != clock::life::retired) [[likely]] return *chosen;
+    chosen = nullptr;  // a foreign stream whose registration has ended
+  }
+  return s.pool->default_line(device, here::current());
+}
+
+clock::timeline& current_line(runtime::impl& r) { return current_line(r, seat_in(r).device); }
+int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
+
+std::string describe(clock::timeline const& t) { return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device()); }
+
+clock::timeline& line_or_throw(stream_ref s, std::string_view operation, here at) {
+  if (auto* const line = weir::detail::stream_access::line(s)) [[likely]] return *line;
+  throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+}
+
+void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
+  seat& s = seat_in(r);
+  set(s, r, device, operation, at);
+  if (stream) s.chosen[static_cast<std::size_t>(device)] = stream;
+}
+
+weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
+  seat& s = seat_in(r);
+  s.frames.reserve(s.frames.size() + 1);
+  frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};
+  if (stream) {
+    f.stream_device = device;
+    f.stream_found = s.chosen[static_cast<std::size_t>(device)];
+  }
+  choose(r, device, stream, operation, at);
+  s.frames.push_back(f);
+  return {base::this_thread_id(), mine().next_number++, r.id()};
+}
+
+void leave(weir::detail::guard_mark mark) noexcept {
+  if (mark.number == 0) return;
+  if (mark.thread != base::this_thread_id()) {
+    misplaced.fetch_add(1);
+    try {
+      notes().lock()->push_back({mark.thread, mark.number});
+      notes_left.fetch_add(1);
+    } catch (...) {  // no memory for the note: that thread keeps its setting
+    }
+    return;
+  }
+  seat* const s = seat_if_any(mark.runtime);
+  if (!s || s->ended->load()) return;
+  auto const it = std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
+  if (it == s->frames.rend()) return;
+  it->ended = true;
+  if (it != s->frames.rbegin()) {
+    misplaced.fetch_add(1);
+    bool all_above_ended_elsewhere = true;
+    for (auto above = s->frames.rbegin(); above != it; ++above) {
+      if (!above->ended && ended_elsewhere(above->number)) above->ended = true;
+      all_above_ended_elsewhere = all_above_ended_elsewhere && above->ended;
+    }
+    if (!all_above_ended_elsewhere) return;
+  }
+  driver::driver& machine = s->pool->machine();
+  while (!s->frames.empty() && (s->frames.back().ended || ended_elsewhere(s->frames.back().number))) {
+    restore(*s, machine, s->frames.back());
+    s->frames.pop_back();
+  }
+}
+
+std::uint64_t misplaced_guards() noexcept { return misplaced.load(); }
+
+}  // namespace weir::streams

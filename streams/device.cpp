@@ -1,0 +1,60 @@
+// weir/device.h over the driver and the clocks.
+// Threads: any.
+#include "weir/device.h"
+
+#include "streams/context.h"
+
+namespace weir {
+
+int device_count() noexcept {
+  try {
+    return streams::current_runtime().device_count();
+  } catch (...) {
+    return 0;
+  }
+}
+
+bool is_available() noexcept { return device_count() > 0; }
+
+device current_device() { return device(streams::current_ordinal(streams::current_runtime())); }
+
+void set_device(device d, here at) {
+  if (d.is_cpu()) return;
+  auto& r = streams::current_runtime();
+  streams::choose(r, streams::resolve(d, r, "set_device", at), nullptr, "set_device", at);
+}
+
+device_properties get_device_properties(device d) {
+  auto& r = streams::current_runtime();
+  int const i = streams::resolve(d, r, "get_device_properties", here::current());
+  auto const got = r.machine().info(i);
+  require(got.is, "get_device_properties", "gpu:" + std::to_string(i), "", here::current());
+  auto const& v = got.value;
+  return {v.name, v.total_memory, v.major, v.minor, v.multi_processor_count, v.numa_node, v.pci_bus_id, v.uuid, r.machine().simulated()};
+}
+
+memory_info mem_get_info(device d) {
+  auto& r = streams::current_runtime();
+  int const i = streams::resolve(d, r, "mem_get_info", here::current());
+  r.open(i, "mem_get_info", here::current());
+  auto const got = r.machine().memory(i);
+  require(got.is, "mem_get_info", "gpu:" + std::to_string(i), "", here::current());
+  return {got.value.free, got.value.total};
+}
+
+void synchronize(device d, here at) {
+  auto& r = streams::current_runtime();
+  int const i = streams::resolve(d, r, "synchronize", at);
+  r.open(i, "synchronize", at);
+  require(r.part<clock::clocks>().synchronize_device(i), "synchronize", "gpu:" + std::to_string(i), "", at);
+}
+
+device_guard::device_guard(device d, here at) {
+  if (d.is_cpu()) return;
+  auto& r = streams::current_runtime();
+  mark_ = streams::enter(r, streams::resolve(d, r, "device_guard", at), nullptr, "device_guard", at);
+}
+
+device_guard::~device_guard() { streams::leave(mark_); }
+
+}  // namespace weir

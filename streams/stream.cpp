@@ -1,0 +1,172 @@
+// weir/stream.h's stamps and streams over the clocks and the pool.
+// Threads: any.
+#include "weir/stream.h"
+
+#include "streams/context.h"
+#include "streams/stream_pool.h"
+
+namespace weir {
+namespace {
+
+clock::clocks& clocks_of(clock::timeline const& t) { return t.owner().part<clock::clocks>(); }
+
+void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, here at) {
+  if (&a.owner() == &b.owner()) return;
+  throw invalid_use(operation, streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " + streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
+                    "Synchronize with the other runtime's stream on the host", at);
+}
+
+void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what, here at) {
+  if (s.ok()) return;
+  if (waiter.alive() == clock::life::retired) {
+    throw invalid_use(std::string(operation), streams::describe(waiter) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
+  }
+  throw_refusal(s, operation, streams::describe(waiter) + ", " + what, "", at);
+}
+
+}  // namespace
+
+bool stamp::query() const {
+  clock::timeline* const line = clock::find(stream_);
+  if (!line) return true;
+  auto const r = clocks_of(*line).poll({stream_, n_});
+  require(r.is, "stamp::query", streams::describe(*line), "", here::current());
+  return r.value;
+}
+
+void stamp::synchronize(here at) const {
+  clock::timeline* const line = clock::find(stream_);
+  if (!line) return;
+  require(clocks_of(*line).synchronize({stream_, n_}), "stamp::synchronize", streams::describe(*line), "", at);
+}
+
+device stream_ref::device() const noexcept { return weir::device(line_->device()); }
+std::uint64_t stream_ref::id() const noexcept { return line_->id(); }
+stamp stream_ref::stamp() const noexcept { return streams::public_stamp(line_->now()); }
+
+bool stream_ref::query() const {
+  auto& line = streams::line_or_throw(*this, "stream::query", here::current());
+  auto const r = line.query();
+  require_wait(r.is, line, "stream::query", "asked", here::current());
+  return r.value;
+}
+
+void stream_ref::synchronize(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
+  require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
+}
+
+void stream_ref::wait(weir::stamp s, here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  clock::stamp const wanted = streams::inner_stamp(s);
+  if (line.covers(wanted)) return;
+  clock::timeline const& other = *clock::find(wanted.stream);
+  check_one_runtime(line, other, "stream::wait", at);
+  require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
+}
+
+void stream_ref::wait(stream_ref other, here at) const { wait(streams::public_stamp(streams::line_or_throw(other, "stream::wait", at).now()), at); }
+
+event stream_ref::record_event(here at) const {
+  event e;
+  e.record(*this, at);
+  return e;
+}
+
+bool stream_ref::is_capturing() const {
+  auto& line = streams::line_or_throw(*this, "stream::is_capturing", here::current());
+  auto const r = line.owner().machine().capturing(line.device(), line.handle());
+  require(r.is, "stream::is_capturing", streams::describe(line), "", here::current());
+  return r.value;
+}
+
+CUstream_st* stream_ref::native(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::native", at);
+  auto& machine = line.owner().machine();
+  auto const r = machine.native(line.device(), line.handle());
+  require(r.is, "stream::native", streams::describe(line), "Give work to a simulated stream with weir::launch or parallel_for", at);
+  require(machine.make_current(line.device()), "stream::native", streams::describe(line), "", at);
+  return r.value;
+}
+
+stream::stream(weir::priority p, here at) : stream(gpu, p, at) {}
+
+stream::stream(weir::device d, weir::priority p, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
+  auto& r = streams::current_runtime();
+  return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+}())), id_(ref_.id()) {}
+
+stream::stream(stream&& from) noexcept
+    : ref_(std::exchange(from.ref_, detail::stream_access::ref(nullptr))), id_(std::exchange(from.id_, 0)) {}
+
+stream& stream::operator=(stream&& from) noexcept {
+  std::swap(ref_, from.ref_);
+  std::swap(id_, from.id_);
+  return *this;
+}
+
+stream::~stream() {
+  clock::timeline* const line = clock::find(id_);  // null: moved from, or its runtime is gone
+  if (!line || process_is_ending()) return;
+  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
+}
+
+foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
+  auto& r = streams::current_runtime();
+  int const i = streams::resolve(d, r, "foreign_stream", at);
+  if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
+    throw invalid_use("foreign_stream", "CUDA's per-thread default stream, which is another stream on every thread", "Register a stream of your own, or use weir::stream", at);
+  }
+  r.open(i, "foreign_stream", at);
+  auto const s = r.machine().adopt(i, native);
+  if (s.is.what == driver::code::invalid) {
+    throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i), "Name the device the stream was made on", at);
+  }
+  require(s.is, "foreign_stream", "gpu:" + std::to_string(i), "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
+  return r.part<clock::clocks>().make(i, s.value, clock::life::foreign);
+}())), id_(ref_.id()) {}
+
+foreign_stream::~foreign_stream() {
+  clock::timeline* const line = clock::find(id_);
+  if (!line || process_is_ending()) return;
+  clocks_of(*line).retire(*line);
+}
+
+stream_ref default_stream(device d) {
+  auto& r = streams::current_runtime();
+  return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", here::current()), here::current()));
+}
+
+stream_ref current_stream(device d) {
+  auto& r = streams::current_runtime();
+  return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", here::current())));
+}
+
+namespace {
+clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
+  auto& line = streams::line_or_throw(s, operation, at);
+  auto& r = streams::current_runtime();
+  if (&line.owner() != &r) {
+    throw invalid_use(operation, streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) + ", the thread's is " + std::to_string(r.id()),
+                      "Enter the stream's runtime with a runtime_guard first", at);
+  }
+  if (line.alive() == clock::life::retired) {
+    throw invalid_use(operation, streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
+  }
+  return line;
+}
+}  // namespace
+
+void set_stream(stream_ref s, here at) {
+  auto& line = of_this_runtime(s, "set_stream", at);
+  streams::choose(line.owner(), line.device(), &line, "set_stream", at);
+}
+
+stream_guard::stream_guard(stream_ref s, here at) {
+  auto& line = of_this_runtime(s, "stream_guard", at);
+  mark_ = streams::enter(line.owner(), line.device(), &line, "stream_guard", at);
+}
+
+stream_guard::~stream_guard() { streams::leave(mark_); }
+
+}  // namespace weir

@@ -1,0 +1,73 @@
+// Making, leasing and ending driver streams.
+// Threads: any.
+#include "streams/stream_pool.h"
+
+#include <algorithm>
+
+namespace weir::streams {
+
+stream_pool::stream_pool(runtime::impl& r)
+    : runtime_(r),
+      clocks_(r.part<clock::clocks>()),
+      ended_(std::make_shared<base::atomic<bool>>(false)),
+      defaults_(new base::atomic<clock::timeline*>[static_cast<std::size_t>(r.device_count())]) {}
+
+stream_pool::~stream_pool() {
+  ended_->store(true);
+  auto made = made_.lock();
+  for (clock::timeline* t : *made) {
+    (void)t->synchronize();  // a lost device answers at once
+    clocks_.retire(*t);
+    (void)runtime_.machine().destroy_stream(t->device(), t->handle());
+  }
+}
+
+clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, here at) {
+  runtime_.open(device, "stream", at);
+  auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
+  require(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
+  try {
+    auto made = made_.lock();
+    made->reserve(made->size() + 1);
+    made->push_back(&clocks_.make(device, s.value, clock::life::own));
+    return *made->back();
+  } catch (...) {
+    (void)runtime_.machine().destroy_stream(device, s.value);
+    throw;
+  }
+}
+
+clock::timeline& stream_pool::default_line(int device, here at) {
+  auto& slot = defaults_[static_cast<std::size_t>(device)];
+  if (auto* there = slot.load(base::memory_order_acquire)) return *there;
+  runtime_.open(device, "default_stream", at);
+  auto& made = make(device, driver::stream_kind::blocking, priority::normal, at);  // may block: no lock is held
+  clock::timeline* first = nullptr;
+  return slot.compare_exchange(first, &made) ? made : *first;
+}
+
+clock::timeline& stream_pool::lease(int device, priority p, here at) {
+  {
+    auto leases = leases_.lock();
+    auto const idle = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
+    if (idle != leases->end()) {
+      idle->out = true;
+      return *idle->line;
+    }
+    leases->reserve(leases->size() + 1);
+  }
+  auto& line = make(device, driver::stream_kind::independent, p, at);
+  leases_.lock()->push_back({&line, device, p, true});
+  return line;
+}
+
+void stream_pool::give_back(clock::timeline& line) noexcept {
+  line.set_carries_collectives(false);
+  auto leases = leases_.lock();
+  auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
+  if (it == leases->end()) return;
+  it->out = false;
+  std::rotate(it, it + 1, leases->end());
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,173 @@
+// Streams through the public surface, on machines whose streams the test moves.
+#include "weir/stream.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/driver/sim/machine.h"
+#include "streams/context.h"
+
+namespace weir {
+namespace {
+
+struct streams_on_a_stepped_machine : testing::Test {
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime_guard in{rt};
+  driver::driver& machine = rt.get().machine();
+  driver::sim::controls& control = *driver::sim::controls_of(machine);
+  std::vector<int> log;
+
+  void work(stream_ref s, int x) {
+    struct append {
+      std::vector<int>* log;
+      int x;
+    };
+    auto& line = streams::line_of(s);
+    driver::work const w{.run = [](void* p) { auto& a = *static_cast<append*>(p); a.log->push_back(a.x); },
+                         .drop = [](void* p) { delete static_cast<append*>(p); },
+                         .state = new append{&log, x}};
+    ASSERT_TRUE(machine.enqueue(line.device(), line.handle(), {}, w).ok());
+  }
+  bool step(stream_ref s) { return control.step(s.device().index(), streams::line_of(s).handle()); }
+  void drain(stream_ref s) { while (step(s)) {} }
+};
+
+template <class Error, class F>
+std::string refused(F f) {
+  try {
+    f();
+  } catch (Error const& e) {
+    return std::string(e.operands());
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST_F(streams_on_a_stepped_machine, a_waiting_stream_does_not_run_before_the_other_has_come_there) {
+  stream a, b;
+  work(a, 1);
+  b.ref().wait(a);
+  work(b, 2);
+  drain(b);
+  EXPECT_TRUE(log.empty());
+  drain(a);
+  drain(b);
+  EXPECT_EQ(log, (std::vector{1, 2}));
+}
+
+TEST_F(streams_on_a_stepped_machine, a_stamp_is_complete_when_its_work_is_and_not_before) {
+  stream a;
+  EXPECT_TRUE(stamp{}.query());
+  work(a, 1);
+  stamp const s = a.ref().stamp();
+  work(a, 2);
+  EXPECT_FALSE(s.query());
+  EXPECT_FALSE(a.ref().query());
+  step(a);
+  EXPECT_FALSE(s.query());  // the fence that answers was recorded after 2
+  drain(a);
+  EXPECT_TRUE(s.query());
+  EXPECT_TRUE(a.ref().query());
+}
+
+TEST_F(streams_on_a_stepped_machine, synchronizing_with_a_stamp_makes_its_work_done) {
+  stream a;
+  work(a, 1);
+  stamp const s = a.ref().stamp();
+  s.synchronize();
+  EXPECT_EQ(log, std::vector{1});
+  work(a, 2);
+  a.ref().synchronize();
+  EXPECT_EQ(log, (std::vector{1, 2}));
+  work(a, 3);
+  synchronize();
+  EXPECT_EQ(log, (std::vector{1, 2, 3}));
+  EXPECT_TRUE(s.query());
+}
+
+TEST_F(streams_on_a_stepped_machine, no_two_live_streams_are_the_same_and_a_lease_goes_back) {
+  std::vector<stream> many;
+  std::set<std::uint64_t> ids;
+  for (int i = 0; i < 40; ++i) {
+    many.emplace_back();
+    ids.insert(many.back().ref().id());
+  }
+  EXPECT_EQ(ids.size(), 40u);
+  many.clear();
+  stream again;
+  EXPECT_TRUE(ids.count(again.ref().id()));
+  stream other{priority::high};
+  EXPECT_FALSE(ids.count(other.ref().id()));
+  stream elsewhere{1};
+  EXPECT_FALSE(ids.count(elsewhere.ref().id()));
+  EXPECT_EQ(elsewhere.ref().device(), device(1));
+}
+
+TEST_F(streams_on_a_stepped_machine, the_lease_that_is_idle_longest_is_given_out_first) {
+  auto a = std::make_unique<stream>();
+  auto b = std::make_unique<stream>();
+  auto const first = a->ref().id(), second = b->ref().id();
+  a.reset();
+  b.reset();
+  stream x, y;
+  EXPECT_EQ(x.ref().id(), first);
+  EXPECT_EQ(y.ref().id(), second);
+}
+
+TEST_F(streams_on_a_stepped_machine, a_moved_stream_keeps_its_lease_and_what_it_was_moved_from_is_refused) {
+  stream a;
+  auto const id = a.ref().id();
+  stream b = std::move(a);
+  EXPECT_EQ(b.ref().id(), id);
+  stream c;
+  EXPECT_NE(c.ref().id(), id);
+  EXPECT_NE(refused<invalid_use>([&] { a.ref().wait(b); }), "");
+}
+
+TEST_F(streams_on_a_stepped_machine, a_stream_may_outlive_its_runtime) {
+  std::optional<stream> s;
+  stamp last;
+  {
+    runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime_guard inside{other};
+    s.emplace();
+    last = s->ref().stamp();
+  }
+  EXPECT_TRUE(last.query());
+  s.reset();
+}
+
+TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_with_each_other) {
+  runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  stream a;
+  runtime_guard inside{other};
+  stream b;
+  std::string const said = refused<invalid_use>([&] { b.ref().wait(a); });
+  EXPECT_NE(said.find(std::to_string(a.ref().id())), std::string::npos);
+  EXPECT_NE(said.find(std::to_string(b.ref().id())), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { set_stream(a); }), "");
+}
+
+TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and_takes_no_foreign_one) {
+  stream a;
+  refused<not_supported>([&] { a.ref().native(); });
+  refused<not_supported>([&] { foreign_stream f(gpu, nullptr); });
+  refused<invalid_use>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2)); });
+}
+
+TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_devices_go_on) {
+  stream a{0}, b{1}, c{1};
+  work(a, 1);
+  stamp const s = a.ref().stamp();
+  a.ref().wait(b);
+  control.lose(0);
+  refused<device_lost>([&] { b.ref().wait(s); });
+  refused<device_lost>([&] { s.synchronize(); });
+  refused<device_lost>([&] { (void)s.query(); });
+  work(b, 2);
+  c.ref().wait(b);
+  c.ref().synchronize();
+  EXPECT_EQ(log, std::vector{2});
+}
+
+}  // namespace
+}  // namespace weir
