@@ -1,8 +1,12 @@
 // Page-locked host memory that copy engines read and write: pooled, reused when the copies that used it are complete.
 // Threads: any.
+//
+// Invariant: reserved = allocated + pending + cached, in bytes.
 #pragma once
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "runtime/memory/allocator.h"
 
@@ -11,19 +15,29 @@ namespace weir::streams {
 class pinned_memory {  // a part of the runtime
  public:
   explicit pinned_memory(runtime::impl&);
+  // Blocks: until the work that its blocks were marked for is done. Blocks still held keep their pages, and are reported.
   ~pinned_memory();
-  // Throws: out_of_memory (report().on is cpu), invalid_use
+
+  // Zero bytes are valid and freeable. alignment 0: natural, and never less than a cache line.
+  // A ladder: what is free; what has become complete; new pages, if the limit lets them; idle pages of other shapes given
+  // back first; a bounded wait for what is pending.
+  // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: a moment, when the limit or the host leaves no room
   void* allocate(std::size_t bytes, std::size_t alignment, here);
   // The host may be given this memory again once every stream it was marked for has passed its stamp (completion, not order).
-  void deallocate(void*, here);                         // Throws: invalid_use
+  // A stream of a lost device never passes: its engine may still write, so that memory is held back (counted as pending).
+  void deallocate(void*, here);                             // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
   void mark(void const*, clock::timeline& user) noexcept;   // used by work given to that stream; interior addresses are fine
   void mark(void const*, clock::stamp) noexcept;            // the same for work up to an exact stamp
   std::optional<memory::block> find(void const*) const noexcept;
+  bool reserves(void const*) const noexcept;                 // the pool's memory, handed out or not
   bool owns(void const*, std::size_t bytes) const noexcept;  // all of the range lies in one live block
   std::size_t trim();                                   // gives what is complete and unused back to the system, bytes
   memory_statistics statistics() const;
+  void reset_peak();
+  void reset_accumulated();
+  std::vector<std::string> validate() const;            // what of the invariants does not hold; empty: all hold
 
-  // The pool of whichever runtime of this process handed the address out, and live there; null: none.
+  // The pool of this process whose memory that is, handed out or not; null: none.
   static pinned_memory* owner(void const*) noexcept;
 
  private:

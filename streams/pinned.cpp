@@ -1,0 +1,435 @@
+// The pinned pool: which range serves, when a freed one may serve again, when pages come and go.
+// Threads: any; one lock over the map of addresses, never held across a driver call that may block.
+#include "streams/pinned.h"
+
+#include <deque>
+#include <limits>
+#include <string>
+
+#include "runtime/base/os.h"
+#include "streams/context.h"
+#include "streams/pinned_pages.h"
+#include "streams/pinned_space.h"
+#include "streams/pinned_tally.h"
+#include "weir/memory.h"
+
+namespace weir::streams {
+namespace {
+
+using address = driver::address;
+using state_of = pinned_space::state;
+
+constexpr std::size_t largest = std::size_t{1} << 46;          // bytes of one block: what any machine can address
+constexpr std::size_t small_segment = std::size_t{2} << 20;    // blocks below this share segments of it
+constexpr std::size_t segment_step = std::size_t{64} << 10;    // above, a segment is near-exact
+constexpr std::size_t fence_after = std::size_t{1} << 20;      // freed bytes: a fence first recorded at a miss would cover the whole backlog
+constexpr std::int64_t longest_wait_ns = 1'000'000'000;
+constexpr int most_polls = 64;                                 // where nothing moves by itself, waiting is asking
+
+std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+address number(void const* p) { return reinterpret_cast<address>(p); }
+std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
+std::string pointer_text(void const* p) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", p);
+  return text;
+}
+
+void join(std::vector<clock::stamp>& stamps, clock::stamp s) {
+  if (!s.stream) return;
+  for (auto& one : stamps) {
+    if (one.stream == s.stream) {
+      one.n = std::max(one.n, s.n);
+      return;
+    }
+  }
+  stamps.push_back(s);
+}
+
+// Every pool of this process, for addresses that come back without a word of their runtime.
+base::guarded<std::vector<pinned_memory*>>& pools() {
+  static auto* const all = new base::guarded<std::vector<pinned_memory*>>;
+  return *all;
+}
+
+}  // namespace
+
+struct pinned_memory::state {
+  struct pool {
+    pinned_space space;
+    std::deque<address> pending;  // in the order of freeing
+    pinned_tally tally;
+    std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
+    std::size_t unfenced = 0;     // bytes freed with marks since the last fence
+  };
+
+  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()) {}
+
+  weir::runtime::impl& owner;
+  clock::clocks& clocks;
+  base::guarded<pool> in;
+  base::atomic<address> lowest{std::numeric_limits<address>::max()};  // no segment ever lay outside these
+  base::atomic<address> highest{0};
+
+  bool outside(void const* p) const noexcept {
+    return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
+  }
+
+  void* hand_out(pool& p, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+    auto const got = p.space.take(rounded, alignment);
+    if (got == p.space.end()) return nullptr;
+    got->second.requested = bytes;
+    p.tally.hand_out(bytes, rounded);
+    return reinterpret_cast<void*>(got->first);
+  }
+
+  void settle(pool& p, pinned_space::place freed) {
+    p.tally.settle(freed->second.requested, freed->second.bytes);
+    p.space.give(freed);
+  }
+
+  // Frees what has become complete: one question to the driver for each stream that is not there yet.
+  void collect(pool& p) {
+    std::vector<clock::stamp> not_yet;
+    auto const reached = [&](clock::stamp s, bool& lost) {
+      if (clocks.complete(s)) return true;
+      for (auto const& one : not_yet) {
+        if (one.stream == s.stream && one.n <= s.n) return false;
+      }
+      auto const polled = clocks.poll(s);
+      if (polled.ok() && polled.value) return true;
+      lost = polled.is.what == driver::code::lost;
+      if (!lost) not_yet.push_back(s);
+      return false;
+    };
+    std::deque<address> still;
+    for (address const at : p.pending) {
+      auto const freed = p.space.find(at);
+      bool lost = false;
+      std::erase_if(freed->second.stamps, [&](clock::stamp s) { return !lost && reached(s, lost); });
+      if (lost) {
+        freed->second.is = state_of::quarantined;
+      } else if (freed->second.stamps.empty()) {
+        settle(p, freed);
+      } else {
+        still.push_back(at);
+      }
+    }
+    p.pending = std::move(still);
+  }
+
+  driver::status grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
+    std::size_t const limit = owner.options().pinned_limit;
+    std::size_t const least = round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
+    std::size_t want = least < small_segment ? small_segment : round_up(least, segment_step);
+    {
+      auto p = in.lock();
+      std::size_t const charged = p->tally.reserved() + p->coming;
+      if (limit && (charged > limit || want > limit - charged)) want = least;
+      if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
+      p->coming += want;
+    }
+    auto const pages = take_pages(owner.machine(), want);
+    auto p = in.lock();
+    p->coming -= want;
+    if (!pages.ok()) return pages.is;
+    auto const base = number(pages.value.base);
+    p->space.add(base, pages.value.bytes);
+    p->tally.reserve(pages.value.bytes);
+    address low = lowest.load();
+    while (base < low && !lowest.compare_exchange(low, base)) {}
+    highest.raise(base + pages.value.bytes);
+    block = hand_out(*p, bytes, rounded, alignment);
+    return {};
+  }
+
+  std::size_t trim() {
+    std::vector<host_pages> idle;
+    {
+      auto p = in.lock();
+      collect(*p);
+      for (address const base : p->space.wholly_free()) {
+        idle.push_back({reinterpret_cast<std::byte*>(base), p->space.bytes_of(base)});
+        p->space.remove(base);
+      }
+    }
+    std::size_t gave = 0;
+    for (auto const& pages : idle) {
+      bool const returned = return_pages(owner.machine(), pages).ok();
+      auto p = in.lock();
+      if (returned) {
+        p->tally.unreserve(pages.bytes);
+        gave += pages.bytes;
+      } else {
+        p->space.add(number(pages.base), pages.bytes);
+      }
+    }
+    return gave;
+  }
+
+  // Until a range is found, nothing is pending any more, or the time is up.
+  void* wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+    bool const moves = owner.machine().moves_by_itself();
+    std::int64_t const start = moves ? base::now_ns() : 0;
+    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
+      {
+        auto p = in.lock();
+        if (p->pending.empty()) return nullptr;
+        collect(*p);
+        if (void* const block = hand_out(*p, bytes, rounded, alignment)) return block;
+      }
+      if (moves) base::sleep_ns(50'000);
+    }
+    return nullptr;
+  }
+
+  [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
+    memory_report r{};
+    r.on = cpu;
+    r.requested = bytes;
+    r.rounded = rounded;
+    r.limit = owner.options().pinned_limit;
+    r.ladder = std::move(ladder);
+    {
+      auto p = in.lock();
+      ++p->tally.now().num_ooms;
+      r.allocated = p->tally.allocated();
+      r.pending = p->tally.pending();
+      r.reserved = p->tally.reserved();
+      r.largest_hole = p->space.largest_free();
+      r.capacity = r.limit;
+    }
+    throw out_of_memory(std::move(r), at);
+  }
+
+  // Requires: in.lock() is held.
+  [[noreturn]] static void refuse_free(pool& p, void* block, pinned_space::place found, here at) {
+    std::string const what = pointer_text(block);
+    if (found == p.space.end()) {
+      throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out", "free memory where it was allocated", at);
+    }
+    if (found->second.is == state_of::live) {
+      throw invalid_use("deallocate", what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) + " of " + bytes_text(found->second.requested),
+                        "free the address that allocate returned", at);
+    }
+    throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);
+  }
+};
+
+pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) { pools().lock()->push_back(this); }
+
+pinned_memory::~pinned_memory() {
+  std::erase(*pools().lock(), this);
+  if (weir::process_is_ending() || process_was_forked()) return;  // nothing to ask, nothing to give back: the system does
+  auto p = state_->in.lock();
+  std::vector<clock::stamp> used;
+  std::size_t held = 0, held_bytes = 0;
+  for (auto& [at, one] : p->space.all()) {
+    for (auto* line : one.users) join(one.stamps, line->now());
+    for (auto const s : one.stamps) join(used, s);
+    held += one.is == state_of::live;
+    held_bytes += one.is == state_of::live ? one.requested : 0;
+  }
+  for (auto const s : used) static_cast<void>(state_->clocks.synchronize(s));  // refused by a lost device: what is quarantined below
+  state_->collect(*p);
+  for (auto const& [base, bytes] : p->space.segments()) {
+    bool in_use = false, keep = false;
+    for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
+      in_use |= one->second.is == state_of::pending;
+      keep |= one->second.is == state_of::live;
+    }
+    if (in_use) continue;  // never complete: the engine may still write
+    auto* const first = reinterpret_cast<std::byte*>(base);
+    if (keep) {
+      static_cast<void>(state_->owner.machine().unpin(first));
+    } else {
+      static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
+    }
+  }
+  if (held) {
+    try {
+      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay");
+    } catch (...) {}
+  }
+}
+
+void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+  if (process_was_forked()) throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory", "allocate in the process that made the runtime", at);
+  if (alignment & (alignment - 1)) {
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "pass a power of two, or 0 for the natural alignment", at);
+  }
+  if (bytes > largest || alignment > largest) {
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "no machine holds that much: look for a size that overflowed", at);
+  }
+  std::size_t const rounded = round_up(bytes ? bytes : 1, pinned_space::granule);
+  std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
+  {
+    auto p = state_->in.lock();
+    void* block = state_->hand_out(*p, bytes, rounded, aligned);
+    if (!block && !p->pending.empty()) {
+      state_->collect(*p);
+      block = state_->hand_out(*p, bytes, rounded, aligned);
+    }
+    if (block) {
+      ++p->tally.now().cache_hits;
+      return block;
+    }
+  }
+  void* block = nullptr;
+  auto grown = state_->grow(rounded, aligned, bytes, block);
+  if (block) return block;
+  std::vector<rung> ladder;
+  if (grown.what == driver::code::out_of_memory) {
+    ++state_->in.lock()->tally.now().num_alloc_retries;
+    ladder.push_back({"idle pages given back", state_->trim(), 0});
+    grown = state_->grow(rounded, aligned, bytes, block);
+    if (block) return block;
+  }
+  if (grown.what == driver::code::out_of_memory) {
+    block = state_->wait_for_room(bytes, rounded, aligned);
+    if (block) return block;
+    ladder.push_back({"idle pages given back after a wait", state_->trim(), 0});
+    grown = state_->grow(rounded, aligned, bytes, block);
+    if (block) return block;
+  }
+  if (grown.what == driver::code::out_of_memory || grown.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
+  throw_refusal(grown, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);
+}
+
+void pinned_memory::deallocate(void* block, here at) {
+  if (!block || process_was_forked()) return;
+  std::vector<clock::stamp> to_fence;
+  {
+    auto p = state_->in.lock();
+    auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
+    if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live) state::refuse_free(*p, block, freed, at);
+    auto& one = freed->second;
+    for (auto* line : one.users) join(one.stamps, line->now());
+    one.users.clear();
+    std::erase_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
+    p->tally.take_back(one.requested, one.bytes);
+    if (one.use_forgotten) {
+      one.is = state_of::quarantined;
+    } else if (one.stamps.empty()) {
+      state_->settle(*p, freed);
+    } else {
+      one.is = state_of::pending;
+      p->unfenced += one.bytes;
+      if (p->unfenced >= fence_after) {
+        to_fence = one.stamps;
+        p->unfenced = 0;
+      }
+      p->pending.push_back(freed->first);
+    }
+  }
+  for (auto const s : to_fence) {  // an attempt: what is refused here is recorded at the next miss
+    auto* const line = clock::find(s.stream);
+    if (line && line->alive() != clock::life::retired) static_cast<void>(line->fence());
+  }
+}
+
+void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
+  if (state_->outside(block)) return;
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(block));
+  if (found == p->space.end() || found->second.is != state_of::live) return;
+  auto& users = found->second.users;
+  if (std::find(users.begin(), users.end(), &user) != users.end()) return;
+  try {
+    users.push_back(&user);
+  } catch (...) {
+    found->second.use_forgotten = true;
+  }
+}
+
+void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
+  if (state_->outside(block)) return;
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(block));
+  if (found == p->space.end() || found->second.is != state_of::live) return;
+  try {
+    join(found->second.stamps, s);
+  } catch (...) {
+    found->second.use_forgotten = true;
+  }
+}
+
+std::optional<memory::block> pinned_memory::find(void const* inside) const noexcept {
+  if (state_->outside(inside)) return {};
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(inside));
+  if (found == p->space.end() || found->second.is != state_of::live) return {};
+  return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned, nullptr};
+}
+
+bool pinned_memory::reserves(void const* p) const noexcept {
+  if (state_->outside(p)) return false;
+  auto in = state_->in.lock();
+  return in->space.find(number(p)) != in->space.end();
+}
+
+bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
+  auto const holder = find(first);
+  if (!holder) return false;
+  std::size_t const before = number(first) - number(holder->base);
+  return before <= holder->bytes && bytes <= holder->bytes - before;
+}
+
+std::size_t pinned_memory::trim() { return process_was_forked() ? 0 : state_->trim(); }
+
+memory_statistics pinned_memory::statistics() const {
+  auto p = state_->in.lock();
+  auto now = p->tally.now();
+  now.inactive.all.current = static_cast<std::int64_t>(p->space.free_ranges());
+  now.inactive.all.peak = std::max(now.inactive.all.peak, now.inactive.all.current);
+  return now;
+}
+
+void pinned_memory::reset_peak() { state_->in.lock()->tally.reset_peak(); }
+void pinned_memory::reset_accumulated() { state_->in.lock()->tally.reset_accumulated(); }
+
+std::vector<std::string> pinned_memory::validate() const {
+  auto p = state_->in.lock();
+  auto wrong = p->space.validate();
+  std::size_t in_segments = 0, live = 0, pending = 0;
+  for (auto const& [base, bytes] : p->space.segments()) in_segments += bytes;
+  for (auto const& [at, one] : p->space.all()) {
+    live += one.is == state_of::live ? one.bytes : 0;
+    pending += one.is == state_of::pending || one.is == state_of::quarantined ? one.bytes : 0;
+  }
+  auto const& now = p->tally.now();
+  if (live != p->tally.allocated() || pending != p->tally.pending() || in_segments != p->tally.reserved() ||
+      now.reserved_bytes.all.current != now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
+    wrong.push_back("reserved = allocated + pending + cached");
+  }
+  return wrong;
+}
+
+pinned_memory* pinned_memory::owner(void const* block) noexcept {
+  auto all = pools().lock();
+  for (auto* one : *all) {
+    if (one->reserves(block)) return one;
+  }
+  return nullptr;
+}
+
+}  // namespace weir::streams
+
+namespace weir::detail {
+
+void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, here at) {
+  if (size && count > std::numeric_limits<std::size_t>::max() / size) {
+    throw invalid_use("pinned_allocator::allocate", std::to_string(count) + " elements of " + std::to_string(size) + " B", "the size overflows: ask for fewer", at);
+  }
+  return streams::current_runtime().part<streams::pinned_memory>().allocate(count * size, alignment, at);
+}
+
+void deallocate_pinned(void* block) noexcept {
+  if (auto* const pool = streams::pinned_memory::owner(block)) {
+    try {
+      pool->deallocate(block, here::current());
+    } catch (...) {}
+  }
+}
+
+}  // namespace weir::detail

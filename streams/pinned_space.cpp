@@ -1,0 +1,113 @@
+// Cutting and merging ranges of pinned memory.
+// Threads: as pinned_space.h.
+#include "streams/pinned_space.h"
+
+#include <iterator>
+
+namespace weir::streams {
+
+void pinned_space::add(address base, std::size_t bytes) {
+  segments_.emplace(base, bytes);
+  range whole;
+  whole.bytes = bytes;
+  whole.segment = base;
+  ranges_.emplace(base, std::move(whole));
+  by_size_.emplace(bytes, base);
+}
+
+void pinned_space::remove(address base) {
+  by_size_.erase({segments_.at(base), base});
+  ranges_.erase(base);
+  segments_.erase(base);
+}
+
+std::vector<pinned_space::address> pinned_space::wholly_free() const {
+  std::vector<address> found;
+  for (auto const& [base, bytes] : segments_) {
+    auto const first = ranges_.find(base);
+    if (first->second.is == state::free && first->second.bytes == bytes) found.push_back(base);
+  }
+  return found;
+}
+
+pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
+  auto& [at, first] = *whole;
+  range rest;
+  rest.bytes = first.bytes - first_bytes;
+  rest.segment = first.segment;
+  auto const second = ranges_.emplace(at + first_bytes, std::move(rest)).first;
+  by_size_.erase({first.bytes, at});
+  first.bytes = first_bytes;
+  by_size_.emplace(first.bytes, at);
+  by_size_.emplace(second->second.bytes, second->first);
+  return second;
+}
+
+pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment) {
+  for (auto candidate = by_size_.lower_bound({bytes, 0}); candidate != by_size_.end(); ++candidate) {
+    auto const [size, at] = *candidate;
+    std::size_t const before = (alignment - at % alignment) % alignment;
+    if (size - bytes < before) continue;
+    auto found = ranges_.find(at);
+    if (before) found = cut(found, before);
+    if (found->second.bytes > bytes) cut(found, bytes);
+    by_size_.erase({bytes, found->first});
+    found->second.is = state::live;
+    return found;
+  }
+  return ranges_.end();
+}
+
+pinned_space::place pinned_space::give(place freed) {
+  address const segment = freed->second.segment;
+  auto const joins = [&](place other) { return other->second.segment == segment && other->second.is == state::free; };
+  range whole;
+  whole.bytes = freed->second.bytes;
+  whole.segment = segment;
+  if (auto const after = std::next(freed); after != ranges_.end() && joins(after)) {
+    whole.bytes += after->second.bytes;
+    by_size_.erase({after->second.bytes, after->first});
+    ranges_.erase(after);
+  }
+  if (freed != ranges_.begin()) {
+    if (auto const before = std::prev(freed); joins(before)) {
+      by_size_.erase({before->second.bytes, before->first});
+      whole.bytes += before->second.bytes;
+      ranges_.erase(freed);
+      freed = before;
+    }
+  }
+  by_size_.emplace(whole.bytes, freed->first);
+  freed->second = std::move(whole);
+  return freed;
+}
+
+pinned_space::place pinned_space::find(address at) {
+  auto after = ranges_.upper_bound(at);
+  if (after == ranges_.begin()) return ranges_.end();
+  auto const holder = std::prev(after);
+  return at - holder->first < holder->second.bytes ? holder : ranges_.end();
+}
+
+std::vector<std::string> pinned_space::validate() const {
+  std::vector<std::string> wrong;
+  std::size_t listed = 0;
+  for (auto const& [base, bytes] : segments_) {
+    address at = base;
+    bool free_before = false;
+    for (auto here = ranges_.find(base); here != ranges_.end() && here->second.segment == base; ++here) {
+      if (here->first != at) wrong.push_back("the ranges of a segment cover it without a gap");
+      bool const is_free = here->second.is == state::free;
+      if (is_free && free_before) wrong.push_back("no two neighbours are both free");
+      if (is_free && !by_size_.contains({here->second.bytes, here->first})) wrong.push_back("the free ranges are exactly those listed by size");
+      listed += is_free;
+      free_before = is_free;
+      at += here->second.bytes;
+    }
+    if (at != base + bytes) wrong.push_back("the ranges of a segment cover it without a gap");
+  }
+  if (listed != by_size_.size()) wrong.push_back("the free ranges are exactly those listed by size");
+  return wrong;
+}
+
+}  // namespace weir::streams

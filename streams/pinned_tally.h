@@ -1,0 +1,78 @@
+// What the pinned pool counts: torch's four for each quantity, changed in one place so that the lines add up.
+// Threads: one at a time; pinned_memory holds the lock.
+#pragma once
+#include <algorithm>
+
+#include "weir/stats.h"
+
+namespace weir::streams {
+
+class pinned_tally {
+ public:
+  static constexpr std::size_t large_from = std::size_t{1} << 20;  // bytes, as torch
+
+  void reserve(std::size_t bytes) { segment(+1, bytes); }
+  void unreserve(std::size_t bytes) { segment(-1, bytes); }
+  void hand_out(std::size_t requested, std::size_t rounded) {
+    change(now_.allocation, +1, requested);
+    change(now_.active, +1, requested);
+    live(+1, requested, rounded);
+    bytes(now_.active_bytes, rounded, requested);
+    bytes(now_.cached_bytes, -rounded, requested);
+  }
+  void take_back(std::size_t requested, std::size_t rounded) {  // to pending
+    change(now_.allocation, -1, requested);
+    live(-1, requested, rounded);
+    bytes(now_.pending_bytes, rounded, requested);
+  }
+  void settle(std::size_t requested, std::size_t rounded) {  // pending to cached
+    change(now_.active, -1, requested);
+    bytes(now_.active_bytes, -rounded, requested);
+    bytes(now_.pending_bytes, -rounded, requested);
+    bytes(now_.cached_bytes, rounded, requested);
+  }
+  std::size_t reserved() const noexcept { return static_cast<std::size_t>(now_.reserved_bytes.all.current); }
+  std::size_t allocated() const noexcept { return static_cast<std::size_t>(now_.allocated_bytes.all.current); }
+  std::size_t pending() const noexcept { return static_cast<std::size_t>(now_.pending_bytes.all.current); }
+  memory_statistics& now() noexcept { return now_; }
+  memory_statistics const& now() const noexcept { return now_; }
+  void reset_peak() {
+    each([](stat& one) { one.peak = one.current; });
+  }
+  void reset_accumulated() {
+    each([](stat& one) { one.allocated = one.freed = 0; });
+    now_.num_ooms = now_.num_alloc_retries = now_.cache_hits = 0;
+  }
+
+ private:
+  static void add(stat& one, std::int64_t by) {
+    one.current += by;
+    one.peak = std::max(one.peak, one.current);
+    (by > 0 ? one.allocated : one.freed) += by > 0 ? by : -by;
+  }
+  static void change(stat_by_size& of, std::int64_t by, std::size_t requested) {
+    add(of.all, by);
+    add(requested < large_from ? of.small : of.large, by);
+  }
+  static void bytes(stat_by_size& of, std::size_t by, std::size_t requested) { change(of, static_cast<std::int64_t>(by), requested); }
+  void live(std::int64_t sign, std::size_t requested, std::size_t rounded) {
+    change(now_.allocated_bytes, sign * static_cast<std::int64_t>(rounded), requested);
+    change(now_.requested_bytes, sign * static_cast<std::int64_t>(requested), requested);
+  }
+  void segment(std::int64_t sign, std::size_t size) {
+    change(now_.segment, sign, size);
+    change(now_.reserved_bytes, sign * static_cast<std::int64_t>(size), size);
+    change(now_.cached_bytes, sign * static_cast<std::int64_t>(size), size);
+  }
+  template <class F>
+  void each(F f) {
+    for (auto* of : {&now_.allocation, &now_.segment, &now_.active, &now_.inactive, &now_.allocated_bytes, &now_.requested_bytes, &now_.reserved_bytes,
+                     &now_.active_bytes, &now_.pending_bytes, &now_.cached_bytes}) {
+      f(of->all), f(of->small), f(of->large);
+    }
+  }
+
+  memory_statistics now_{};
+};
+
+}  // namespace weir::streams
