@@ -1,0 +1,40 @@
+// Copies as single operations of a stream.
+// Threads: any.
+#include "streams/engine.h"
+
+#include <cstdio>
+
+namespace weir::streams {
+namespace {
+
+[[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here at) {
+  bool const filling = !src;
+  throw_refusal(why, filling ? "set" : "copy",
+                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) + " on a stream of gpu:" + std::to_string(line.device()),
+                why.what == driver::code::lost ? "Go on with the other devices" : "Nothing was enqueued: the same call may be made again", at);
+}
+
+}  // namespace
+
+std::string range_text(void const* p, std::size_t bytes) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%p (%zu B)", p, bytes);
+  return text;
+}
+
+void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here at) {
+  auto const done = line.owner().machine().copy(line.device(), line.handle(), dst, src, bytes);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
+}
+
+void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) {
+  auto const done = line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
+}
+
+void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {
+  auto const done = line.owner().machine().fill(line.device(), line.handle(), dst, static_cast<std::uint32_t>(value), 1, bytes);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, nullptr, bytes, at);
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,20 @@
+// One stream's copies by the engines of its device: enqueued, nothing more. Who may be copied where is decided above.
+// Threads: any. None of these waits for device work.
+#pragma once
+#include <string>
+
+#include "runtime/clock/timeline.h"
+
+namespace weir::streams {
+
+// Between pinned memory and the stream's device, either way, or within the device.
+void enqueue_copy(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+// Between two devices; the driver finds its way.
+void enqueue_peer_copy(clock::timeline&, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here);
+void enqueue_fill(clock::timeline&, void* dst, std::byte value, std::size_t bytes, here);
+// All three throw: device_lost, driver_error; nothing is enqueued then.
+
+// For messages: "0x7f1000 (4096 B)".
+std::string range_text(void const*, std::size_t bytes);
+
+}  // namespace weir::streams

@@ -1,0 +1,308 @@
+// Staged copies: chunks filled by the crew and carried by the engine, or the other way round.
+// Threads: any.
+#include "streams/staging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "runtime/base/os.h"
+#include "streams/engine.h"
+#include "streams/pinned.h"
+#include "streams/staging_crew.h"
+
+namespace weir::streams {
+namespace {
+
+constexpr int most_threads = 12;                            // the link is full then
+constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
+constexpr std::size_t fetch_slots = 8;
+
+std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
+std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
+
+// A block of the pinned pool, given back with the stamps it was marked with.
+class slot {
+ public:
+  slot(pinned_memory& pool, std::size_t bytes, here at) : pool_(&pool), bytes_(bytes), memory_(pool.allocate(bytes, 0, at)) {}
+  slot(slot&& other) noexcept : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
+  slot& operator=(slot&&) = delete;
+  ~slot() {
+    try {
+      pool_->deallocate(memory_, here::current());
+    } catch (...) {}
+  }
+  void* memory() const noexcept { return memory_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  void used_by(clock::timeline const& line) const noexcept { pool_->mark(memory_, line.now()); }
+
+ private:
+  pinned_memory* pool_;
+  std::size_t bytes_;
+  void* memory_;
+};
+
+// When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
+slot shrinking_slot(pinned_memory& pool, std::size_t bytes, here where) {
+  while (true) {
+    try {
+      return slot(pool, bytes, where);
+    } catch (out_of_memory const&) {
+      if (bytes <= staging::smallest_chunk) throw;
+      bytes = std::max(staging::smallest_chunk, bytes / 2);
+    }
+  }
+}
+
+// The host's half of a copy to pageable memory: run by host functions of the stream, which may outlive the call that made it.
+struct fetch {
+  fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
+  std::shared_ptr<copy_crew> crew;
+  std::vector<copy_crew::task> chunk;  // ranges set before the host function that submits it is enqueued
+  std::size_t slots = 0;
+
+  // The stream's end may be a loss: then nothing came, nothing may be touched any more.
+  ~fetch() {
+    for (auto& one : chunk) crew->cancel(one);
+  }
+
+  // After chunk i has come into its slot: it goes on to the host while the engine fills the next slots. Before the stream
+  // passes, the slot that the engine fills next is empty again; after the last chunk, all are.
+  void arrived(std::size_t i) {
+    bool const last = i + 1 == chunk.size();
+    if (!last) crew->submit(chunk[i]);
+    if (i + 1 < slots) return;  // the next slot has not been used yet; there are no more slots than chunks
+    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) crew->finish(chunk[k]);
+  }
+};
+
+struct arrival {
+  std::shared_ptr<fetch> of;
+  std::size_t i;
+  static void run(void* self) {
+    auto* const me = static_cast<arrival*>(self);
+    me->of->arrived(me->i);
+  }
+  static void drop(void* self) { delete static_cast<arrival*>(self); }
+};
+
+}  // namespace
+
+struct staging::state {
+  struct used {
+    clock::stamp until;
+    std::size_t bytes;
+  };
+  struct device_room {
+    std::deque<used> in_use;
+    std::size_t bytes = 0;
+  };
+
+  explicit state(runtime::impl& r)
+      : owner(r),
+        clocks(r.part<clock::clocks>()),
+        pinned(r.part<pinned_memory>()),
+        crew(std::make_shared<copy_crew>(r.machine().moves_by_itself() ? std::min(most_threads, os::usable_processors() - 1) : 0)),
+        rooms(static_cast<std::size_t>(r.device_count())) {}
+
+  weir::runtime::impl& owner;
+  clock::clocks& clocks;
+  pinned_memory& pinned;
+  std::shared_ptr<copy_crew> crew;  // shared with fetches that are still in a stream at teardown
+  std::vector<base::guarded<device_room>> rooms;
+
+  base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
+
+  void forget_complete(device_room& r) {
+    while (!r.in_use.empty() && clocks.complete(r.in_use.front().until)) {
+      r.bytes -= r.in_use.front().bytes;
+      r.in_use.pop_front();
+    }
+  }
+
+  bool has_room(clock::timeline const& line, std::size_t bytes) {
+    auto r = room_of(line).lock();
+    if (r->bytes + bytes > room) forget_complete(*r);
+    return r->in_use.empty() || r->bytes + bytes <= room;
+  }
+
+  void wait_for_room(clock::timeline const& line, std::size_t bytes, here where) {
+    while (!has_room(line, bytes)) {
+      clock::stamp oldest;
+      {
+        auto r = room_of(line).lock();
+        if (r->in_use.empty()) return;
+        oldest = r->in_use.front().until;
+      }
+      if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
+        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()), "Earlier copies to this device are not done", where);
+      }
+      auto r = room_of(line).lock();
+      forget_complete(*r);
+    }
+  }
+
+  void note(clock::timeline const& line, std::size_t bytes) {
+    auto r = room_of(line).lock();
+    r->in_use.push_back({line.now(), bytes});
+    r->bytes += bytes;
+  }
+
+  std::size_t chunk_for(std::size_t bytes) const {
+    std::size_t const shares = 2 * (static_cast<std::size_t>(crew->threads()) + 1);
+    std::size_t const share = (bytes / shares + smallest_chunk - 1) / smallest_chunk * smallest_chunk;
+    return std::min(bytes, std::clamp(share, finest_chunk, largest_chunk));
+  }
+
+  void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
+    auto const captured = owner.machine().capturing(line.device(), line.handle());
+    if (captured.ok() && captured.value) {
+      throw invalid_use("copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
+                        "Capture copies of pinned memory: a slot could not be kept for every replay", where);
+    }
+  }
+};
+
+staging::staging(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+staging::~staging() {
+  if (process_was_forked()) {
+    static_cast<void>(state_.release());  // its threads are not in this process: they cannot be joined
+  } else {
+    state_->crew->stop();
+  }
+}
+
+int staging::threads() const noexcept { return state_->crew->threads(); }
+
+std::size_t staging::in_use(int device) const {
+  auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
+  state_->forget_complete(*r);
+  return r->bytes;
+}
+
+void staging::to_device(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  struct filled {
+    slot in;
+    std::size_t offset;
+    copy_crew::task fill;
+  };
+  struct all_filled {  // the crew leaves the source alone however this ends
+    copy_crew& crew;
+    std::deque<filled> parts{};
+    ~all_filled() {
+      for (auto& one : parts) crew.cancel(one.fill);
+    }
+  };
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  std::size_t const chunk = my.chunk_for(bytes);
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 2 / largest_chunk);
+  all_filled filling{*my.crew};
+  std::size_t next = 0;
+  while (next < bytes || !filling.parts.empty()) {
+    while (next < bytes && filling.parts.size() < window) {
+      std::size_t n = std::min(chunk, bytes - next);
+      if (!my.has_room(line, n)) {
+        if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
+        my.wait_for_room(line, n, where);
+      }
+      slot s = shrinking_slot(my.pinned, n, where);
+      n = std::min(n, s.bytes());
+      filling.parts.push_back({std::move(s), next, {}});
+      auto& fill = filling.parts.back().fill;
+      fill.dst = filling.parts.back().in.memory();
+      fill.src = at(src, next);
+      fill.bytes = n;
+      next += n;
+      if (bytes > chunk) my.crew->submit(fill);
+    }
+    auto& first = filling.parts.front();
+    my.crew->finish(first.fill);
+    enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
+    first.in.used_by(line);
+    my.note(line, first.in.bytes());
+    filling.parts.pop_front();
+  }
+}
+
+void staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  std::size_t chunk = my.chunk_for(bytes);
+  std::size_t const wanted = std::min(fetch_slots, (bytes + chunk - 1) / chunk);
+  my.wait_for_room(line, wanted * chunk, where);
+  std::vector<slot> slots;
+  slots.reserve(wanted);
+  slots.push_back(shrinking_slot(my.pinned, chunk, where));
+  chunk = std::min(chunk, slots[0].bytes());
+  try {
+    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
+  } catch (out_of_memory const&) {}  // fewer slots: slower
+  auto const job = std::make_shared<fetch>(my.crew, (bytes + chunk - 1) / chunk);
+  job->slots = slots.size();
+  struct marks {  // whatever was enqueued uses the slots
+    std::vector<slot>& slots;
+    clock::timeline& line;
+    ~marks() {
+      for (auto& one : slots) one.used_by(line);
+    }
+  } const at_the_end{slots, line};
+  try {
+    for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+      auto& part = job->chunk[i];
+      void* const through = slots[i % slots.size()].memory();
+      part.dst = at(dst, offset);
+      part.src = through;
+      part.bytes = std::min(chunk, bytes - offset);
+      enqueue_copy(line, through, at(src, offset), part.bytes, where);
+      auto const queued = my.owner.machine().host_function(line.device(), line.handle(), {&arrival::run, &arrival::drop, new arrival{job, i}});
+      if (!queued.ok()) {
+        throw_refusal(queued, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
+                      queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again", where);
+      }
+    }
+  } catch (...) {
+    for (auto& part : job->chunk) my.crew->cancel(part);
+    throw;
+  }
+  my.note(line, chunk * slots.size());
+}
+
+void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here where) {
+  auto& my = *state_;
+  my.refuse_captured(from, dst, src, bytes, where);
+  my.refuse_captured(to, dst, src, bytes, where);
+  std::size_t chunk = std::min(bytes, largest_chunk);
+  std::size_t const wanted = std::min<std::size_t>(4, (bytes + chunk - 1) / chunk);
+  my.wait_for_room(to, wanted * chunk, where);
+  std::vector<slot> slots;
+  slots.reserve(wanted);
+  slots.push_back(shrinking_slot(my.pinned, chunk, where));
+  chunk = std::min(chunk, slots[0].bytes());
+  try {
+    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
+  } catch (out_of_memory const&) {}
+  struct marks {
+    std::vector<slot>& slots;
+    clock::timeline &from, &to;
+    ~marks() {
+      for (auto& one : slots) one.used_by(from), one.used_by(to);
+    }
+  } const at_the_end{slots, from, to};
+  auto const ordered = [&](driver::status waited) {
+    if (!waited.ok()) throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices", "The same call may be made again", where);
+  };
+  std::vector<clock::stamp> emptied(slots.size());
+  for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+    std::size_t const k = i % slots.size(), n = std::min(chunk, bytes - offset);
+    ordered(from.wait(emptied[k]));
+    enqueue_copy(from, slots[k].memory(), at(src, offset), n, where);
+    ordered(to.wait(from.now()));
+    enqueue_copy(to, at(dst, offset), slots[k].memory(), n, where);
+    emptied[k] = to.now();
+  }
+  my.note(to, chunk * slots.size());
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,41 @@
+// Copies of memory that copy engines cannot reach, through slots of pinned memory, in stream order and with bounded memory.
+// Threads: any. Slots are blocks of the pinned pool: the streams' stamps say when one may be filled again.
+//
+// Invariant: a device's slots in use hold at most `room` bytes, and one window more for each thread that is filling.
+#pragma once
+#include <memory>
+
+#include "runtime/clock/timeline.h"
+
+namespace weir::streams {
+
+class staging {  // a part of the runtime
+ public:
+  static constexpr std::size_t largest_chunk = std::size_t{4} << 20;  // bytes of a slot: from here on larger ones are not faster
+  static constexpr std::size_t smallest_chunk = std::size_t{64} << 10;  // when pinned memory is short, slots shrink to this
+  static constexpr std::size_t room = std::size_t{64} << 20;          // bytes a device
+
+  explicit staging(runtime::impl&);
+  ~staging();
+
+  // Pageable to the stream's device. Ensures: the source has been read when this returns.
+  // Blocks: while `room` bytes of earlier staged copies to this device are not done.
+  void to_device(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  // The stream's device to pageable: the bytes arrive in stream order; what is stamped after this covers them.
+  // Blocks: as to_device; not for this copy itself.
+  void to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  // From the device of `from` to that of `to`, which may not reach each other. Ensures: `to` is ordered after the copy.
+  // Requires: both ordered after whatever made src and used dst.
+  void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here);
+  // All throw: out_of_memory (no room for even the smallest slot), device_lost, driver_error, invalid_use (a captured stream).
+  // After a throw nothing reads src or writes dst on the host any more, and slots come back; bytes of dst are unspecified.
+
+  int threads() const noexcept;            // of the crew; 0: staged by the calling thread
+  std::size_t in_use(int device) const;    // bytes of slots not known to be free
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace weir::streams
