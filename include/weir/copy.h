@@ -1,18 +1,60 @@
-// weir/copy.h: one call; the addresses decide the route. Returns when `blocking::yes` promises have been kept:
-// device<->device: at once. pinned or pageable <-> device: when the host may touch both. docs/copies.md has the full table, each line a test.
+// weir/copy.h: one call; the addresses decide the route. docs/copies.md says for every pair of places what blocks and when
+// the source may be touched; each line there is a test.
+// Threads: any; two threads that copy on one stream decide between them who comes first.
 #pragma once
+#include <cstddef>
+#include <span>
+#include <string>
+
 #include "weir/memory.h"
 
 namespace weir {
-stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());               // current stream
+
+// Requires: nothing of the ranges is freed before this call; after it they may be freed at once, memory waits for its copies.
+// Without a stream: the current stream of the device that the copy concerns; between two devices that of the source's.
+// Between two devices the copy is ordered after the current streams of both, and they after it.
+// Ensures: blocking::yes: the host may touch both when it returns (between devices: at once, there is nothing of the host's).
+// Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another device's stream),
+// out_of_memory (no room for staging), device_lost, driver_error, not_supported. Zero bytes are fine, wherever they lie.
+stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
 stamp copy(stream_ref, void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
-struct copy_item { void* dst; void const* src; size_t bytes; };
-stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no, here = here::current());                  // many small ones
+
+struct copy_item {
+  void* dst;
+  void const* src;
+  size_t bytes;
+};
+// Many as one: all are looked at before the first is enqueued, in order.
+stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no, here = here::current());
+
+// Every byte becomes that one. On the current stream of dst's device; memory of the host: when this thread's current stream is done.
 stamp set(void* dst, std::byte, size_t bytes, here = here::current());
 
-enum class route { automatic, same_device, peer, engine, staged, striped, host };
-struct route_choice { route by; std::string reason; };
-route_choice explain_copy(void const* dst, void const* src, size_t bytes);
-class [[nodiscard]] route_guard { public: explicit route_guard(route); ~route_guard(); route_guard(route_guard const&) = delete; };
-class [[nodiscard]] lend_links { public: explicit lend_links(std::span<device const>); ~lend_links(); lend_links(lend_links const&) = delete; };  // striping may use these
-}
+enum class route : std::uint8_t {
+  automatic,
+  same_device,  // the device's own engine
+  engine,       // between pinned memory and a device
+  peer,         // from device to device
+  staged,       // through slots of pinned memory
+  host,         // by the calling thread
+};
+std::string_view name_of(route) noexcept;
+struct route_choice {
+  route by;
+  std::string reason;
+};
+// What copy would do with these, and why. Throws: what copy would throw before it enqueues anything
+route_choice explain_copy(void const* dst, void const* src, size_t bytes, here = here::current());
+
+class [[nodiscard]] route_guard {  // copies of this thread take that route; one that cannot be throws invalid_use
+ public:
+  explicit route_guard(route);
+  ~route_guard();
+  route_guard(route_guard const&) = delete;
+  route_guard& operator=(route_guard const&) = delete;
+
+ private:
+  route found_;
+};
+
+}  // namespace weir

@@ -1,18 +1,33 @@
-// weir/peer.h: links between GPUs, and buffers several of them, or several processes, look at.
+// weir/peer.h: links between GPUs, and memory that several of them look at.
+// Threads: any.
 #pragma once
+#include <vector>
+
 #include "weir/copy.h"
 
 namespace weir {
-struct link { device from, to; enum class kind { self, nvlink, pcie, host } by; int nvlinks; bool access, native_atomics, verified; double gb_per_s; };
-std::vector<link> links();                                    // row-major; Blocks: the first call verifies by writing and reading back
-bool can_access_peer(device from, device to);
-void grant_access(void const* block, device reader, here = here::current());  // a kernel of `reader` may then use the address as it stands
-template <class T> T* peer_data(buffer const&, device reader, here = here::current());  // the same, typed. Throws: not_supported where the link cannot
 
-class exported {  // of a block of an exportable pool; the memory is not reused while an importer lives
- public:
-  void send(int unix_socket) const; static exported receive(int unix_socket);
+struct link {
+  device from, to;              // `from` reads and writes memory of `to`
+  enum class kind : std::uint8_t { self, nvlink, pcie, host } by;  // host: no access, copies go through host memory
+  int nvlinks;                  // 0: none, or not known
+  bool access;                  // what the driver claims
+  bool native_atomics;
+  bool verified;                // bytes were written and read back, and were right
 };
-exported export_buffer(buffer const&, stream_ref last_write, here = here::current());
-buffer open(exported const&, stream_ref first_use, here = here::current());  // Throws: invalid_use (stale, foreign, damaged), device_lost
+// All pairs, row by row. Opens every device. Blocks: the first call verifies each pair, about a millisecond each
+std::vector<link> links();
+// The driver claims it, and no test has found it wrong. Opens nothing. Throws: invalid_use (no such device)
+bool can_access_peer(device from, device to);
+// A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device, and pinned
+// memory: nothing to do. Blocks: the first for a pair verifies the link
+// Throws: not_supported (no link, or one that gives wrong bytes), invalid_use (no block of weir's), device_lost, driver_error
+void grant_access(void const* block, device reader, here = here::current());
+// The same, typed.
+template <class T>
+T* peer_data(buffer const& b, device reader, here at = here::current()) {
+  grant_access(b.data(), reader, at);
+  return b.template data<T>();
 }
+
+}  // namespace weir

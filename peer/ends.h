@@ -1,0 +1,26 @@
+// One end of a copy: what lies at an address, found without the caller's word for it.
+// Threads: any.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "runtime/memory/allocator.h"
+
+namespace weir::peer {
+
+struct end {
+  void const* at = nullptr;
+  driver::where in = driver::where::pageable;
+  int device = -1;                        // in == device
+  std::optional<memory::block> block;     // weir's
+  memory::allocator* memory = nullptr;    // of a device block of weir's
+  bool on_host() const noexcept { return in == driver::where::pageable || in == driver::where::pinned; }
+  std::string text() const;               // "gpu:1 0x7f1000"
+};
+
+// Requires: bytes > 0. `role`: "dst" or "src".
+// Throws: invalid_use: null; past the end of the block it lies in; weir's and not allocated; a device that is not this machine's
+end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes, here);
+
+}  // namespace weir::peer

@@ -1,0 +1,271 @@
+// Links: asking the driver, trying them out, granting what is worth it; and weir/peer.h.
+// Threads: any. No lock is held over a driver call but the one that lets a single thread try links out.
+#include "peer/links.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "streams/context.h"
+#include "streams/engine.h"
+#include "streams/pinned.h"
+#include "weir/peer.h"
+
+namespace weir::peer {
+namespace {
+
+constexpr std::size_t proof_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_flows = 4096;
+
+// Bytes that no stuck line, shifted copy or stale page looks like.
+void write_pattern(void* to, std::uint64_t salt) {
+  auto* const words = static_cast<std::uint64_t*>(to);
+  for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
+}
+
+std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
+
+class device_block {
+ public:
+  device_block(memory::allocator& m, clock::timeline& home, here at) : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
+  ~device_block() {
+    try {
+      memory_.deallocate(data_, nullptr, here::current());
+    } catch (...) {}
+  }
+  device_block(device_block const&) = delete;
+  device_block& operator=(device_block const&) = delete;
+  void* data() const noexcept { return data_; }
+
+ private:
+  memory::allocator& memory_;
+  void* const data_;
+};
+
+class pinned_block {
+ public:
+  pinned_block(streams::pinned_memory& m, here at) : memory_(m), data_(m.allocate(proof_bytes, 0, at)) {}
+  ~pinned_block() {
+    try {
+      memory_.deallocate(data_, here::current());
+    } catch (...) {}
+  }
+  pinned_block(pinned_block const&) = delete;
+  pinned_block& operator=(pinned_block const&) = delete;
+  void* data() const noexcept { return data_; }
+
+ private:
+  streams::pinned_memory& memory_;
+  void* const data_;
+};
+
+}  // namespace
+
+struct links::state {
+  struct pair {
+    bool asked = false;
+    driver::peer_info told{};
+    trust is = trust::claimed;
+  };
+  struct flow {
+    memory::allocator const* of;
+    void const* block;
+    int from;
+    friend bool operator==(flow const&, flow const&) = default;
+  };
+  struct hash_of_flow {
+    std::size_t operator()(flow const& f) const noexcept { return reinterpret_cast<std::size_t>(f.block) / 64 * 31 + static_cast<std::size_t>(f.from); }
+  };
+  struct known_pairs {
+    std::vector<pair> pairs;
+    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes; `done` when nothing is left to do
+  };
+  static constexpr std::size_t done = ~std::size_t{0};
+
+  explicit state(runtime::impl& r)
+      : owner(r),
+        clocks(r.part<clock::clocks>()),
+        pinned(r.part<streams::pinned_memory>()),
+        memory(r.part<memory::device_memory>()),
+        devices(r.device_count()),
+        lines(static_cast<std::size_t>(devices)) {
+    in.lock()->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
+  }
+
+  weir::runtime::impl& owner;
+  clock::clocks& clocks;
+  streams::pinned_memory& pinned;
+  memory::device_memory& memory;
+  int const devices;
+  base::guarded<known_pairs> in;
+  base::mutex trying;                   // held by the thread that tries a link out
+  std::vector<clock::timeline*> lines;  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+
+  std::size_t index(int from, int to) const noexcept {
+    return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
+  }
+
+  clock::timeline& line_on(int device, here at) {
+    auto& line = lines[static_cast<std::size_t>(device)];
+    if (!line) {
+      owner.open(device, "links", at);
+      auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
+      require(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
+      line = &clocks.make(device, made.value, clock::life::own);
+    }
+    return *line;
+  }
+
+  // Writes from `from` into memory of `to`, reads it back on both.
+  trust try_out(int from, int to, here at) {
+    auto& near = line_on(from, at);
+    auto& far = line_on(to, at);
+    device_block const start(memory.on(from), near, at), there(memory.on(to), far, at), back(memory.on(from), near, at);
+    pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
+    auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
+    memory.on(to).mark(there.data(), near, at);
+    if (auto const granted = memory.on(to).grant(there.data(), from); !granted.ok()) {
+      if (granted.what == driver::code::not_supported || granted.what == driver::code::invalid) return trust::refused;
+      must(granted);
+    }
+    write_pattern(sent.data(), index(from, to));
+    std::memset(came_back.data(), 0, proof_bytes);
+    std::memset(arrived.data(), 0, proof_bytes);
+    must(near.wait(far.now()));
+    for (auto const* one : {&sent, &came_back}) pinned.mark(one->data(), near);
+    pinned.mark(arrived.data(), far);
+    streams::enqueue_copy(near, start.data(), sent.data(), proof_bytes, at);
+    streams::enqueue_peer_copy(near, there.data(), to, start.data(), from, proof_bytes, at);
+    streams::enqueue_peer_copy(near, back.data(), from, there.data(), to, proof_bytes, at);
+    streams::enqueue_copy(near, came_back.data(), back.data(), proof_bytes, at);
+    must(far.wait(near.now()));
+    streams::enqueue_copy(far, arrived.data(), there.data(), proof_bytes, at);
+    must(clocks.synchronize(far.now()));
+    bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) && !std::memcmp(arrived.data(), sent.data(), proof_bytes);
+    return right ? trust::proven : trust::wrong;
+  }
+};
+
+links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+
+links::~links() {
+  if (weir::process_is_ending() || process_was_forked()) return;
+  for (auto* line : state_->lines) {
+    if (!line) continue;
+    state_->clocks.retire(*line);
+    static_cast<void>(state_->owner.machine().destroy_stream(line->device(), line->handle()));
+  }
+}
+
+driver::peer_info links::told(int from, int to) {
+  auto& my = *state_;
+  {
+    auto p = my.in.lock();
+    auto const& one = p->pairs[my.index(from, to)];
+    if (one.asked) return one.told;
+  }
+  auto const answer = my.owner.machine().peer(from, to);
+  if (!answer.ok()) return {};  // not this time
+  auto p = my.in.lock();
+  auto& one = p->pairs[my.index(from, to)];
+  one.asked = true;
+  one.told = answer.value;
+  return one.told;
+}
+
+links::trust links::known(int from, int to) {
+  if (from == to) return trust::proven;
+  bool const access = told(from, to).access;
+  auto const is = state_->in.lock()->pairs[state_->index(from, to)].is;
+  return access ? is : trust::refused;
+}
+
+links::trust links::prove(int from, int to, here at) {
+  auto is = known(from, to);
+  if (is != trust::claimed) return is;
+  auto& my = *state_;
+  base::lock_guard const alone(my.trying);
+  is = known(from, to);
+  if (is != trust::claimed) return is;
+  try {
+    is = my.try_out(from, to, at);
+  } catch (out_of_memory const&) {
+    return trust::claimed;
+  }
+  my.in.lock()->pairs[my.index(from, to)].is = is;
+  return is;
+}
+
+void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes, here at) noexcept {
+  auto& my = *state_;
+  state::flow const key{&of, block.base, from};
+  try {
+    {
+      auto p = my.in.lock();
+      if (p->flows.size() >= most_flows) p->flows.clear();
+      auto& so_far = p->flows[key];
+      if (so_far == state::done) return;
+      so_far += bytes;
+      if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
+      so_far = state::done;
+    }
+    if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
+  } catch (...) {}  // copies work without
+}
+
+}  // namespace weir::peer
+
+namespace weir {
+namespace {
+peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
+}  // namespace
+
+std::vector<link> links() {
+  auto& r = streams::current_runtime();
+  auto& all = links_of(r);
+  std::vector<link> table;
+  for (int from = 0; from < r.device_count(); ++from) {
+    for (int to = 0; to < r.device_count(); ++to) {
+      if (from == to) {
+        table.push_back({device(from), device(to), link::kind::self, 0, true, true, true});
+        continue;
+      }
+      bool const verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
+      auto const told = all.told(from, to);
+      auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::pcie;
+      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
+    }
+  }
+  return table;
+}
+
+bool can_access_peer(device from, device to) {
+  auto& r = streams::current_runtime();
+  int const reader = streams::resolve(from, r, "can_access_peer", here::current()), owner = streams::resolve(to, r, "can_access_peer", here::current());
+  auto const known = links_of(r).known(reader, owner);
+  return known == peer::links::trust::claimed || known == peer::links::trust::proven;
+}
+
+void grant_access(void const* block, device reader, here at) {
+  auto& r = streams::current_runtime();
+  int const from = streams::resolve(reader, r, "grant_access", at);
+  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
+  auto* const memory = r.part<memory::device_memory>().owner(block);
+  auto const found = memory ? memory->find(block) : std::nullopt;
+  if (!found) {
+    throw invalid_use("grant_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+                      "Pass a live block of this runtime: other memory is opened by whoever made it", at);
+  }
+  int const to = memory->device();
+  if (from == to || memory->granted(block, from)) return;
+  auto const is = links_of(r).prove(from, to, at);
+  if (is == peer::links::trust::refused || is == peer::links::trust::wrong) {
+    throw not_supported("grant_access", peer::pair_text(from, to),
+                        is == peer::links::trust::wrong ? "This link changed bytes when it was tried: copy instead" : "These devices do not reach each other: copy instead", at);
+  }
+  require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
+}
+
+}  // namespace weir

@@ -1,0 +1,38 @@
+// What is known of the links between devices: claimed, proven by writing and reading back, or found wrong; and which memory
+// is worth opening to a peer.
+// Threads: any. A pair is proven once; a second thread that asks meanwhile waits.
+#pragma once
+#include <memory>
+
+#include "runtime/memory/allocator.h"
+
+namespace weir::peer {
+
+class links {  // a part of the runtime
+ public:
+  enum class trust : std::uint8_t {
+    refused,  // the driver does not let `from` reach memory of `to`
+    claimed,  // the driver says it does
+    proven,   // and bytes arrived
+    wrong,    // and bytes arrived changed
+  };
+  // A block is opened to a peer that has copied this many times its size: a grant costs about 0.2 ms a handle.
+  static constexpr std::size_t worth_times = 8;
+  static constexpr std::size_t least_handle = std::size_t{2} << 20;  // bytes
+
+  explicit links(runtime::impl&);
+  ~links();
+
+  driver::peer_info told(int from, int to);            // the driver's word, asked once
+  trust known(int from, int to);                       // no device work
+  trust prove(int from, int to, here);                 // Blocks: the first time. What cannot be tried now stays claimed. Throws: device_lost, driver_error
+  // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the block is granted
+  // to `from`, if the link is proven. Refusals are no errors here: copies work without.
+  void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, here) noexcept;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace weir::peer

@@ -1,0 +1,262 @@
+// weir::copy: from two addresses to one way, and why; then onto the streams.
+// Threads: any; which route a guard forces is the thread's own.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "peer/ends.h"
+#include "peer/links.h"
+#include "streams/context.h"
+#include "streams/engine.h"
+#include "streams/pinned.h"
+#include "streams/staging.h"
+#include "weir/copy.h"
+
+namespace weir {
+namespace peer {
+namespace {
+
+struct forced_route {
+  route by = route::automatic;
+};
+forced_route& forced() {
+  static auto* const of_thread = new base::per_thread<forced_route>;
+  return of_thread->get();
+}
+
+struct plan {
+  end dst, src;
+  std::size_t bytes = 0;
+  route by = route::automatic;
+  char const* reason = "";
+};
+
+struct asked {
+  void* dst;
+  void const* src;
+  std::size_t bytes;
+};
+
+std::string text_of(plan const& p) { return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B"; }
+
+bool overlap(void const* a, void const* b, std::size_t bytes) {
+  auto const x = reinterpret_cast<driver::address>(a), y = reinterpret_cast<driver::address>(b);
+  return x < y ? y - x < bytes : x - y < bytes;
+}
+
+void choose(runtime::impl& r, plan& p) {
+  if (p.dst.on_host() && p.src.on_host()) {
+    p.by = route::host;
+    p.reason = "both are memory of the host: this thread copies once the stream is done";
+  } else if (p.dst.on_host() || p.src.on_host()) {
+    bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
+    p.by = pinned ? route::engine : route::staged;
+    p.reason = pinned ? "pinned memory: the device's copy engine reaches it" : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
+  } else if (p.dst.device == p.src.device) {
+    p.by = route::same_device;
+    p.reason = "both lie on one device";
+  } else {
+    auto& all = r.part<links>();
+    auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
+    p.by = route::peer;
+    if (out == links::trust::wrong || in == links::trust::wrong) {
+      p.by = route::staged;
+      p.reason = "the link between these devices changed bytes when it was tried";
+    } else if (out == links::trust::refused && in == links::trust::refused) {
+      p.by = route::staged;
+      p.reason = "the driver gives neither device access to the other";
+    } else if ((p.dst.memory && p.dst.memory->granted(p.dst.at, p.src.device)) || (p.src.memory && p.src.memory->granted(p.src.at, p.dst.device))) {
+      p.reason = "device to device over the link: the memory is granted to the peer";
+    } else {
+      p.reason = "device to device by the driver: the memory is not granted to the peer until enough has been copied";
+    }
+  }
+}
+
+void force(plan& p, route by, here at) {
+  if (by == route::automatic || by == p.by) return;
+  bool const through_slots = by == route::staged && (p.by == route::engine || p.by == route::peer);
+  bool const anyhow_peer = by == route::peer && p.by == route::staged && !p.dst.on_host() && !p.src.on_host();
+  if (!through_slots && !anyhow_peer) {
+    throw invalid_use("copy", text_of(p) + ", by route::" + std::string(name_of(by)), "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)), at);
+  }
+  p.by = by;
+  p.reason = "a route_guard of this thread says so";
+}
+
+// Requires: a.bytes > 0.
+plan look(runtime::impl& r, asked a, here at) {
+  plan p;
+  p.bytes = a.bytes;
+  p.dst = look_at(r, "copy", "dst", a.dst, a.bytes, at);
+  p.src = look_at(r, "copy", "src", a.src, a.bytes, at);
+  if (a.dst != a.src && overlap(a.dst, a.src, a.bytes)) throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
+  choose(r, p);
+  force(p, forced().by, at);
+  return p;
+}
+
+int device_of_stream(plan const& p) { return p.src.on_host() ? p.dst.device : p.src.device; }  // without one given; host to host: -1
+
+void check_stream(plan const& p, clock::timeline const& line, here at) {
+  bool const is_host = p.by == route::host;
+  if (is_host || line.device() == p.dst.device || line.device() == p.src.device) return;
+  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()), "Pass a stream of a device that the memory lies on", at);
+}
+
+void synchronize(runtime::impl& r, clock::stamp s, char const* operation, plan const& p, here at) {
+  auto const waited = r.part<clock::clocks>().synchronize(s);
+  if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
+}
+
+// The block is used by that stream, which is not its home.
+void mark(end const& e, clock::timeline& line, here at) {
+  if (e.memory && e.block->home != &line) e.memory->mark(e.at, line, at);
+}
+void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
+  if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().mark(e.at, line.now());
+}
+
+void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
+  int const other_device = line.device() == p.src.device ? p.dst.device : p.src.device;
+  auto& other = streams::current_line(r, other_device);
+  auto const ordered = [&](driver::status s) {
+    if (!s.ok()) throw_refusal(s, "copy", text_of(p), "The streams of both devices could not be ordered: the same call may be made again", at);
+  };
+  ordered(line.wait(other.now()));
+  if (p.by == route::staged) {
+    auto& from = line.device() == p.src.device ? line : other;
+    auto& to = line.device() == p.src.device ? other : line;
+    mark(p.src, from, at);
+    mark(p.dst, to, at);
+    r.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
+    ordered(line.wait(other.now()));
+  } else {
+    mark(p.src, line, at);
+    mark(p.dst, line, at);
+    streams::enqueue_peer_copy(line, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
+    auto const& far = line.device() == p.src.device ? p.dst : p.src;
+    if (far.memory && !far.memory->granted(far.at, line.device())) r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
+  }
+  ordered(other.wait(line.now()));
+}
+
+void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
+  if (a.dst == a.src) return;
+  switch (p.by) {
+    case route::host:
+      synchronize(r, line.now(), "copy", p, at);
+      std::memcpy(a.dst, a.src, a.bytes);
+      return;
+    case route::engine:
+    case route::same_device:
+      mark(p.dst, line, at);
+      mark(p.src, line, at);
+      streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
+      mark_host(r, p.dst, line);
+      mark_host(r, p.src, line);
+      return;
+    case route::staged:
+      if (!p.dst.on_host() && !p.src.on_host()) return between_devices(r, p, line, a, at);
+      mark(p.dst.on_host() ? p.src : p.dst, line, at);
+      if (p.dst.on_host()) {
+        r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
+      } else {
+        r.part<streams::staging>().to_device(line, a.dst, a.src, a.bytes, at);
+      }
+      mark_host(r, p.dst, line);
+      return;
+    case route::peer: return between_devices(r, p, line, a, at);
+    case route::automatic: return;
+  }
+}
+
+stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, here at) {
+  auto const done = line.now();
+  if (host_waits || r.options().launch_blocking) synchronize(r, done, "copy", last, at);
+  return streams::public_stamp(done);
+}
+
+stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here at) {
+  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r)).now());
+  plan const p = look(r, a, at);
+  if (given) check_stream(p, *given, at);
+  int const device = device_of_stream(p);
+  auto& line = given ? *given : device < 0 ? streams::current_line(r) : streams::current_line(r, device);
+  carry_out(r, p, line, a, at);
+  return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
+}
+
+}  // namespace
+}  // namespace peer
+
+std::string_view name_of(route by) noexcept {
+  switch (by) {
+    case route::automatic: return "automatic";
+    case route::same_device: return "same_device";
+    case route::engine: return "engine";
+    case route::peer: return "peer";
+    case route::staged: return "staged";
+    case route::host: return "host";
+  }
+  return "unknown";
+}
+
+stamp copy(void* dst, void const* src, size_t bytes, blocking b, here at) {
+  return peer::copy_one(streams::current_runtime(), nullptr, {dst, src, bytes}, b, at);
+}
+
+stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, here at) {
+  auto& line = streams::line_of(s);
+  return peer::copy_one(line.owner(), &line, {dst, src, bytes}, b, at);
+}
+
+stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
+  auto& line = streams::line_of(s);
+  auto& r = line.owner();
+  std::vector<peer::plan> plans;
+  plans.reserve(items.size());
+  bool host_waits = false;
+  for (auto const& item : items) {
+    if (item.bytes == 0) {
+      plans.emplace_back();
+      continue;
+    }
+    plans.push_back(peer::look(r, {item.dst, item.src, item.bytes}, at));
+    auto const& p = plans.back();
+    peer::check_stream(p, line, at);
+    host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
+  }
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].bytes) peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at);
+  }
+  return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
+}
+
+stamp set(void* dst, std::byte value, size_t bytes, here at) {
+  auto& r = streams::current_runtime();
+  if (bytes == 0) return streams::public_stamp(streams::current_line(r).now());
+  peer::plan p;
+  p.bytes = bytes;
+  p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
+  auto& line = p.dst.on_host() ? streams::current_line(r) : streams::current_line(r, p.dst.device);
+  if (p.dst.on_host()) {
+    peer::synchronize(r, line.now(), "set", p, at);
+    std::memset(dst, static_cast<int>(value), bytes);
+  } else {
+    peer::mark(p.dst, line, at);
+    streams::enqueue_fill(line, dst, value, bytes, at);
+  }
+  return peer::finish(r, p, line, false, at);
+}
+
+route_choice explain_copy(void const* dst, void const* src, size_t bytes, here at) {
+  if (bytes == 0) return {route::automatic, "nothing to copy"};
+  auto const p = peer::look(streams::current_runtime(), {const_cast<void*>(dst), src, bytes}, at);
+  return {p.by, p.reason};
+}
+
+route_guard::route_guard(route by) : found_(std::exchange(peer::forced().by, by)) {}
+route_guard::~route_guard() { peer::forced().by = found_; }
+
+}  // namespace weir
