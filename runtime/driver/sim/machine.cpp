@@ -63,7 +63,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       bytes_(like.memory / granularity_ * granularity_),
       generation_(os::fork_generation()),
       tape_(seed),
-      pages_({devices_, bytes_, granularity_, how_ == running::seeded ? memory::fresh::arbitrary : memory::fresh::zero, seed}),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded}),
       all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_) {
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {

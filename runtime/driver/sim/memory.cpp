@@ -3,7 +3,6 @@
 #include "runtime/driver/sim/memory.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/base/os.h"
 
@@ -44,14 +43,13 @@ std::string hex(address at) {
 
 }  // namespace
 
-memory::memory(shape const& s) : shape_(s), banks_(static_cast<std::size_t>(s.devices)), links_(static_cast<std::size_t>(s.devices)) {}
+memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)) {
+  for (int d = 0; d < s.devices; ++d) banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
+}
 
 memory::~memory() {
   for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
   for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
-  for (auto const& b : banks_) {
-    if (b.file >= 0) os::close_file(b.file);
-  }
 }
 
 result<address> memory::reserve(std::size_t bytes, std::size_t alignment) {
@@ -75,23 +73,8 @@ status memory::unreserve(address at, std::size_t bytes) {
 }
 
 result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
-  bank& b = banks_[static_cast<std::size_t>(device)];
-  std::size_t const gone = b.used + b.taken_by_others;
-  if (gone > shape_.bytes || bytes > shape_.bytes - gone) return {{code::out_of_memory}};
-  if (b.file < 0 && (b.file = os::make_memory_file("weir simulated device")) < 0) return {{code::out_of_memory}};
-  auto hole = std::find_if(b.free.begin(), b.free.end(), [&](auto const& h) { return h.second >= bytes; });
-  std::uint64_t offset = 0;
-  if (hole != b.free.end()) {
-    offset = hole->first;
-    std::uint64_t const rest = hole->second - bytes;
-    b.free.erase(hole);
-    if (rest) b.free[offset + bytes] = rest;
-  } else {
-    if (!os::resize_file(b.file, b.end + bytes)) return {{code::out_of_memory}};
-    offset = b.end;
-    b.end += bytes;
-  }
-  b.used += bytes;
+  auto const offset = banks_[static_cast<std::size_t>(device)]->take(bytes);
+  if (!offset) return {{code::out_of_memory}};
   std::uint32_t index = 0;
   if (free_handles_.empty()) {
     index = static_cast<std::uint32_t>(handles_.size());
@@ -101,12 +84,12 @@ result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
     free_handles_.pop_back();
   }
   physical& p = handles_[index];
-  p = {device, bytes, offset, 0, false, false, p.turn + 1};
+  p = {device, bytes, *offset, 0, false, p.turn + 1};
   return {fine, index};
 }
 
 memory_handle memory::handle_of(std::uint32_t index) const {
-  std::uint64_t const turn = shape_.pages == fresh::arbitrary ? 1 : handles_[index].turn;  // F6: a seeded machine's handles come back at once
+  std::uint64_t const turn = shape_.handles_come_back ? 1 : handles_[index].turn;
   return static_cast<memory_handle>(turn << 32 | (index + 1));
 }
 
@@ -120,23 +103,7 @@ memory::physical* memory::lookup(memory_handle h) {
 void memory::drop_if_dead(std::uint32_t index) {
   physical& p = handles_[index];
   if (!p.released || p.mappings > 0) return;
-  bank& b = banks_[static_cast<std::size_t>(p.device)];
-  b.used -= p.bytes;
-  if (p.touched && shape_.pages == fresh::zero) os::punch_hole(b.file, p.offset, p.bytes);
-  std::uint64_t from = p.offset, bytes = p.bytes;
-  auto after = b.free.lower_bound(from);
-  if (after != b.free.end() && from + bytes == after->first) {
-    bytes += after->second;
-    after = b.free.erase(after);
-  }
-  if (after != b.free.begin()) {
-    auto const before = std::prev(after);
-    if (before->first + before->second == from) {
-      from = before->first;
-      bytes += before->second;
-    }
-  }
-  b.free[from] = bytes;
+  banks_[static_cast<std::size_t>(p.device)]->give_back(p.offset, p.bytes);
   p.device = -1;
   free_handles_.push_back(index);
 }
@@ -165,12 +132,8 @@ bool memory::in_one_reservation(address at, std::size_t bytes) const {
 
 status memory::place_handle(address at, std::uint32_t index) {
   physical& p = handles_[index];
-  if (!os::map_file(pointer(at), p.bytes, banks_[static_cast<std::size_t>(p.device)].file, p.offset)) return {code::out_of_memory};
+  if (!banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes)) return {code::out_of_memory};
   os::advise(pointer(at), p.bytes, os::advice::not_to_children);
-  if (!p.touched && shape_.pages == fresh::arbitrary) {
-    std::memset(pointer(at), static_cast<int>((shape_.seed * 0x9e3779b97f4a7c15u + index * 0xd1b54a32d192ed03u) >> 56) | 1, p.bytes);
-  }
-  p.touched = true;
   ++p.mappings;
   return fine;
 }
@@ -306,15 +269,12 @@ place memory::find(address at) const {
 
 memory_info memory::room(int device) const {
   base::lock_guard lock(mutex_);
-  bank const& b = banks_[static_cast<std::size_t>(device)];
-  std::size_t const gone = std::min(shape_.bytes, b.used + b.taken_by_others);
-  return {shape_.bytes - gone, shape_.bytes};
+  return {banks_[static_cast<std::size_t>(device)]->free_bytes(), shape_.bytes};
 }
 
 void memory::use_up(int device, std::size_t bytes) {
   base::lock_guard lock(mutex_);
-  bank& b = banks_[static_cast<std::size_t>(device)];
-  b.taken_by_others = std::min(shape_.bytes, b.taken_by_others + bytes);
+  banks_[static_cast<std::size_t>(device)]->use_up(bytes);
 }
 
 void memory::link(int from, int to, bool present) {

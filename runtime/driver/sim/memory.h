@@ -2,6 +2,7 @@
 // Threads: any; one lock of its own, taken inside no other's holder but the machine's.
 #pragma once
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
+#include "runtime/driver/sim/bank.h"
 
 namespace weir::driver::sim {
 
@@ -20,13 +22,13 @@ struct use {
 
 class memory {
  public:
-  enum class fresh : std::uint8_t { zero, arbitrary };
   struct shape {
     int devices = 0;
     std::size_t bytes = 0;        // a device
     std::size_t granularity = 0;  // bytes
-    fresh pages = fresh::zero;
-    std::uint64_t seed = 0;       // of the arbitrary bytes
+    fresh_bytes pages = fresh_bytes::zero;
+    std::uint64_t seed = 0;       // of arbitrary bytes
+    bool handles_come_back = false;  // at once, not told apart from those that were released
   };
   explicit memory(shape const&);
   ~memory();
@@ -72,7 +74,7 @@ class memory {
     std::size_t bytes = 0;
     std::uint64_t offset = 0;  // in the device's file
     int mappings = 0;
-    bool released = false, touched = false;
+    bool released = false;
     std::uint32_t turn = 0;    // tells a handle from the one before it in this slot
   };
   struct mapping {
@@ -87,18 +89,11 @@ class memory {
     std::uint64_t ordinal = 0;
     int users = 0;
   };
-  struct bank {  // a device's physical memory
-    int file = -1;
-    std::uint64_t end = 0;                          // bytes of the file
-    std::map<std::uint64_t, std::uint64_t> free{};  // offset -> bytes, in the file
-    std::size_t used = 0, taken_by_others = 0;      // bytes
-  };
-
   status place_handle(address at, std::uint32_t index);
   void drop_mapping(std::map<address, mapping>::iterator);
   void drop_if_dead(std::uint32_t index);
   result<std::uint32_t> new_physical(int device, std::size_t bytes);
-  physical* lookup(memory_handle) ;
+  physical* lookup(memory_handle);
   memory_handle handle_of(std::uint32_t index) const;
   bool reaches(mapping const&, int device) const;
   std::string judge_locked(use const&) const;
@@ -110,7 +105,7 @@ class memory {
   mutable base::mutex mutex_;
   base::condition unused_;
   int waiting_to_unmap_ = 0;
-  std::vector<bank> banks_;
+  std::vector<std::unique_ptr<bank>> banks_;
   std::vector<std::uint64_t> links_;  // [from]: a bit for each `to`
   std::map<address, reservation> reservations_;
   std::map<address, mapping> mappings_;

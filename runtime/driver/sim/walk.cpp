@@ -58,6 +58,7 @@ void walk::start(stream& s) {
     running_.erase(s.id);
     all_.note_finding("stray: " + wrong);
     all_.lose(s.device);
+    drop_all(all_.dropped);  // under the lock: whether other work is ready may hang on it
     return;
   }
   o.at = operation::phase::running;

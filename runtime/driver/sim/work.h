@@ -179,6 +179,6 @@ class inside_work {
   static bool here() noexcept;
 };
 
-void drop_all(std::vector<work>&) noexcept;  // Requires: no lock held
+void drop_all(std::vector<work>&) noexcept;
 
 }  // namespace weir::driver::sim
