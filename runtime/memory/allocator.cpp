@@ -157,13 +157,18 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
 
     clock::timeline& home = *m.home.load();
     std::vector<clock::stamp> stamps;
+    std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
-      if (!t || t == &home) return;
+      if (!t) return;
       clock::stamp const s = t->now();
-      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && !passed(home, s)) stamps.push_back(s);
+      if (t == &home) {
+        since = s.n;
+        return;
+      }
+      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && !passed(home, s, since)) stamps.push_back(s);
     };
     slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
-    add(b.cut ? (n ? n->home : nullptr) : b.whole->home);
+    add(b.cut ? (n && n->home ? n->home : &home) : b.whole->home);
     if (n) {
       for (clock::timeline* t : n->marks) add(t);
     } else if (!b.cut) {
@@ -177,7 +182,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
     bool const someone_waits = !stamps.empty();
     if (someone_waits) {
       clock::timeline* const other = clock::find(stamps.front().stream);
-      m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps)});
+      m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
       counts_.held(pool, rounded, requested);
       if (other && other->alive() == clock::life::foreign) to_fence = other;

@@ -108,7 +108,14 @@ class device_allocator final : public allocator {
   std::size_t return_orphans();
   bool wait_for_oldest();                                        // Blocks. false: nothing to wait for
 
-  bool passed(clock::timeline& by, clock::stamp s) const { return by.covers(s) || clocks_.complete(s); }
+  // Is all that s stands for done, or ordered before what `by` is given next?
+  bool passed(clock::timeline& by, clock::stamp s) const { return clocks_.complete(s) || by.covers(s); }
+  bool passed(clock::timeline& by, clock::stamp s, std::uint64_t& since) const {
+    if (clocks_.complete(s)) return true;
+    if (!by.covers(s)) return false;
+    since = by.now().n;  // others may rely on it only behind `by`
+    return true;
+  }
   void note(driver::status s) noexcept {
     if (s.what == driver::code::lost) lost_.store(true);
   }

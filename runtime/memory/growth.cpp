@@ -23,7 +23,7 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
 std::size_t device_allocator::settle(stream_memory& m) {
   clock::timeline& home = *m.home.load();
   std::size_t bytes = 0;
-  m.pending.settle([&](clock::stamp s) { return passed(home, s); },
+  m.pending.settle([&](clock::stamp s, held_block& b) { return passed(home, s, b.since); },
                    [&](held_block const& b) {
                      bytes += b.bytes;
                      counts_.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
@@ -77,10 +77,11 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
     base::lock_guard hold(other->lock);
+    std::uint64_t const id = other->home.load()->id();
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
     auto const suits = [&](held_block const& h) {
-      return h.whole && h.stamps.size() == 1 && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
+      return h.whole && h.stamps.size() == 1 && passed(home, {id, h.since}) && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
     if (other->pending.take(home.id(), suits, b)) {
       counts_.held_no_more(observe::size_pool::large, b.bytes);
@@ -88,7 +89,6 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
       b.whole->marks.clear();
       return hand_out(*other, *b.whole, r, &home);
     }
-    std::uint64_t const id = other->home.load()->id();
     piece* const p = other->pieces.take_if(bytes, alignment, [&](piece const& f) { return passed(home, {id, f.freed}); });
     if (p) return hand_out(*other, *p, r, &home);
   }

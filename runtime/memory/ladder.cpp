@@ -17,13 +17,16 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   counts_.retried();
   std::vector<rung> climbed;
   void* out = nullptr;
+  // When not even one more run of a slab is to be had, a small block gets a granule of its own.
+  request const alone{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // everything that needs no rung
     {
       base::lock_guard hold(mine.lock);
-      if ((out = warm(mine, r))) return true;
+      if ((out = warm(mine, r)) || (out = warm(mine, alone))) return true;
     }
-    if ((out = from_others(mine, r, ~std::size_t{0}))) return true;
+    if ((out = from_others(mine, alone, ~std::size_t{0}))) return true;
     why = grow(mine, r, out);
+    if (why.what == driver::code::out_of_memory && r.size_class >= 0) why = grow(mine, alone, out);
     if (why.ok()) return true;
     if (why.what == driver::code::out_of_memory) return false;
     note(why);
@@ -39,7 +42,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     entry.ns += base::now_ns() - from;
     return got;
   };
-  auto const describe_failure = [&] {
+  auto const describe_failure = [&] {  // as it is now
     memory_report text = report();
     text.requested = r.bytes;
     text.rounded = r.rounded;
@@ -47,6 +50,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     return text;
   };
 
+  if (attempt()) return out;
   for (bool called_back = false;;) {
     if (step("pending blocks", [&] {
           std::size_t bytes = 0;
@@ -280,10 +284,23 @@ bool device_allocator::wait_for_oldest() {
 std::size_t device_allocator::empty_cache() {
   if (lost_.load()) return 0;
   std::size_t bytes = 0;
+  auto const await = [&](clock::stamp s) {
+    driver::status const is = clocks_.complete(s) ? driver::status{} : clocks_.synchronize(s);
+    note(is);
+    return is.ok();
+  };
   for (stream_memory* m : memories()) {
-    poll_pending(*m);
     clock::stamp newest{m->home.load()->id(), 0};
-    bool collectives = m->home.load()->carries_collectives();
+    for (bool more = true; more;) {
+      std::vector<clock::stamp> fronts;
+      {
+        base::lock_guard hold(m->lock);
+        settle(*m);
+        fronts = m->pending.fronts();
+      }
+      more = !fronts.empty();
+      for (clock::stamp s : fronts) more &= await(s);
+    }
     {
       base::lock_guard hold(m->lock);
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
@@ -291,7 +308,7 @@ std::size_t device_allocator::empty_cache() {
         if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);
       });
     }
-    if (newest.n && !collectives && !clocks_.complete(newest)) note(clocks_.synchronize(newest));
+    if (newest.n) await(newest);
     bytes += return_handles_of(*m, ~std::size_t{0});
   }
   return bytes + return_orphans();

@@ -18,6 +18,7 @@ struct held_block {
   std::uint32_t index = 0;
   std::size_t bytes = 0;
   std::vector<clock::stamp> stamps;  // all must be passed
+  std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
 };
 
 class pending_blocks {
@@ -27,7 +28,7 @@ class pending_blocks {
     auto& queue = queues_[b.stamps.front().stream];
     queue.push_back(std::move(b));
   }
-  // Takes out what is passed: `passed(stamp)`, then `settled(block)`.
+  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`.
   template <class Passed, class Settled>
   void settle(Passed passed, Settled settled) {
     bool moved = true;
@@ -35,11 +36,11 @@ class pending_blocks {
       moved = false;
       for (auto at = queues_.begin(); at != queues_.end();) {
         auto& queue = at->second;
-        while (!queue.empty() && passed(queue.front().stamps.front())) {
+        while (!queue.empty() && passed(queue.front().stamps.front(), queue.front())) {
           held_block b = std::move(queue.front());
           queue.pop_front();
           bytes_ -= b.bytes;
-          while (!b.stamps.empty() && passed(b.stamps.front())) b.stamps.erase(b.stamps.begin());
+          while (!b.stamps.empty() && passed(b.stamps.front(), b)) b.stamps.erase(b.stamps.begin());
           if (b.stamps.empty()) {
             settled(b);
           } else {

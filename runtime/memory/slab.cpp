@@ -14,7 +14,7 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   std::size_t best = least, best_waste = ~std::size_t{0};
   for (std::size_t run = least; run <= (512 << 10); run += granule) {
     std::size_t const waste = run % size;
-    if (waste * 64 <= run) return run;
+    if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run) return run;
     if (waste * best < best_waste * run || best_waste == ~std::size_t{0}) best = run, best_waste = waste;
   }
   return best;
