@@ -40,7 +40,7 @@ struct meeting {
 
 void meeting::do_share(int rank) const noexcept {
   std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type), part = static_cast<std::size_t>(what.count) * size;
-  if (what.count == 0) return;
+  if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
   switch (what.what) {
     case verb::all_reduce: {
       constexpr std::int64_t line = 64;  // elements: shares do not meet within a cache line of any type

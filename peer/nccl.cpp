@@ -147,15 +147,21 @@ class nccl_carrier final : public carrier {
   }
 
   void abort() noexcept override {
+    if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+    auto const end = [](one& each) {
+      if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
+    };
     for (one& each : ranks_) {
-      // A thread may stand inside NCCL, connecting to a rank that never comes: aborting the others makes it return.
-      constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
+      if (!each.calls.try_lock()) continue;  // its thread stands inside NCCL, perhaps connecting to a rank that never comes
+      end(each);
+      each.calls.unlock();
+    }
+    constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
+    std::int64_t const until = base::now_ns() + patience_ns;
+    for (one& each : ranks_) {  // and returns when the others are aborted
       bool locked = each.calls.try_lock();
-      for (std::int64_t const until = base::now_ns() + patience_ns; !locked && base::now_ns() < until; locked = each.calls.try_lock()) base::sleep_ns(pause_ns);
-      if (ncclComm_t const comm = each.comm) {
-        each.comm = nullptr;
-        nccl().CommAbort(comm);
-      }
+      for (; !locked && base::now_ns() < until; locked = each.calls.try_lock()) base::sleep_ns(pause_ns);
+      end(each);
       if (locked) each.calls.unlock();
     }
   }
