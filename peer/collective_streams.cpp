@@ -25,10 +25,14 @@ struct fate {
 };
 
 struct meeting {
-  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), over(std::move(f)) {}
+  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), dropped(in.size()), given(in.size()), over(std::move(f)) {}
   request const what;
   std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
   std::vector<void*> out;
+  // A part that is dropped before it ran was refused (its enqueue says so) or is lost. Of each rank: how many were dropped,
+  // and whether all have been enqueued, after which none is a refused one.
+  std::vector<base::atomic<int>> dropped;
+  std::vector<base::atomic<bool>> given;
   std::shared_ptr<fate> const over;
   base::atomic<int> arrived{0}, working{0}, done{0};
 
@@ -36,6 +40,11 @@ struct meeting {
   bool all_arrived() const noexcept { return arrived.load() == ranks() || over->over.load(); }
   bool all_done() const noexcept { return done.load() == ranks() || (over->over.load() && working.load() == 0); }
   void do_share(int rank) const noexcept;
+  void lose(int rank) noexcept {
+    if (over->over.load()) return;
+    over->lost_rank.store(rank);
+    over->over.store(true);
+  }
 };
 
 void meeting::do_share(int rank) const noexcept {
@@ -85,9 +94,9 @@ struct part {
     where->working.fetch_sub(1);
   }
   void drop() noexcept {
-    if (!ran && !where->over->over.load()) {
-      where->over->lost_rank.store(rank);
-      where->over->over.store(true);
+    if (!ran) {
+      where->dropped[static_cast<std::size_t>(rank)].fetch_add(1);
+      if (where->given[static_cast<std::size_t>(rank)].load()) where->lose(rank);
     }
     delete this;
   }
@@ -128,7 +137,12 @@ class streams_carrier final : public carrier {
     }
     s = enqueue(part::step::share, {});
     if (s.ok()) s = enqueue(part::step::depart, {});
-    if (s.ok()) return;
+    if (s.ok()) {
+      where->given[mine].store(true);
+      if (where->dropped[mine].load() == 0) return;
+      where->lose(rank);  // its device was lost meanwhile
+      return runtime_.machine().recheck();
+    }
     fate_->failed_rank.store(rank);
     abort();
     throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
@@ -161,6 +175,7 @@ class streams_carrier final : public carrier {
     if (!e.where) e = {where, ranks()};  // it was the last
     where->in[static_cast<std::size_t>(rank)] = nullptr;
     where->out[static_cast<std::size_t>(rank)] = nullptr;
+    where->dropped[static_cast<std::size_t>(rank)].store(0);
     if (--e.issued == 0) open->erase(turn);
   }
 
