@@ -1,0 +1,249 @@
+// Gradient buckets: reduced where they lie, while the backward pass still runs.
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "tests/peer/ranks.h"
+#include "weir/sim.h"
+
+namespace {
+
+using namespace weir;
+using namespace weir::test;
+
+int ranks_here() { return std::min(4, device_count()); }
+constexpr std::int64_t counts[] = {3, 1000, 1, 64, 4097, 0, 257, 512};
+constexpr int parameters = static_cast<int>(std::size(counts));
+
+void add_all(gradient_buckets& g, dtype type = float32) {
+  for (int i = 0; i < parameters; ++i) EXPECT_EQ(g.add("layer " + std::to_string(i), counts[i], type), i);
+}
+
+double written(int rank, int step, int which, std::int64_t i) { return static_cast<double>((i + rank * 3 + step * 5 + which * 7) % 64) - 20; }
+
+void write(stream_ref to, span_of gradient, int rank, int step, int which) {
+  elements const e = encode(gradient.type, values_of(gradient.count, [&](std::int64_t i) { return written(rank, step, which, i); }));
+  copy(to, gradient.data, e.data(), e.size());
+}
+
+TEST(gradient_buckets, every_step_ends_with_the_plain_mean_on_all_ranks_in_whatever_order_gradients_come) {
+  int const n = ranks_here();
+  for (std::size_t const bucket_bytes : {std::size_t{1}, std::size_t{6000}, std::size_t{0}}) {
+    auto ranks = communicator::in_process(first_devices(n));
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      std::mt19937 random(static_cast<unsigned>(c.rank()) + 17u);  // another order on each rank
+      gradient_buckets g(c, {.bucket_bytes = bucket_bytes});
+      add_all(g);
+      g.build();
+      stream const other;
+      std::vector<int> order(parameters);
+      std::iota(order.begin(), order.end(), 0);
+      for (int step = 0; step < 4; ++step) {
+        std::shuffle(order.begin(), order.end(), random);
+        for (int const i : order) {
+          stream_ref const writer = random() % 2 ? other.ref() : current_stream();
+          write(writer, g.gradient(i), c.rank(), step, i);
+          pause_at_random(random);
+          g.ready(i, writer);
+        }
+        g.finish(current_stream());
+        for (int i = 0; i < parameters; ++i) {
+          span_of const gradient = g.gradient(i);
+          std::vector<double> const mean = values_of(counts[i], [&](std::int64_t at) {
+            double sum = 0;
+            for (int r = 0; r < n; ++r) sum += written(r, step, i, at);
+            return sum / n;
+          });
+          elements const got = to_host(gradient.data, static_cast<std::size_t>(counts[i]) * 4);
+          for (std::int64_t at = 0; at < counts[i]; ++at) ASSERT_NEAR(decode(float32, got.data() + at * 4), mean[static_cast<std::size_t>(at)], 1e-5) << "step " << step << " gradient " << i;
+        }
+        other.ref().wait(current_stream());
+      }
+    });
+  }
+}
+
+TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_begin_as_zeros) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
+  add_all(g, float64);
+  g.build();
+  span_of const all_p = g.parameters(), all_g = g.gradients();
+  ASSERT_EQ(all_p.count, all_g.count);
+  auto const offset = [](span_of part, span_of whole) { return static_cast<std::byte*>(part.data) - static_cast<std::byte*>(whole.data); };
+  std::vector<std::pair<std::ptrdiff_t, std::ptrdiff_t>> ranges;
+  for (int i = 0; i < g.size(); ++i) {
+    EXPECT_EQ(offset(g.parameter(i), all_p), offset(g.gradient(i), all_g));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(g.gradient(i).data) % 512, 0u);
+    ranges.emplace_back(offset(g.gradient(i), all_g), offset(g.gradient(i), all_g) + counts[i] * 8);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  EXPECT_GE(ranges.front().first, 0);
+  EXPECT_LE(ranges.back().second, all_g.count * 8);
+  for (std::size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
+  EXPECT_GE(offset(all_g, all_p), all_p.count * 8);
+  EXPECT_EQ(to_host(all_p.data, static_cast<std::size_t>(all_p.count) * 8), elements(static_cast<std::size_t>(all_p.count) * 8));
+  EXPECT_EQ(to_host(all_g.data, static_cast<std::size_t>(all_g.count) * 8), elements(static_cast<std::size_t>(all_g.count) * 8));
+}
+
+TEST(gradient_buckets, buckets_are_cut_from_the_last_added_to_the_first_by_size_and_type) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
+  g.add("a", 1024, float32);
+  g.add("b", 512, float32);
+  g.add("c", 512, float32);  // b and c fill a bucket
+  g.add("d", 8, float64);    // another type
+  g.build();
+  EXPECT_EQ(g.bucket_count(), 3);
+  EXPECT_LT(g.gradient(3).data, g.gradient(2).data);
+  EXPECT_LT(g.gradient(2).data, g.gradient(1).data);
+  EXPECT_LT(g.gradient(1).data, g.gradient(0).data);
+  EXPECT_NE(refusal<invalid_use>([&] { (void)g.gradients(); }).find("\"d\" of float64"), std::string::npos);
+}
+
+TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_step_can_still_end) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0]);
+  add_all(g);
+  g.build();
+  for (int step = 0; step < 2; ++step) {
+    for (int i = 0; i < parameters - 2; ++i) g.ready(i, current_stream());
+    std::string const twice = refusal<invalid_use>([&] { g.ready(1, current_stream()); });
+    EXPECT_NE(twice.find("\"layer 1\" (gradient 1) is ready twice"), std::string::npos) << twice;
+    std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
+    EXPECT_NE(never.find("2 of 8 gradients never were ready: \"layer 6\" (gradient 6), \"layer 7\" (gradient 7)"), std::string::npos) << never;
+    g.ready(6, current_stream());
+    g.ready(7, current_stream());
+    g.finish(current_stream());
+  }
+}
+
+TEST(gradient_buckets, what_comes_in_the_wrong_order_or_from_elsewhere_is_refused) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0]);
+  EXPECT_NE(refusal<invalid_use>([&] { g.build(); }), "");
+  g.add("a", 4);
+  EXPECT_NE(refusal<invalid_use>([&] { g.ready(0, current_stream()); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.gradient(0); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.finish(current_stream()); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.add("negative", -1); }), "");
+  EXPECT_NE(refusal<not_supported>([&] { g.add("flags", 4, boolean); }), "");
+  g.build();
+  EXPECT_NE(refusal<invalid_use>([&] { g.build(); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.add("late", 4); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.ready(1, current_stream()); }).find("gradient 1 of 1"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { g.ready(-1, current_stream()); }), "");
+  if (device_count() > 1) {
+    EXPECT_NE(refusal<invalid_use>([&] { g.ready(0, default_stream(device(1))); }).find("gpu:1"), std::string::npos);
+  }
+  g.ready(0, current_stream());
+  g.finish(current_stream());
+}
+
+// From one thread, which a simulated machine allows: what runs when.
+class simulated_buckets : public testing::Test {
+ protected:
+  runtime machine_{simulated{.devices = 2, .memory = 1_GiB}};
+  runtime_guard in_{machine_};
+  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+  std::vector<gradient_buckets> buckets_;
+
+  void SetUp() override {
+    for (communicator& c : ranks_) {
+      device_guard const on(c.device());
+      buckets_.emplace_back(c, bucket_options{.bucket_bytes = 1, .average = false});
+      buckets_.back().add("first", 4, int32);
+      buckets_.back().add("last", 4, int32);
+      buckets_.back().build();
+    }
+  }
+  void write_ready(int rank, int which, stream_ref writer) {
+    span_of const g = buckets_[static_cast<std::size_t>(rank)].gradient(which);
+    elements const e = encode(int32, {1.0 + rank, 2, 3, 4});
+    device_guard const on(rank);
+    copy(writer, g.data, e.data(), e.size());
+    buckets_[static_cast<std::size_t>(rank)].ready(which, writer);
+  }
+  elements read(int rank, int which) {
+    device_guard const on(rank);
+    stream const apart;
+    elements e(16);
+    copy(apart, e.data(), buckets_[static_cast<std::size_t>(rank)].gradient(which).data, e.size());
+    return e;
+  }
+};
+
+TEST_F(simulated_buckets, a_full_bucket_is_reduced_before_the_rest_of_the_pass_is_ready) {
+  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  simulation::of(machine_).run();
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(read(rank, 1), encode(int32, {3, 4, 6, 8}));
+    EXPECT_EQ(read(rank, 0), encode(int32, {0, 0, 0, 0}));
+  }
+  for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
+  for (int rank : {0, 1}) buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
+}
+
+TEST_F(simulated_buckets, a_bucket_is_not_started_before_those_in_front_of_it) {
+  for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
+  simulation::of(machine_).run();
+  EXPECT_EQ(read(0, 0), encode(int32, {1, 2, 3, 4}));  // its own, not reduced
+  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  simulation::of(machine_).run();
+  EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
+}
+
+TEST_F(simulated_buckets, a_reduction_waits_for_the_stream_that_writes_and_the_reader_for_the_reduction) {
+  device_guard const on(0);
+  stream const writer, reader;
+  driver::driver& machine = machine_.get().machine();
+  span_of const last = buckets_[0].gradient(1);
+  auto const gate = machine.hold(0, streams::line_of(writer).handle());
+  ASSERT_TRUE(gate.ok());
+  buffer const source = pinned(16);
+  elements const e = encode(int32, {1, 2, 3, 4});
+  std::copy(e.begin(), e.end(), source.data<std::byte>());
+  copy(writer, last.data, source.data(), 16, non_blocking);  // behind the gate
+  buckets_[0].ready(1, writer);
+  buckets_[0].ready(0, writer);
+  write_ready(1, 1, default_stream(device(1)));
+  write_ready(1, 0, default_stream(device(1)));
+  buckets_[0].finish(reader);
+  simulation hand = simulation::of(machine_);
+  EXPECT_NE(refusal<invalid_use>([&] { hand.run(); }), "");
+  EXPECT_FALSE(reader.ref().query());
+  EXPECT_EQ(read(1, 1), encode(int32, {2, 2, 3, 4})) << "rank 1's gradient is not reduced before rank 0's is written";
+  ASSERT_TRUE(machine.open_gate(gate.value).ok());
+  hand.run();
+  EXPECT_TRUE(reader.ref().query());
+  EXPECT_EQ(read(1, 1), encode(int32, {3, 4, 6, 8}));
+}
+
+TEST_F(simulated_buckets, a_start_that_is_refused_is_made_up_for_by_finish) {
+  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  write_ready(1, 0, default_stream(device(1)));
+  simulation::of(machine_).fail_call("enqueue", 1);
+  EXPECT_NE(refusal<driver_error>([&] { write_ready(0, 0, default_stream(device(0))); }), "");
+  for (int rank : {0, 1}) buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
+  simulation::of(machine_).run();
+  EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
+  EXPECT_EQ(read(1, 0), encode(int32, {3, 4, 6, 8}));
+}
+
+TEST_F(simulated_buckets, without_memory_nothing_is_built_and_a_second_try_may_succeed) {
+  gradient_buckets g(ranks_[0]);
+  g.add("huge", std::int64_t{1} << 30, float32);
+  device_guard const on(0);
+  EXPECT_THROW(g.build(), out_of_memory);
+  EXPECT_NE(refusal<invalid_use>([&] { g.gradient(0); }), "");
+  gradient_buckets small(ranks_[0]);
+  small.add("small", 1 << 20);
+  small.build();
+}
+
+}  // namespace

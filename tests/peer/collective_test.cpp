@@ -1,0 +1,430 @@
+// Collectives on whatever machine there is, and what only a simulated one lets a test arrange.
+#include "tests/peer/ranks.h"
+
+#include <future>
+
+#include "runtime/clock/timeline.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "weir/sim.h"
+
+namespace {
+
+using namespace weir;
+using namespace weir::test;
+
+int ranks_here() { return std::min(4, device_count()); }
+
+bool close(dtype type, double got, double want) {
+  bool const whole = type == int8 || type == uint8 || type == int32 || type == int64;
+  double const tolerance = whole ? 0 : type == float64 ? 1e-12 : type == float32 ? 1e-6 : type == float16 ? 2e-3 : 1.6e-2;
+  return std::abs(got - want) <= tolerance * std::max(1.0, std::abs(want));
+}
+
+TEST(collective, all_reduce_gives_every_rank_the_same_bits_of_the_obvious_result) {
+  for (int n = 1; n <= ranks_here(); ++n) {
+    auto ranks = communicator::in_process(first_devices(n));
+    for (dtype const type : reducible_types) {
+      for (reduction const how : all_reductions) {
+        std::int64_t const counts[] = {0, 1, 3, 63, 64, 65, 1000, 4099};
+        std::int64_t const count = counts[(static_cast<unsigned>(type) * 4 + static_cast<unsigned>(how) + static_cast<unsigned>(n)) % std::size(counts)];
+        std::vector<elements> results(ranks.size());
+        on_each(runtime::current(), ranks, [&](communicator& c) {
+          std::mt19937 random(static_cast<unsigned>(c.rank() + count));
+          buffer const b = to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
+          pause_at_random(random);
+          c.all_reduce({b.data(), count, type}, how);
+          results[static_cast<std::size_t>(c.rank())] = to_host(b.data(), b.size());
+        });
+        for (elements const& e : results) ASSERT_EQ(e, results[0]) << name_of(type) << " " << name_of(how) << " of " << count << " on " << n;
+        for (std::int64_t i = 0; i < count; ++i) {
+          double const got = decode(type, results[0].data() + static_cast<std::size_t>(i) * size_of(type)), want = reduced(type, how, n, i);
+          ASSERT_TRUE(close(type, got, want)) << name_of(type) << " " << name_of(how) << " of " << count << " on " << n << ": element " << i << " is " << got << ", not " << want;
+        }
+      }
+    }
+  }
+}
+
+TEST(collective, all_reduce_of_every_ragged_count_reaches_every_element) {
+  int const n = ranks_here();
+  auto ranks = communicator::in_process(first_devices(n));
+  for (std::int64_t count = 0; count < 400; count = count * 2 + 1 + count % 3) {
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      buffer const b = to_device(encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); })));
+      c.all_reduce({b.data(), count, int32});
+      EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, values_of(count, [&](std::int64_t i) { return reduced(int32, reduction::sum, n, i); }))) << count;
+    });
+  }
+}
+
+TEST(collective, broadcast_gives_all_ranks_the_roots_elements) {
+  int const n = ranks_here();
+  auto ranks = communicator::in_process(first_devices(n));
+  for (dtype const type : {float32, int16, boolean, float64}) {
+    for (int root = 0; root < n; ++root) {
+      std::int64_t const count = 1001;
+      on_each(runtime::current(), ranks, [&](communicator& c) {
+        std::mt19937 random(static_cast<unsigned>(c.rank() + root));
+        buffer const b = to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
+        pause_at_random(random);
+        c.broadcast({b.data(), count, type}, root);
+        EXPECT_EQ(to_host(b.data(), b.size()), encode(type, values_of(count, [&](std::int64_t i) { return brought(type, root, i); }))) << name_of(type) << " from " << root;
+      });
+    }
+  }
+}
+
+TEST(collective, all_gather_puts_every_ranks_part_in_its_place_apart_and_in_place) {
+  int const n = ranks_here();
+  auto ranks = communicator::in_process(first_devices(n));
+  std::int64_t const count = 77;
+  for (bool const in_place : {false, true}) {
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      elements const mine = encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); }));
+      buffer const in = to_device(mine), out(mine.size() * static_cast<std::size_t>(n));
+      void* const slice = out.data<std::byte>() + static_cast<std::size_t>(c.rank()) * mine.size();
+      if (in_place) copy(slice, mine.data(), mine.size());
+      c.all_gather({out.data(), count * n, int32}, {in_place ? slice : in.data(), count, int32});
+      EXPECT_EQ(to_host(out.data(), out.size()), encode(int32, values_of(count * n, [&](std::int64_t i) { return brought(int32, static_cast<int>(i / count), i % count); })));
+    });
+  }
+}
+
+TEST(collective, reduce_scatter_gives_each_rank_its_part_apart_and_in_place) {
+  int const n = ranks_here();
+  auto ranks = communicator::in_process(first_devices(n));
+  std::int64_t const count = 77;
+  for (bool const in_place : {false, true}) {
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      elements const mine = encode(int64, values_of(count * n, [&](std::int64_t i) { return brought(int64, c.rank(), i); }));
+      buffer const in = to_device(mine), out(mine.size() / static_cast<std::size_t>(n));
+      void* const slice = in.data<std::byte>() + static_cast<std::size_t>(c.rank()) * out.size();
+      c.reduce_scatter({in_place ? slice : out.data(), count, int64}, {in.data(), count * n, int64}, reduction::max);
+      EXPECT_EQ(to_host(in_place ? slice : out.data(), out.size()),
+                encode(int64, values_of(count, [&](std::int64_t i) { return reduced(int64, reduction::max, n, c.rank() * count + i); })));
+      if (!in_place) {
+        EXPECT_EQ(to_host(in.data(), in.size()), mine) << "the input is only read";
+      }
+    });
+  }
+}
+
+TEST(collective, many_collectives_in_a_row_keep_their_order_whenever_the_ranks_come) {
+  int const n = ranks_here();
+  auto ranks = communicator::in_process(first_devices(n));
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    std::mt19937 random(static_cast<unsigned>(c.rank()));
+    std::int64_t const one = 1;
+    buffer const b = to_device(encode(int64, {1}));
+    for (int round = 0; round < 20; ++round) {  // times n, each round
+      pause_at_random(random);
+      c.all_reduce({b.data(), one, int64});
+    }
+    double want = 1;
+    for (int round = 0; round < 20; ++round) want *= n;
+    EXPECT_EQ(to_host(b.data(), 8), encode(int64, {want}));
+  });
+}
+
+TEST(collective, barrier_lets_nobody_on_before_all_have_come) {
+  auto ranks = communicator::in_process(first_devices(ranks_here()));
+  std::atomic<int> came{0};
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    std::mt19937 random(static_cast<unsigned>(c.rank()));
+    for (int round = 1; round <= 50; ++round) {
+      pause_at_random(random);
+      ++came;
+      c.barrier();
+      EXPECT_GE(came.load(), round * c.size());
+      c.barrier();
+    }
+  });
+}
+
+TEST(collective, a_barrier_that_times_out_names_who_is_missing_and_can_be_tried_again) {
+  if (ranks_here() < 2) GTEST_SKIP() << "one device: nobody can be missing";
+  auto ranks = communicator::in_process(first_devices(2));
+  std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
+  EXPECT_NE(text.find("rank 0 waited 20 ms for rank 1 (gpu:1)"), std::string::npos) << text;
+  // rank 0 has not come: rank 1 alone does not get through
+  EXPECT_NE(refusal<timed_out>([&] { ranks[1].barrier(std::chrono::milliseconds{20}); }), "");
+  on_each(runtime::current(), ranks, [](communicator& c) { c.barrier(); });
+}
+
+TEST(collective, bad_groups_of_devices_are_refused_by_name) {
+  int const n = device_count();
+  auto const text_of = [](std::vector<device> d) { return refusal<invalid_use>([&] { communicator::in_process(d); }); };
+  EXPECT_NE(text_of({}), "");
+  EXPECT_NE(text_of({device(n)}).find("gpu:" + std::to_string(n)), std::string::npos);
+  EXPECT_NE(text_of({cpu}), "");
+  std::string const twice = text_of({device(0), device(0)});
+  EXPECT_NE(twice.find("gpu:0 is named twice"), std::string::npos) << twice;
+}
+
+TEST(collective, memory_that_does_not_hold_the_elements_is_refused_and_nothing_has_changed) {
+  auto ranks = communicator::in_process(first_devices(1));
+  communicator& c = ranks[0];
+  device_guard const on(0);
+  buffer const b = to_device(encode(int32, {1, 2, 3, 4}));
+  auto const text_of = [&](span_of what) { return refusal<invalid_use>([&] { c.all_reduce(what); }); };
+  EXPECT_NE(text_of({b.data(), 5, int32}).find("needs 20 B"), std::string::npos) << text_of({b.data(), 5, int32});
+  EXPECT_NE(text_of({b.data<std::byte>() + 4, 4, int32}), "");
+  EXPECT_NE(text_of({b.data(), -1, int32}).find("negative"), std::string::npos);
+  EXPECT_NE(text_of({b.data(), std::int64_t{1} << 62, int64}), "");
+  std::int32_t host[4] = {};
+  EXPECT_NE(text_of({host, 4, int32}).find("is not memory of gpu:0"), std::string::npos) << text_of({host, 4, int32});
+  EXPECT_NE(text_of({nullptr, 4, int32}), "");
+  EXPECT_NE(refusal<not_supported>([&] { c.all_reduce({b.data(), 2, int16}); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { c.broadcast({b.data(), 4, int32}, 1); }).find("root 1 of 1"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 4, int32}, {b.data(), 3, int32}); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 2, int32}, {b.data<std::byte>() + 4, 2, int32}); }).find("overlaps"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 4, int32}, {b.data(), 4, float32}); }), "");
+  c.all_reduce({b.data(), 4, int32});
+  EXPECT_EQ(to_host(b.data(), 16), encode(int32, {1, 2, 3, 4}));
+}
+
+TEST(collective, memory_of_another_device_is_refused_naming_both) {
+  if (ranks_here() < 2) GTEST_SKIP() << "one device";
+  auto ranks = communicator::in_process(first_devices(2));
+  device_guard const on(1);
+  buffer const b(64);
+  std::string const text = refusal<invalid_use>([&] { ranks[0].all_reduce({b.data(), 16, float32}); });
+  EXPECT_NE(text.find("gpu:1"), std::string::npos) << text;
+  EXPECT_NE(text.find("gpu:0"), std::string::npos) << text;
+}
+
+// What follows arranges who comes when, from one thread: no call waits for other ranks on a simulated machine.
+class simulated_collective : public testing::Test {
+ protected:
+  runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
+  runtime_guard in_{machine_};
+  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+
+  buffer on(int rank, double value) {
+    device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
+    return to_device(encode(int32, {value, value + 1, value + 2}));
+  }
+  elements read(int rank, buffer const& b) {
+    device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
+    return to_host(b.data(), b.size());
+  }
+  stamp add_up(int rank, buffer const& b) { return ranks_[static_cast<std::size_t>(rank)].all_reduce({b.data(), 3, int32}); }
+};
+
+TEST_F(simulated_collective, the_first_rank_returns_at_once_and_its_stamp_waits_for_the_last) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  stamp const first = add_up(0, a);
+  EXPECT_FALSE(first.query());
+  stamp const last = add_up(1, b);
+  first.synchronize();
+  last.synchronize();
+  EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
+  EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
+}
+
+TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_else) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  device_guard const at(0);
+  stream side;
+  {
+    stream_guard const in(side);
+    add_up(0, a);
+  }
+  buffer const other = on(0, 5);  // work and copies of the same device go on
+  EXPECT_EQ(read(0, other), encode(int32, {5, 6, 7}));
+  EXPECT_FALSE(side.ref().query());
+  add_up(1, b);
+  side.ref().synchronize();
+  EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
+}
+
+TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_asked_for_what_and_may_correct_itself) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  add_up(0, a);
+  auto const text_of = [&](auto ask) { return refusal<invalid_use>(ask); };
+  std::string const shorter = text_of([&] { ranks_[1].all_reduce({b.data(), 2, int32}); });
+  EXPECT_NE(shorter.find("rank 1 asks for all_reduce of 2 int32 (sum) where rank 0 asked for all_reduce of 3 int32 (sum)"), std::string::npos) << shorter;
+  EXPECT_NE(shorter.find("collective_test.cpp"), std::string::npos) << shorter;
+  EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, float32}); }).find("float32"), std::string::npos);
+  EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, int32}, reduction::max); }).find("(max)"), std::string::npos);
+  EXPECT_NE(text_of([&] { ranks_[1].broadcast({b.data(), 3, int32}, 0); }).find("broadcast"), std::string::npos);
+  add_up(1, b);
+  EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
+  EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
+}
+
+TEST_F(simulated_collective, a_block_used_on_another_stream_than_its_home_is_not_given_out_before_the_collective_is_done) {
+  device_guard const at(0);
+  stream side;
+  buffer const b = on(1, 10);
+  void* freed = nullptr;
+  {
+    buffer const a = on(0, 1);
+    freed = a.data();
+    stream_guard const in(side);
+    add_up(0, a);
+  }
+  std::vector<buffer> taken;
+  for (int i = 0; i < 100; ++i) {
+    taken.emplace_back(3 * sizeof(std::int32_t));
+    EXPECT_NE(taken.back().data(), freed);
+  }
+  add_up(1, b);
+  EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
+}
+
+TEST_F(simulated_collective, a_stream_that_carries_a_collective_is_known_to) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  device_guard const at(0);
+  stream const side, plain;
+  {
+    stream_guard const in(side);
+    add_up(0, a);
+  }
+  add_up(1, b);
+  EXPECT_TRUE(streams::line_of(side).carries_collectives());
+  EXPECT_FALSE(streams::line_of(plain).carries_collectives());
+}
+
+TEST_F(simulated_collective, abort_frees_streams_and_barriers_that_wait_and_later_calls_say_who_aborted) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  stamp const waits = add_up(0, a);
+  auto stands = std::async(std::launch::async, [&] { return refusal<driver_error>([&] { ranks_[0].barrier(); }); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ranks_[1].abort();
+  waits.synchronize();
+  EXPECT_NE(stands.get().find("rank 1 aborted"), std::string::npos);
+  for (int rank : {0, 1}) {
+    std::string const text = refusal<driver_error>([&] { add_up(rank, rank ? b : a); });
+    EXPECT_NE(text.find("rank 1 aborted"), std::string::npos) << text;
+  }
+  ranks_ = communicator::in_process(first_devices(2));  // a new one works
+  buffer const c = on(0, 3), d = on(1, 4);
+  add_up(0, c);
+  add_up(1, d);
+  EXPECT_EQ(read(0, c), encode(int32, {7, 9, 11}));
+}
+
+TEST_F(simulated_collective, a_rank_that_ends_frees_those_that_wait_for_it_and_they_are_told) {
+  buffer const a = on(0, 1);
+  stamp const waits = add_up(0, a);
+  ranks_.pop_back();
+  waits.synchronize();
+  EXPECT_NE(refusal<driver_error>([&] { add_up(0, a); }), "");
+}
+
+TEST_F(simulated_collective, a_rank_without_partners_is_told_that_they_are_gone) {
+  buffer const a = on(0, 1);
+  ranks_.pop_back();
+  std::string const text = refusal<invalid_use>([&] { add_up(0, a); });
+  EXPECT_NE(text.find("rank 1's communicator is destroyed"), std::string::npos) << text;
+  EXPECT_NE(refusal<invalid_use>([&] { ranks_[0].barrier(); }), "");
+}
+
+TEST_F(simulated_collective, a_refused_part_changes_nothing_and_a_second_try_works) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  for (int first : {0, 1}) {
+    buffer const& mine = first ? b : a;
+    add_up(first, mine);
+    simulation::of(machine_).fail_call("enqueue", 1);
+    EXPECT_NE(refusal<driver_error>([&] { add_up(1 - first, first ? a : b); }), "");
+    add_up(1 - first, first ? a : b);
+  }
+  EXPECT_EQ(read(0, a), encode(int32, {22, 26, 30}));
+  EXPECT_EQ(read(1, b), encode(int32, {22, 26, 30}));
+}
+
+TEST_F(simulated_collective, a_part_refused_in_its_middle_ends_the_communicator_and_nobody_hangs) {
+  for (std::uint64_t k : {2u, 3u}) {
+    buffer const a = on(0, 1), b = on(1, 10);
+    stamp const waits = add_up(0, a);
+    simulation::of(machine_).fail_call("enqueue", k);
+    EXPECT_NE(refusal<driver_error>([&] { add_up(1, b); }), "");
+    waits.synchronize();
+    current_stream(device(1)).synchronize();
+    EXPECT_NE(refusal<driver_error>([&] { add_up(0, a); }), "");
+    ranks_ = communicator::in_process(first_devices(2));
+  }
+}
+
+TEST_F(simulated_collective, a_device_that_is_lost_with_its_part_frees_the_others_and_is_named) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  clock::timeline& line = streams::line_of(current_stream(device(1)));
+  auto const gate = machine_.get().machine().hold(1, line.handle());
+  ASSERT_TRUE(gate.ok());
+  stamp const waits = add_up(0, a);
+  add_up(1, b);
+  simulation::of(machine_).lose(device(1));
+  waits.synchronize();
+  std::string const text = refusal<driver_error>([&] { add_up(0, a); });
+  EXPECT_NE(text.find("gpu:1 is lost"), std::string::npos) << text;
+  EXPECT_NE(refusal<driver_error>([&] { add_up(1, b); }), "");
+  buffer const c = on(0, 4);
+  EXPECT_EQ(read(0, c), encode(int32, {4, 5, 6}));
+}
+
+TEST(seeded_collective, results_do_not_depend_on_what_the_seed_lets_devices_do) {
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    runtime machine(simulated{.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    auto ranks = communicator::in_process(first_devices(3));
+    std::vector<buffer> blocks;
+    for (communicator const& c : ranks) {
+      device_guard const at(c.device());
+      blocks.push_back(to_device(encode(float32, values_of(200, [&](std::int64_t i) { return brought(float32, c.rank(), i); }))));
+    }
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[(r + seed) % 3].all_reduce({blocks[(r + seed) % 3].data(), 200, float32}, round ? reduction::max : reduction::sum);
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      device_guard const at(ranks[r].device());
+      ASSERT_EQ(to_host(blocks[r].data(), blocks[r].size()), encode(float32, values_of(200, [&](std::int64_t i) { return reduced(float32, reduction::sum, 3, i); }))) << "seed " << seed;
+    }
+    auto const findings = simulation::of(machine).findings();
+    ASSERT_TRUE(findings.empty()) << "seed " << seed << ": " << findings[0];
+  }
+}
+
+TEST(seeded_collective, waiting_for_a_rank_that_never_comes_is_found_not_hung) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 7});
+  runtime_guard const in(machine);
+  auto ranks = communicator::in_process(first_devices(2));
+  device_guard const at(0);
+  buffer const a = to_device(encode(int32, {1, 2, 3}));
+  ranks[0].all_reduce({a.data(), 3, int32});
+  std::string const text = refusal<invalid_use>([&] { simulation::of(machine).run(); });
+  EXPECT_NE(text.find("waits for work of other streams"), std::string::npos) << text;
+  ranks[0].abort();
+  simulation::of(machine).run();
+}
+
+TEST(stepped_collective, each_part_goes_when_the_parts_it_waits_for_have_gone) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped});
+  runtime_guard const in(machine);
+  simulation hand = simulation::of(machine);
+  auto ranks = communicator::in_process(first_devices(2));
+  std::vector<buffer> blocks;
+  for (communicator const& c : ranks) {
+    device_guard const at(c.device());
+    blocks.push_back(to_device(encode(int32, {1, 2, 3})));
+  }
+  hand.run();
+  stamp const done = ranks[0].all_reduce({blocks[0].data(), 3, int32});
+  ranks[1].all_reduce({blocks[1].data(), 3, int32});
+  stream_ref const s0 = current_stream(device(0)), s1 = current_stream(device(1));
+  EXPECT_TRUE(hand.step(s0));   // arrives
+  EXPECT_FALSE(hand.step(s0));  // rank 1 has not
+  EXPECT_TRUE(hand.step(s1));
+  EXPECT_TRUE(hand.step(s0));   // its share
+  EXPECT_FALSE(hand.step(s0));  // rank 1's share is not done
+  EXPECT_TRUE(hand.step(s1));
+  EXPECT_TRUE(hand.step(s1));   // departs
+  EXPECT_TRUE(hand.step(s0));
+  EXPECT_FALSE(hand.step(s0));
+  EXPECT_FALSE(hand.step(s1));
+  done.synchronize();
+  EXPECT_EQ(to_host(blocks[0].data(), 12), encode(int32, {2, 4, 6}));
+}
+
+}  // namespace
