@@ -16,8 +16,8 @@ stream_pool::~stream_pool() {
   ended_->store(true);
   auto made = made_.lock();
   for (clock::timeline* t : *made) {
-    (void)t->synchronize();  // a lost device answers at once
     clocks_.retire(*t);
+    (void)clocks_.synchronize(t->now());  // a lost device answers at once
     (void)runtime_.machine().destroy_stream(t->device(), t->handle());
   }
 }

@@ -141,6 +141,7 @@ class clocks {
 namespace detail {
 inline constexpr int chunks = 42;
 inline constexpr std::uint64_t first_chunk = 64;
+inline constexpr std::uint64_t most_ids = first_chunk << (chunks - 1);
 extern base::atomic<base::atomic<timeline*>*> directory[chunks];
 struct place_of {
   int chunk;
@@ -156,9 +157,8 @@ constexpr place_of place(std::uint64_t id) noexcept {
 // Of any runtime of this process; null: its runtime is gone, everything stamped there is complete.
 // Threads: any, while that runtime is not being destroyed.
 inline timeline* find(std::uint64_t id) noexcept {
-  if (id == 0) return nullptr;
+  if (id - 1 >= detail::most_ids) return nullptr;  // 0 too
   auto const at = detail::place(id);
-  if (at.chunk >= detail::chunks) return nullptr;
   auto* chunk = detail::directory[at.chunk].load(base::memory_order_acquire);
   return chunk ? chunk[at.index].load(base::memory_order_acquire) : nullptr;
 }

@@ -1,46 +1,12 @@
 // Streams through the public surface, on machines whose streams the test moves.
 #include "weir/stream.h"
 
-#include <gtest/gtest.h>
-
-#include "runtime/driver/sim/machine.h"
-#include "streams/context.h"
+#include "tests/streams/stepped_machine.h"
 
 namespace weir {
 namespace {
 
-struct streams_on_a_stepped_machine : testing::Test {
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
-  runtime_guard in{rt};
-  driver::driver& machine = rt.get().machine();
-  driver::sim::controls& control = *driver::sim::controls_of(machine);
-  std::vector<int> log;
-
-  void work(stream_ref s, int x) {
-    struct append {
-      std::vector<int>* log;
-      int x;
-    };
-    auto& line = streams::line_of(s);
-    driver::work const w{.run = [](void* p) { auto& a = *static_cast<append*>(p); a.log->push_back(a.x); },
-                         .drop = [](void* p) { delete static_cast<append*>(p); },
-                         .state = new append{&log, x}};
-    ASSERT_TRUE(machine.enqueue(line.device(), line.handle(), {}, w).ok());
-  }
-  bool step(stream_ref s) { return control.step(s.device().index(), streams::line_of(s).handle()); }
-  void drain(stream_ref s) { while (step(s)) {} }
-};
-
-template <class Error, class F>
-std::string refused(F f) {
-  try {
-    f();
-  } catch (Error const& e) {
-    return std::string(e.operands());
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
+using streams_on_a_stepped_machine = stepped_machine;
 
 TEST_F(streams_on_a_stepped_machine, a_waiting_stream_does_not_run_before_the_other_has_come_there) {
   stream a, b;

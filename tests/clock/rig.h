@@ -1,0 +1,78 @@
+// Clocks over a stepped machine, behind a driver that lets a test look on from inside a call, as another thread would.
+// Threads: one.
+#pragma once
+#include <functional>
+
+#include "runtime/clock/timeline.h"
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+
+namespace weir::clock {
+
+class watched : public driver::faulty {
+ public:
+  using faulty::faulty;
+  std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
+  bool under_capture = false;
+
+  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    once(in_record);
+    auto const r = faulty::record(device, s, e);
+    once(after_record);
+    return r;
+  }
+  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    once(in_wait);
+    return faulty::wait(device, s, e);
+  }
+  weir::driver::status query_event(weir::driver::event_handle e) override {
+    once(in_query);
+    return faulty::query_event(e);
+  }
+  weir::driver::result<bool> capturing(int device, weir::driver::stream_handle s) override {
+    if (under_capture) return {{}, true};
+    return faulty::capturing(device, s);
+  }
+
+ private:
+  static void once(std::function<void()>& f) {
+    if (auto const now = std::exchange(f, nullptr)) now();
+  }
+};
+
+// A facade that no test enters: runtime::impl needs one to name.
+inline weir::runtime& some_runtime() {
+  static auto* const r = new weir::runtime(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1});
+  return *r;
+}
+
+struct rig {
+  static constexpr int devices = 2;
+  driver::sim::controls* control;
+  watched* machine;
+  std::unique_ptr<runtime::impl> rt;
+  clocks& all;
+
+  explicit rig(simulated like = {.devices = devices, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}) : rig(driver::sim::make(like)) {}
+
+  timeline& stream(int device = 0, life l = life::own) {
+    auto const s = machine->create_stream(device, driver::stream_kind::independent, 0);
+    return all.make(device, s.value, l);
+  }
+  void work(timeline& t) { (void)machine->enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}}); }
+  bool step(timeline& t) { return control->step(t.device(), t.handle()); }
+  void drain(timeline& t) {
+    while (step(t)) {}
+  }
+
+ private:
+  explicit rig(driver::sim::made made)
+      : control(made.control),
+        machine(new watched(std::move(made.machine))),
+        rt(std::make_unique<runtime::impl>(some_runtime(), std::unique_ptr<driver::driver>(machine), options{}, "a test")),
+        all(rt->part<clocks>()) {
+    for (int d = 0; d < machine->device_count(); ++d) rt->open(d, "rig", here::current());
+  }
+};
+
+}  // namespace weir::clock

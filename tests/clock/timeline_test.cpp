@@ -1,0 +1,385 @@
+// The clocks' invariants, each from inside the driver call where a defect would show; and what refused calls leave behind.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/clock/rig.h"
+
+namespace weir::clock {
+namespace {
+
+using driver::code;
+
+struct timelines : testing::Test, rig {
+  void TearDown() override { EXPECT_EQ(all.validate(), std::vector<std::string>{}); }
+};
+
+TEST_F(timelines, a_record_increments_next_before_the_driver_call) {
+  auto& a = stream();
+  stamp const before = a.now();
+  stamp inside;
+  machine->in_record = [&] { inside = a.now(); };
+  auto const f = a.fence();
+  EXPECT_EQ(f.value, before);
+  EXPECT_GT(inside.n, f.value.n);  // so that what another thread gives now is not taken for covered
+  drain(a);
+  EXPECT_TRUE(all.poll(before).value);
+  EXPECT_FALSE(all.complete(inside));
+}
+
+TEST_F(timelines, a_waiter_merges_only_after_the_drivers_wait_returned) {
+  auto& a = stream();
+  auto& b = stream();
+  stamp const s = a.now();
+  bool inside = true;
+  machine->in_wait = [&] { inside = b.covers(s); };
+  machine->fail_call("wait", 1, code::failed);
+  EXPECT_EQ(b.wait(s).what, code::failed);
+  EXPECT_FALSE(inside);
+  EXPECT_FALSE(b.covers(s));
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_TRUE(b.covers(s));
+}
+
+TEST_F(timelines, a_fence_carries_the_frontier_as_it_was_before_its_record) {
+  auto &a = stream(), &b = stream(), &c = stream();
+  stamp const s = a.now();
+  machine->after_record = [&] { EXPECT_TRUE(b.wait(s).ok()); };  // another thread's wait, between the record and its return
+  stamp const f = b.fence().value;
+  EXPECT_TRUE(c.wait(f).ok());
+  EXPECT_FALSE(c.covers(s));
+  EXPECT_TRUE(b.covers(s));
+  EXPECT_TRUE(c.wait(b.now()).ok());
+  EXPECT_TRUE(c.covers(s));
+}
+
+TEST_F(timelines, a_wait_merges_the_frontier_of_the_fence_and_not_of_now) {
+  auto &a = stream(), &b = stream(), &c = stream();
+  stamp const early = b.fence().value;
+  stamp const s = a.now();
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_TRUE(c.wait(early).ok());
+  EXPECT_FALSE(c.covers(s));
+}
+
+TEST_F(timelines, done_only_grows_and_names_fences_that_were_begun) {
+  auto& a = stream();
+  work(a);
+  EXPECT_TRUE(a.synchronize().ok());
+  stamp const now = a.now();
+  EXPECT_FALSE(all.complete(now));  // it may stand for work another thread gives meanwhile
+  EXPECT_FALSE(a.query().value && all.complete(a.now()));
+  EXPECT_TRUE(all.complete(now));
+  work(a);
+  EXPECT_FALSE(a.query().value);
+  EXPECT_TRUE(all.complete(now));
+  EXPECT_FALSE(all.complete(a.now()));
+}
+
+TEST_F(timelines, completion_is_transitive_a_complete_fence_completes_all_that_it_was_ordered_after) {
+  auto &a = stream(0), &b = stream(1), &c = stream(0);
+  work(a);
+  stamp const s = a.now();
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_TRUE(c.wait(b.now()).ok());
+  EXPECT_FALSE(all.complete(s));
+  EXPECT_TRUE(all.synchronize(c.now()).ok());
+  EXPECT_TRUE(all.complete(s));
+  EXPECT_TRUE(stream(1).covers(s));
+}
+
+TEST_F(timelines, order_is_transitive_through_streams_and_devices_and_costs_no_call_once_known) {
+  auto &a = stream(0), &b = stream(1), &c = stream(0);
+  stamp const s = a.now();
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_TRUE(c.wait(b.now()).ok());
+  EXPECT_TRUE(c.covers(s));
+  auto const calls = machine->calls_so_far();
+  EXPECT_TRUE(c.wait(s).ok());
+  EXPECT_TRUE(a.wait(a.now()).ok());
+  EXPECT_EQ(machine->calls_so_far(), calls);
+  EXPECT_FALSE(a.covers(b.now()));
+}
+
+TEST_F(timelines, a_refused_record_is_a_number_that_the_next_fence_covers) {
+  auto& a = stream();
+  work(a);
+  stamp const s = a.now();
+  machine->fail_call("record", 1, code::failed);
+  EXPECT_EQ(a.fence().is.what, code::failed);
+  drain(a);
+  EXPECT_FALSE(all.complete(s));
+  machine->fail_call("create_event", 1, code::out_of_memory);
+  machine->fail_call("record", 1, code::failed);
+  EXPECT_FALSE(all.poll(s).ok());
+  EXPECT_FALSE(all.complete(s));
+  EXPECT_FALSE(all.poll(s).value);  // records the fence that covers it
+  drain(a);
+  EXPECT_TRUE(all.poll(s).value);
+}
+
+TEST_F(timelines, a_wait_goes_to_the_oldest_fence_that_covers_the_stamp) {
+  auto &a = stream(), &b = stream();
+  work(a);
+  stamp const s = a.now();
+  (void)a.fence();
+  work(a);
+  (void)a.fence();
+  auto const fences = all.counted().fences;
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_EQ(all.counted().fences, fences);
+  step(a);
+  step(a);
+  EXPECT_TRUE(step(b));  // the second work has not run
+  EXPECT_FALSE(b.covers(a.now()));
+}
+
+TEST_F(timelines, the_list_of_fences_is_bounded_and_what_is_left_out_is_covered_by_a_later_one) {
+  auto &a = stream(), &b = stream();
+  std::vector<stamp> stamps;
+  for (int i = 0; i < 900; ++i) {
+    work(a);
+    stamps.push_back(a.now());
+    (void)a.fence();
+    ASSERT_EQ(all.validate(), std::vector<std::string>{});
+  }
+  auto const fences = all.counted().fences;
+  for (auto const& s : stamps) {
+    EXPECT_FALSE(all.poll(s).value);
+    EXPECT_TRUE(b.wait(s).ok());
+  }
+  EXPECT_EQ(all.counted().fences, fences);
+  EXPECT_LE(all.counted().waits, fence_list::most);
+  drain(a);
+  EXPECT_TRUE(all.poll(stamps[0]).value);
+  EXPECT_TRUE(all.poll(stamps.back()).value);
+}
+
+TEST_F(timelines, one_poll_of_the_oldest_finds_the_newest_complete_fence_by_halving) {
+  auto& a = stream();
+  std::vector<stamp> stamps;
+  for (int i = 0; i < 60; ++i) {
+    stamps.push_back(a.now());
+    (void)a.fence();
+  }
+  for (int i = 0; i < 41; ++i) step(a);
+  EXPECT_TRUE(all.poll(stamps[0]).value);
+  EXPECT_LE(all.counted().polls, 8u);
+  EXPECT_TRUE(all.complete(stamps[40]));
+  EXPECT_FALSE(all.complete(stamps[41]));
+}
+
+TEST_F(timelines, driver_events_are_used_again) {
+  auto& a = stream();
+  for (int i = 0; i < 5000; ++i) {
+    EXPECT_TRUE(all.take_event(0, driver::event_kind::order_only).ok());
+    (void)a.fence();
+    EXPECT_TRUE(all.synchronize(a.now()).ok());
+  }
+  auto const alive = control->census();
+  auto const events = std::count_if(alive.begin(), alive.end(), [](std::string const& what) { return what.find("event") == 0; });
+  EXPECT_GE(events, 1);
+  EXPECT_LE(events, 4);
+}
+
+TEST_F(timelines, an_answer_of_an_event_recorded_again_meanwhile_is_not_believed) {
+  auto &a = stream(), &idle = stream();
+  work(a);
+  auto const event = all.take_event(0, driver::event_kind::order_only).value;
+  stamp const s = a.now();
+  auto const first = a.record(event).value;
+  machine->in_query = [&] {  // another thread records it on an idle stream while this one is about to ask
+    EXPECT_TRUE(idle.record(event, first).ok());
+    drain(idle);
+  };
+  EXPECT_FALSE(all.poll(s).value);
+  EXPECT_FALSE(all.complete(s));
+}
+
+TEST_F(timelines, a_wait_for_an_event_recorded_again_meanwhile_is_done_again) {
+  auto &a = stream(), &b = stream(), &idle = stream();
+  work(a);
+  auto const event = all.take_event(0, driver::event_kind::order_only).value;
+  stamp const s = a.now();
+  auto const first = a.record(event).value;
+  machine->in_wait = [&] { EXPECT_TRUE(idle.record(event, first).ok()); };
+  EXPECT_TRUE(b.wait(s).ok());
+  EXPECT_TRUE(b.covers(s));
+  work(b);
+  drain(idle);
+  drain(b);
+  EXPECT_FALSE(b.query().value);  // it waits for a
+  drain(a);
+  drain(b);
+  EXPECT_TRUE(b.query().value);
+}
+
+TEST_F(timelines, nothing_is_concluded_from_an_event_whose_handle_was_given_away) {
+  auto &a = stream(), &b = stream();
+  auto const event = all.take_event(0, driver::event_kind::order_only).value;
+  event->give_away();
+  stamp const s = a.now();
+  auto const f = a.record(event).value;
+  EXPECT_TRUE(b.wait(f, a).ok());
+  EXPECT_FALSE(b.covers(s));
+  all.note_complete(a, f);
+  EXPECT_FALSE(all.complete(s));
+}
+
+TEST_F(timelines, a_retired_stream_still_answers_and_is_called_no_more) {
+  auto &a = stream(0, life::foreign), &b = stream();
+  work(a);
+  stamp const s = a.now();
+  all.retire(a);
+  all.retire(a);
+  EXPECT_EQ(a.alive(), life::retired);
+  EXPECT_TRUE(machine->destroy_stream(a.device(), a.handle()).ok());
+  EXPECT_FALSE(all.poll(s).value);
+  EXPECT_EQ(a.fence().is.what, code::invalid);
+  EXPECT_EQ(a.wait(b.now()).what, code::invalid);
+  EXPECT_TRUE(b.wait(a.now()).ok());
+  EXPECT_TRUE(b.covers(s));
+  EXPECT_TRUE(all.synchronize(a.now()).ok());
+  EXPECT_TRUE(all.complete(s));
+  EXPECT_TRUE(all.complete(a.now()));
+}
+
+TEST_F(timelines, a_stream_that_retires_without_a_fence_is_waited_for) {
+  auto& a = stream(0, life::foreign);
+  work(a);
+  stamp const s = a.now();
+  machine->fail_call("record", 1, code::failed);
+  all.retire(a);
+  EXPECT_TRUE(all.complete(s));
+  auto& b = stream(0, life::foreign);
+  work(b);
+  stamp const never = b.now();
+  machine->fail_call("record", 1, code::failed);
+  machine->fail_call("synchronize_stream", 1, code::failed);
+  all.retire(b);
+  EXPECT_FALSE(all.poll(never).value);
+  EXPECT_TRUE(all.synchronize(never).ok());  // the whole device can tell
+  EXPECT_TRUE(all.complete(never));
+}
+
+TEST_F(timelines, what_a_lost_device_did_not_do_is_never_complete_and_nobody_hangs_on_it) {
+  auto &a = stream(0), &b = stream(1), &c = stream(1);
+  work(a);
+  stamp const done = a.now();
+  EXPECT_TRUE(all.synchronize(done).ok());
+  work(a);
+  stamp const s = a.now();
+  EXPECT_TRUE(b.wait(s).ok());
+  control->lose(0);
+  EXPECT_EQ(all.poll(s).is.what, code::lost);
+  EXPECT_TRUE(all.lost(0));
+  EXPECT_EQ(all.synchronize(s).what, code::lost);
+  EXPECT_EQ(c.wait(s).what, code::lost);
+  EXPECT_EQ(all.synchronize_device(0).what, code::lost);
+  EXPECT_FALSE(all.complete(s));
+  EXPECT_TRUE(all.complete(done));
+  EXPECT_TRUE(c.wait(done).ok());
+  EXPECT_FALSE(all.lost(1));
+  EXPECT_TRUE(c.fence().ok());
+}
+
+TEST_F(timelines, the_loss_is_put_to_the_right_device) {
+  auto &a = stream(0), &b = stream(1);
+  stamp const s = a.now();
+  (void)a.fence();
+  control->lose(1);
+  EXPECT_EQ(b.wait(s).what, code::lost);
+  EXPECT_TRUE(all.lost(1));
+  EXPECT_FALSE(all.lost(0));
+}
+
+TEST_F(timelines, a_stream_under_capture_is_neither_recorded_nor_made_to_wait) {
+  auto &a = stream(), &b = stream();
+  (void)b.fence();
+  machine->under_capture = true;
+  machine->in_record = machine->in_wait = [] { ADD_FAILURE() << "called under capture"; };
+  EXPECT_EQ(a.fence().is.what, code::not_permitted);
+  EXPECT_EQ(a.wait(b.now()).what, code::not_permitted);
+  EXPECT_EQ(all.poll(a.now()).is.what, code::not_permitted);
+  machine->under_capture = false;
+  machine->in_record = machine->in_wait = nullptr;
+}
+
+TEST_F(timelines, every_timeline_is_found_by_its_id_until_its_runtime_ends) {
+  std::vector<std::uint64_t> ids;
+  stamp last;
+  {
+    rig other;
+    for (int i = 0; i < 300; ++i) {
+      auto& t = other.stream();
+      EXPECT_EQ(find(t.id()), &t);
+      ids.push_back(t.id());
+      last = t.now();
+    }
+    EXPECT_EQ(stream().wait(last).what, code::invalid);  // another runtime's
+  }
+  for (auto id : ids) EXPECT_EQ(find(id), nullptr);
+  EXPECT_TRUE(all.complete(last));
+  EXPECT_EQ(find(0), nullptr);
+  EXPECT_EQ(find(~0ull), nullptr);
+}
+
+// Every refusal of every call of a small scenario: a typed answer, the invariants, and the same again works.
+TEST_F(timelines, each_call_may_be_refused_once_and_the_scenario_works_afterwards) {
+  auto scenario = [](rig& r, timeline& a, timeline& b) {
+    r.work(a);
+    stamp const s = a.now();
+    bool ok = b.wait(s).ok();
+    r.work(b);
+    ok = a.wait(b.now()).ok() && ok;
+    ok = r.all.synchronize(a.now()).ok() && ok;
+    EXPECT_TRUE(!ok || r.all.complete(s));
+    return ok && r.all.poll(b.now()).ok();
+  };
+  for (std::uint64_t k = 1; k < 40; ++k) {
+    auto &a = stream(0), &b = stream(1);
+    machine->fail_call("any", k, code::failed);
+    (void)scenario(*this, a, b);
+    machine->forget_orders();
+    EXPECT_EQ(all.validate(), std::vector<std::string>{});
+    EXPECT_TRUE(scenario(*this, a, b)) << "after call " << k << " was refused";
+  }
+}
+
+TEST(timelines_of_many_threads, records_waits_and_polls_of_many_threads_keep_the_invariants) {
+  rig r({.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1});
+  std::vector<timeline*> lines;
+  for (int i = 0; i < 4; ++i) lines.push_back(&r.stream(i % 2));
+  std::vector<std::thread> threads;
+  for (unsigned me = 0; me < 4; ++me) {
+    threads.emplace_back([&, me] {
+      std::uint64_t x = me + 1;
+      for (int i = 0; i < 300; ++i) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        timeline &a = *lines[(x >> 33) % 4], &b = *lines[(x >> 40) % 4];
+        switch ((x >> 50) % 4) {
+          case 0: r.work(a); EXPECT_TRUE(a.fence().ok()); break;
+          case 1: {
+            stamp const s = b.now();
+            EXPECT_TRUE(a.wait(s).ok());
+            EXPECT_TRUE(a.covers(s));
+            break;
+          }
+          case 2: EXPECT_TRUE(r.all.poll(a.now()).ok()); break;
+          case 3: {
+            stamp const s = a.now();
+            EXPECT_TRUE(r.all.synchronize(s).ok());
+            EXPECT_TRUE(r.all.complete(s));
+            break;
+          }
+        }
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  for (auto* t : lines) EXPECT_TRUE(r.all.synchronize(t->now()).ok());
+  EXPECT_EQ(r.all.validate(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace weir::clock
