@@ -1,25 +1,26 @@
 // weir/observe.h: torch's counters, and where the memory is.
+// Threads: any; each answer is one consistent moment.
 #pragma once
-#include <filesystem>
-#include <iosfwd>
 #include "weir/runtime.h"
 
 namespace weir {
-size_t memory_allocated(device = gpu); size_t max_memory_allocated(device = gpu);
-size_t memory_reserved(device = gpu);  size_t max_memory_reserved(device = gpu);
+
+// Bytes of device memory: in live blocks, rounded; and held of the driver. 0 before the first use of the device.
+size_t memory_allocated(device = gpu);
+size_t max_memory_allocated(device = gpu);
+size_t memory_reserved(device = gpu);
+size_t max_memory_reserved(device = gpu);
 [[deprecated("torch renamed it: memory_reserved")]] size_t memory_cached(device = gpu);
 [[deprecated("torch renamed it: max_memory_reserved")]] size_t max_memory_cached(device = gpu);
-memory_statistics memory_stats(device = gpu); memory_statistics pinned_memory_stats();
-void reset_peak_memory_stats(device = gpu); void reset_accumulated_memory_stats(device = gpu);
-std::string memory_summary(device = gpu);
-memory_report memory_report_now(device = gpu);
-std::string memory_metrics();                                   // Prometheus text 0.0.4
 
-struct history_options { size_t events = 1 << 16; bool stacks = false; };
-void record_memory_history(history_options = {}); void stop_memory_history();
-void dump_snapshot(std::filesystem::path const&);               // PyTorch's pickle, for its memory viewer
-void dump_timeline(std::filesystem::path const&);               // trace events, for Perfetto
-std::string memory_by_line(device = gpu);
-class memory_tracker { public: explicit memory_tracker(std::ostream&); void track(here = here::current()); };  // what appeared and vanished since the last line
-class [[nodiscard]] range { public: explicit range(std::string_view name); ~range(); range(range const&) = delete; };  // NVTX and timeline
-}
+memory_statistics memory_stats(device = gpu);  // .flat() has torch's keys
+memory_statistics pinned_memory_stats();       // page-locked host memory, of all devices
+void reset_peak_memory_stats(device = gpu);         // peaks start again from what is current
+void reset_accumulated_memory_stats(device = gpu);  // what was allocated and freed so far counts from zero again
+
+// A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached.
+std::string memory_summary(device = gpu);
+// Where the device's memory is now, with the remedies of an out_of_memory.
+memory_report memory_report_now(device = gpu);
+
+}  // namespace weir

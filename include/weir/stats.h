@@ -1,19 +1,32 @@
 // weir/stats.h: plain values; below everything, so that out_of_memory can carry them.
+// Threads: values.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 #include "weir/types.h"
 
 namespace weir {
-struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four
-struct stat_by_size { stat all, small, large; };
-struct memory_statistics {  // bytes; reserved = allocated + pending + cached (asserted, and printed so)
-  stat_by_size allocation, segment, active, inactive;                        // counts
-  stat_by_size allocated_bytes, requested_bytes, reserved_bytes, active_bytes, pending_bytes, cached_bytes;
-  std::uint64_t num_ooms, num_alloc_retries, fences, waits_inserted, pages_mapped, pages_moved, cache_hits;
-  std::vector<std::pair<std::string, std::int64_t>> flat() const;            // torch's keys, in torch's order
+struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four; the last two only ever grow, until reset
+struct stat_by_size { stat all, small, large; };                // small: up to 32 KiB, from a slab
+struct memory_statistics {  // reserved = allocated + pending + cached, in each of all, small and large (asserted, and printed so)
+  stat_by_size allocation;       // live blocks
+  stat_by_size segment;          // pieces of memory held of the driver; all count as large, slabs lie inside them
+  stat_by_size active;           // live or pending blocks
+  stat_by_size inactive;         // pieces of mapped memory nobody uses, outside slabs (torch's inactive_split)
+  stat_by_size allocated_bytes;  // of live blocks, rounded
+  stat_by_size requested_bytes;  // of live blocks, as asked
+  stat_by_size reserved_bytes;   // held of the driver
+  stat_by_size active_bytes;     // live or pending
+  stat_by_size pending_bytes;    // given back, while streams they were marked for may still use them
+  stat_by_size cached_bytes;     // held of the driver and used by nobody (torch's inactive_split_bytes)
+  std::uint64_t num_ooms, num_alloc_retries;
+  std::uint64_t cache_hits;              // allocations that asked nothing of the driver
+  std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone
+  std::uint64_t pages_mapped;            // pieces of memory asked of the driver
+  std::vector<std::pair<std::string, std::int64_t>> flat() const;  // torch's keys in torch's order; weir's own among them
 };
 struct rung { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed, or asked-for, moment

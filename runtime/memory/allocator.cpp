@@ -66,7 +66,7 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   }
   stream_memory& mine = memory_of(home);
   {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     if (void* const p = warm(mine, r)) return p;
   }
   return cold(mine, r);
@@ -147,7 +147,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
   stream_memory& m = *r->owner.load();
   clock::timeline* to_fence = nullptr;
   {
-    base::lock_guard hold(m.lock);
+    section const hold(m, counts_);
     located const b = must_locate(p, r, "deallocate", at);
     if (b.start != reinterpret_cast<address>(p)) {
       throw invalid_use("deallocate", hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) + " B inside the block at " + hex(b.start),

@@ -29,7 +29,7 @@ struct growth {
 
 class arena {
  public:
-  explicit arena(stream_memory& owner) : owner_(owner) {}
+  arena() noexcept = default;
   arena(arena const&) = delete;
 
   // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
@@ -91,7 +91,6 @@ class arena {
   void gap_insert(piece&) noexcept;
   void gap_erase(piece&) noexcept;
 
-  stream_memory& owner_;
   bins free_;
   piece* gaps_ = nullptr;
   std::vector<region*> regions_;

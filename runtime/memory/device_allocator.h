@@ -15,7 +15,7 @@ namespace weir::memory {
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  explicit stream_memory(clock::timeline& t) : home(&t), pieces(*this) {}
+  explicit stream_memory(clock::timeline& t) : home(&t) {}
   mutable base::mutex lock;              // guards all below but `home`
   base::atomic<clock::timeline*> home;
   arena pieces;
@@ -23,6 +23,19 @@ class stream_memory {
   pending_blocks pending;
   std::map<address, handle> handles;     // by place
   std::size_t freed_since_fence = 0;     // bytes
+};
+
+// Holds a stream's memory, and counts the free pieces that come and go meanwhile.
+class section {
+ public:
+  section(stream_memory& m, observe::counters& c) : hold_(m.lock), memory_(m), counts_(c), before_(m.pieces.free_pieces()) {}
+  ~section() { counts_.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_)); }
+
+ private:
+  base::lock_guard hold_;
+  stream_memory& memory_;
+  observe::counters& counts_;
+  std::size_t const before_;
 };
 
 struct request {

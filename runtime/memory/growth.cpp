@@ -41,7 +41,7 @@ std::size_t device_allocator::poll_pending(stream_memory& m) {
   for (;;) {
     std::vector<clock::stamp> fronts;
     {
-      base::lock_guard hold(m.lock);
+      section const hold(m, counts_);
       bytes += settle(m);
       fronts = m.pending.fronts();
     }
@@ -57,7 +57,7 @@ std::size_t device_allocator::poll_pending(stream_memory& m) {
 
 void* device_allocator::own_pending(stream_memory& mine, request const& r) {
   {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     if (mine.pending.empty()) return nullptr;
     if (settle(mine)) {
       if (void* const p = warm(mine, r)) return p;
@@ -65,7 +65,7 @@ void* device_allocator::own_pending(stream_memory& mine, request const& r) {
     if (mine.pending.empty()) return nullptr;
   }
   if (!poll_pending(mine)) return nullptr;
-  base::lock_guard hold(mine.lock);
+  section const hold(mine, counts_);
   return warm(mine, r);
 }
 
@@ -76,7 +76,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
-    base::lock_guard hold(other->lock);
+    section const hold(*other, counts_);
     std::uint64_t const id = other->home.load()->id();
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
@@ -134,7 +134,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (!space_.maps()) return grow_segment(mine, r, out);
   growth g;
   {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before
     std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
@@ -156,7 +156,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   driver::status const s = fill(g, made);
   if (!s.ok()) undo(made);
   std::size_t kept = made.orphaned;
-  base::lock_guard hold(mine.lock);
+  section const hold(mine, counts_);
   for (handle const& h : made.handles) {
     kept += h.bytes;
     in.set_pages(h, &(mine.handles[h.at] = h));
@@ -168,6 +168,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     note(s);
     return s;
   }
+  counts_.missed();
   piece* const p = mine.pieces.commit(g);
   if (r.size_class < 0) {
     out = hand_out(mine, *p, r, nullptr);
@@ -182,7 +183,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
 driver::status device_allocator::grow_segment(stream_memory& mine, request const& r, void*& out) {
   std::size_t bytes = 0;
   {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     if ((out = warm(mine, r))) return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.next_run_bytes(r.size_class) + granule;
   }
@@ -194,12 +195,13 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
     note(got.is);
     return got.is;
   }
-  base::lock_guard hold(mine.lock);
+  section const hold(mine, counts_);
   region* const in = space_.adopt_segment(got.value, bytes, mine);
   handle const h{driver::memory_handle::none, got.value, bytes};
   in->set_pages(h, &(mine.handles[h.at] = h));
   mine.pieces.add_region(*in, state::free);
   counts_.handle_mapped();
+  counts_.missed();
   out = warm(mine, r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
 }

@@ -21,7 +21,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   request const alone{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // everything that needs no rung
     {
-      base::lock_guard hold(mine.lock);
+      section const hold(mine, counts_);
       if ((out = warm(mine, r)) || (out = warm(mine, alone))) return true;
     }
     if ((out = from_others(mine, alone, ~std::size_t{0}))) return true;
@@ -65,7 +65,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
             if (m == &mine) continue;
             clock::stamp newest{m->home.load()->id(), 0};
             {
-              base::lock_guard hold(m->lock);
+              section const hold(*m, counts_);
               m->pieces.each_free([&](piece const& p) { newest.n = std::max(newest.n, p.freed); });
             }
             if (newest.n == 0) continue;
@@ -109,7 +109,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   // Its own blocks: wait for what other streams still do with them.
   std::vector<clock::stamp> stamps;
   {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     mine.pending.each([&](held_block const& b) {
       if (std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
     });
@@ -122,7 +122,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     if (s.ok()) counts_.waited();
   }
   if (!stamps.empty()) {
-    base::lock_guard hold(mine.lock);
+    section const hold(mine, counts_);
     gave += settle(mine);
   }
   if (gave) return nullptr;  // searched again by the caller
@@ -136,7 +136,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     if (!allowed({theirs.id(), 1})) continue;
     clock::stamp newest{theirs.id(), 0};
     {
-      base::lock_guard hold(other->lock);
+      section const hold(*other, counts_);
       settle(*other);
       other->pieces.each_free([&](piece const& p) {
         if (round_up(p.at, alignment) + bytes <= p.end()) newest.n = std::max(newest.n, p.freed);
@@ -184,7 +184,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
   std::size_t bytes = 0;
   std::uint64_t const id = m.home.load()->id();
   {
-    base::lock_guard hold(m.lock);
+    section const hold(m, counts_);
     while (slab* const s = m.small.any_empty()) return_run(m, *s);
   }
   std::uint64_t refused_before = 0;  // the smallest stamp found to be incomplete: not asked again
@@ -194,7 +194,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     region* in = nullptr;
     clock::stamp to_ask{id, 0};
     {
-      base::lock_guard hold(m.lock);
+      section const hold(m, counts_);
       handle* const found = m.pieces.find_free_handle([&](handle const&, std::uint64_t freed) {
         if (clocks_.complete({id, freed})) return true;
         if (!refused_before || freed < refused_before) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
@@ -222,7 +222,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
     note(s);
     bool const released = s.ok() && (segment || machine_.release(h.physical).ok());
-    base::lock_guard hold(m.lock);
+    section const hold(m, counts_);
     if (!s.ok()) {
       if (segment) in->set_pages(h, &(m.handles[h.at] = h));
       m.pieces.now_free(*place);
@@ -254,7 +254,7 @@ bool device_allocator::wait_for_oldest() {
   for (stream_memory* m : memories()) {
     clock::timeline& home = *m->home.load();
     collectives |= home.carries_collectives();
-    base::lock_guard hold(m->lock);
+    section const hold(*m, counts_);
     for (clock::stamp s : m->pending.fronts()) {
       if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
       if (!oldest.stream && !clocks_.complete(s)) oldest = s;
@@ -294,7 +294,7 @@ std::size_t device_allocator::empty_cache() {
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
       {
-        base::lock_guard hold(m->lock);
+        section const hold(*m, counts_);
         settle(*m);
         fronts = m->pending.fronts();
       }
@@ -302,7 +302,7 @@ std::size_t device_allocator::empty_cache() {
       for (clock::stamp s : fronts) more &= await(s);
     }
     {
-      base::lock_guard hold(m->lock);
+      section const hold(*m, counts_);
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
       m->pieces.each_free([&](piece const& p) {
         if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);

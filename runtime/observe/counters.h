@@ -83,9 +83,12 @@ class counters {
     lock_guard hold(lock_);
     return limit_;
   }
+  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
   memory_statistics read() const {
     lock_guard hold(lock_);
-    return now_;
+    memory_statistics out = now_;
+    out.cache_hits = static_cast<std::uint64_t>(now_.allocation.all.allocated) - misses_;
+    return out;
   }
   void reset_peak() {
     edit([](memory_statistics& n) {
@@ -93,9 +96,10 @@ class counters {
     });
   }
   void reset_accumulated() {
-    edit([](memory_statistics& n) {
+    edit([this](memory_statistics& n) {
       each(n, [](stat& s) { s.allocated = s.freed = 0; });
-      n.num_ooms = n.num_alloc_retries = n.fences = n.waits_inserted = n.pages_mapped = n.pages_moved = n.cache_hits = 0;
+      misses_ = 0;
+      n.num_ooms = n.num_alloc_retries = n.fences = n.waits_inserted = n.pages_mapped = 0;
     });
   }
 
@@ -139,6 +143,7 @@ class counters {
   mutable base::mutex lock_;
   memory_statistics now_{};
   std::size_t limit_ = 0;
+  std::uint64_t misses_ = 0;
 };
 
 }  // namespace weir::observe

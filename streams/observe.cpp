@@ -1,0 +1,59 @@
+// weir/observe.h: the current runtime's and device's numbers.
+// Threads: any.
+#include "weir/observe.h"
+
+#include "runtime/memory/allocator.h"
+#include "runtime/report/summary.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+
+namespace weir {
+namespace {
+
+// Null: the device was never used. Asking makes no context on it.
+memory::allocator* used(device on, char const* operation) {
+  runtime::impl& r = streams::current_runtime();
+  int const d = streams::resolve(on, r, operation, here::current());
+  memory::device_memory* const m = r.part_if_made<memory::device_memory>();
+  return m ? m->if_made(d) : nullptr;
+}
+
+}  // namespace
+
+memory_statistics memory_stats(device on) {
+  memory::allocator const* const a = used(on, "memory_stats");
+  return a ? a->statistics() : memory_statistics{};
+}
+
+size_t memory_allocated(device on) { return static_cast<size_t>(memory_stats(on).allocated_bytes.all.current); }
+size_t max_memory_allocated(device on) { return static_cast<size_t>(memory_stats(on).allocated_bytes.all.peak); }
+size_t memory_reserved(device on) { return static_cast<size_t>(memory_stats(on).reserved_bytes.all.current); }
+size_t max_memory_reserved(device on) { return static_cast<size_t>(memory_stats(on).reserved_bytes.all.peak); }
+size_t memory_cached(device on) { return memory_reserved(on); }
+size_t max_memory_cached(device on) { return max_memory_reserved(on); }
+
+memory_statistics pinned_memory_stats() {
+  streams::pinned_memory const* const p = streams::current_runtime().part_if_made<streams::pinned_memory>();
+  return p ? p->statistics() : memory_statistics{};
+}
+
+void reset_peak_memory_stats(device on) {
+  if (memory::allocator* const a = used(on, "reset_peak_memory_stats")) a->reset_peak();
+}
+void reset_accumulated_memory_stats(device on) {
+  if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats")) a->reset_accumulated();
+}
+
+memory_report memory_report_now(device on) {
+  runtime::impl& r = streams::current_runtime();
+  return r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_report_now", here::current())).report();
+}
+
+std::string memory_summary(device on) {
+  runtime::impl& r = streams::current_runtime();
+  memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", here::current()));
+  memory_report const now = a.report();
+  return report::summary(a.statistics(), now);
+}
+
+}  // namespace weir

@@ -1,0 +1,189 @@
+// The arena against a plain model: a byte map of what is taken, mapped and missing.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+
+constexpr std::size_t page = 64 << 10;
+
+// A region of an arena whose pages are mapped by hand, one handle a stretch. Nothing reads the stream's timeline here.
+struct bare_arena {
+  std::unique_ptr<region> in;
+  std::map<address, handle> handles;
+  arena pieces;
+
+  explicit bare_arena(std::size_t bytes) : in(new region(address{1} << 40, bytes, page, nullptr)) { pieces.add_region(*in, state::gap); }
+
+  void map(address at, std::size_t bytes) { in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes})); }
+  piece* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
+    growth g;
+    if (!pieces.plan(bytes, alignment, g)) return nullptr;
+    for (auto const& hole : g.missing) map(hole.at, hole.bytes);
+    return pieces.commit(g);
+  }
+  std::vector<std::string> wrong() const {
+    std::vector<std::string> out;
+    pieces.validate(out, "arena");
+    return out;
+  }
+};
+
+#define EXPECT_SOUND(a) EXPECT_EQ((a).wrong(), std::vector<std::string>{})
+
+TEST(arena, takes_an_exact_size_before_a_larger_piece) {
+  bare_arena a(64 * page);
+  piece* const small = a.grow(2 * page);
+  piece* const wall = a.grow(page);
+  piece* const large = a.grow(8 * page);
+  a.grow(page);
+  address const at = small->at;
+  (void)wall;
+  a.pieces.give(*large, 0);
+  a.pieces.give(*small, 0);
+  piece* const again = a.pieces.take(2 * page, bins::unit);
+  ASSERT_NE(again, nullptr);
+  EXPECT_EQ(again->at, at);
+  EXPECT_SOUND(a);
+}
+
+TEST(arena, no_two_neighbours_are_both_free) {
+  bare_arena a(64 * page);
+  piece* const x = a.grow(page);
+  piece* const y = a.grow(page);
+  piece* const z = a.grow(page);
+  address const at = x->at;
+  a.pieces.give(*x, 1);
+  a.pieces.give(*z, 3);
+  a.pieces.give(*y, 2);
+  EXPECT_EQ(a.pieces.free_pieces(), 1u);
+  EXPECT_SOUND(a);
+  piece* const all = a.pieces.take_if(3 * page, bins::unit, [](piece const& p) { return p.freed == 3; });  // the newest stamp of the three
+  ASSERT_NE(all, nullptr);
+  EXPECT_EQ(all->at, at);
+}
+
+TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
+  bare_arena a(64 * page);
+  piece* const first = a.grow(4 * page);
+  piece* const wall = a.grow(page);
+  piece* const last = a.grow(3 * page);
+  (void)wall;
+  a.pieces.give(*first, 0);
+  address const tail = last->at;
+  a.pieces.give(*last, 0);
+  growth g;
+  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, g));
+  EXPECT_EQ(g.block, tail);            // three pages lie there already
+  EXPECT_EQ(g.missing_bytes, 2 * page);
+  for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
+  a.pieces.commit(g);
+  EXPECT_SOUND(a);
+}
+
+TEST(arena, a_growth_rolled_back_leaves_what_was_mapped_free_and_the_rest_a_gap) {
+  bare_arena a(64 * page);
+  growth g;
+  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, g));
+  ASSERT_EQ(g.missing.size(), 1u);
+  a.map(g.missing[0].at, 2 * page);
+  EXPECT_EQ(a.pieces.take(page, bins::unit), nullptr) << "what is reserved is nobody else's";
+  a.pieces.roll_back(g);
+  EXPECT_SOUND(a);
+  EXPECT_EQ(a.pieces.largest_free(), 2 * page);
+  EXPECT_NE(a.grow(5 * page), nullptr);
+  EXPECT_SOUND(a);
+}
+
+TEST(arena, blocks_are_found_by_interior_addresses_however_large) {
+  bare_arena a(4096 * page);
+  piece* const big = a.grow(3000 * page);
+  piece* const next = a.grow(granule);
+  for (std::size_t at : {std::size_t{0}, std::size_t{1}, granule, 1500 * page + 7, 3000 * page - 1}) EXPECT_EQ(a.in->covering(big->at + at), big);
+  EXPECT_EQ(a.in->covering(big->at + 3000 * page), next);
+  EXPECT_EQ(a.in->covering(next->at + granule), nullptr);
+  address const at = big->at;
+  a.pieces.give(*big, 0);
+  EXPECT_EQ(a.in->covering(at + 1500 * page), nullptr);
+}
+
+TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937_64 random(seed);
+    bare_arena a(256 * page);
+    std::map<address, std::pair<piece*, std::size_t>> live;
+    for (int i = 0; i < 400; ++i) {
+      if (random() % 5 < 3) {
+        std::size_t const bytes = std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);
+        std::size_t const alignment = random() % 6 ? bins::unit : std::size_t{1} << (9 + random() % 9);
+        piece* p = a.pieces.take(bytes, alignment);
+        if (!p) p = a.grow(bytes, alignment);
+        if (!p) continue;
+        ASSERT_EQ(p->at % alignment, 0u);
+        ASSERT_EQ(p->bytes, bytes);
+        auto const after = live.lower_bound(p->at);
+        ASSERT_TRUE(after == live.end() || after->first >= p->at + bytes) << "seed " << seed;
+        ASSERT_TRUE(after == live.begin() || std::prev(after)->first + std::prev(after)->second.second <= p->at) << "seed " << seed;
+        for (address at = p->at; at < p->at + bytes; at += page) ASSERT_NE(a.in->page(at), nullptr) << "a block without pages, seed " << seed;
+        live[p->at] = {p, bytes};
+      } else if (!live.empty()) {
+        auto const which = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
+        a.pieces.give(*which->second.first, static_cast<std::uint64_t>(i));
+        live.erase(which);
+      } else {
+        continue;
+      }
+      if (random() % 16 == 0) {  // a wholly free handle goes back
+        if (handle* const h = a.pieces.find_free_handle([](handle const&, std::uint64_t) { return true; })) {
+          piece* const place = a.pieces.reserve_handle(*a.in, *h);
+          a.in->set_pages(*h, nullptr);
+          a.handles.erase(h->at);
+          a.pieces.now_gap(*place);
+        }
+      }
+    }
+    ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
+    for (auto const& [at, p] : live) a.pieces.give(*p.first, 0);
+    ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
+  }
+}
+
+TEST(bins, a_piece_of_the_next_bin_fits_when_its_own_holds_only_smaller_ones) {
+  bins b;
+  std::vector<piece> pieces(100);
+  for (std::size_t i = 0; i < 99; ++i) {
+    pieces[i].bytes = 100 * bins::unit;  // all in one bin with 101 units
+    b.insert(pieces[i]);
+  }
+  pieces[99].bytes = 4000 * bins::unit;
+  b.insert(pieces[99]);
+  EXPECT_EQ(b.find(101 * bins::unit, [](piece const&) { return true; }), &pieces[99]);
+  EXPECT_EQ(b.find(100 * bins::unit, [](piece const&) { return true; })->bytes, 100 * bins::unit);
+  EXPECT_EQ(b.find(4001 * bins::unit, [](piece const&) { return true; }), nullptr);
+}
+
+TEST(bit_tree, finds_the_largest_member_up_to_a_number) {
+  std::mt19937_64 random(7);
+  bit_tree t(300'000);
+  std::map<std::size_t, bool> model;
+  for (int i = 0; i < 4000; ++i) {
+    std::size_t const at = random() % 3 ? random() % 300'000 : random() % 500;
+    if (random() % 3) {
+      t.insert(at);
+      model[at] = true;
+    } else {
+      t.erase(at);
+      model.erase(at);
+    }
+    std::size_t const ask = random() % 300'000;
+    auto const after = model.upper_bound(ask);
+    ASSERT_EQ(t.last_up_to(ask), after == model.begin() ? bit_tree::none : std::prev(after)->first);
+  }
+}
+
+}  // namespace
+}  // namespace weir::memory
