@@ -27,10 +27,11 @@ template <has_data T> use reads(T const& t) noexcept { return reads(static_cast<
 template <has_data T> use writes(T const& t) noexcept { return writes(static_cast<void const*>(t.data())); }
 template <has_data T> use updates(T const& t) noexcept { return updates(static_cast<void const*>(t.data())); }
 
-class uses {  // a braced list, or a span where the number is not known beforehand. Borrows: a parameter, never a variable
+class uses {  // a braced list, or a span, vector or array of them. Borrows: a parameter, never a variable
  public:
   uses(std::initializer_list<use> list) noexcept : list_(list.begin(), list.size()) {}
-  uses(std::span<use const> list) noexcept : list_(list) {}
+  template <class Range> requires std::convertible_to<Range const&, std::span<use const>>
+  uses(Range const& list) noexcept : list_(list) {}
   std::span<use const> all() const noexcept { return list_; }
 
  private:

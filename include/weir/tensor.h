@@ -68,7 +68,7 @@ class storage {  // a counted block; several tensors may look at it. Threads: th
   struct state;
 
  private:
-  friend class tensor;
+  friend struct tensor_access;
   std::shared_ptr<state> state_;
 };
 
@@ -164,9 +164,9 @@ tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 
 tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
 void manual_seed(std::uint64_t);                                   // of every device of the current runtime
-namespace detail { tensor tensor_from(void const* values, std::int64_t n, dtype of_values, tensor_options, here); }
-// One dimension, of the values' dtype.
-template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_options o = {.type = dtype_of<T>}, here at = here::current()) {
+namespace detail { tensor tensor_from(void const* values, std::int64_t n, dtype, tensor_options, here); }
+// One dimension, of the values' dtype whatever the options' type.
+template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_options o = {}, here at = here::current()) {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return detail::tensor_from(values.begin(), static_cast<std::int64_t>(values.size()), dtype_of<T>, o, at);
 }

@@ -1,0 +1,130 @@
+// Elements from one tensor to another: in place, to other devices, dtypes and layouts, and to the host.
+// Threads: as weir/tensor.h.
+#include <cstring>
+
+#include "streams/context.h"
+#include "tensor/number.h"
+#include "tensor/state.h"
+
+namespace weir {
+namespace {
+
+bool are_same_elements(tensor const& a, tensor const& b) {
+  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset() && a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+
+// The bytes as they stand. Requires: both contiguous, of one dtype.
+stamp copy_bytes(tensor const& to, tensor const& from, blocking b, here at) {
+  int const target = tensors::device_of(to), source = tensors::device_of(from);
+  if (target < 0 && source < 0) {
+    std::memcpy(to.data(), from.data(), to.nbytes());
+    return {};
+  }
+  stream_ref const s = *tensors::place_of(target >= 0 ? to : from);
+  if (target < 0 || source < 0 || target == source) return copy(s, to.data(), from.data(), to.nbytes(), b, at);
+  stream_ref const other = *tensors::place_of(from);
+  s.wait(other, at);
+  stamp const done = copy(s, to.data(), from.data(), to.nbytes(), b, at);
+  other.wait(done, at);  // what the source is used for next may overwrite it
+  return done;
+}
+
+}  // namespace
+
+stamp tensor::copy_(tensor const& src, blocking b, here at) {
+  tensors::require_defined(*this, "tensor::copy_", "target", at);
+  tensors::require_defined(src, "tensor::copy_", "source", at);
+  tensors::require_same_shape(*this, src, "tensor::copy_", "target", "source", at);
+  if (numel() == 0 || are_same_elements(*this, src)) return {};
+  tensors::require_no_partial_overlap(*this, src, "tensor::copy_", at);
+  bool const as_it_stands = dtype() == src.dtype() && is_contiguous() && src.is_contiguous();
+  stamp done;
+  if (as_it_stands) {
+    done = copy_bytes(*this, src, b, at);
+  } else if (device() == src.device()) {
+    ops::place const where = tensors::place_of(*this);
+    ops::copy(where, tensors::operand_of(*this), tensors::operand_of(src), at);
+    if (where) done = where->stamp();
+  } else if (src.is_contiguous() && !is_contiguous()) {  // across as it is, then laid out where it belongs
+    tensor across = tensors::empty_at(*this, shape(), src.dtype(), at);
+    across.copy_(src, device().is_cpu() ? blocking::yes : b, at);
+    return copy_(across, b, at);
+  } else {  // made whole where it is, then across
+    tensor whole = tensors::empty_at(src, shape(), dtype(), at);
+    whole.copy_(src, b, at);
+    return copy_(whole, b, at);
+  }
+  tensors::changed(*this);
+  return done;
+}
+
+tensor tensor::clone(here at) const {
+  tensors::require_defined(*this, "tensor::clone", "tensor", at);
+  tensor copy = tensors::empty_at(*this, shape(), dtype(), at);
+  copy.copy_(*this, blocking::yes, at);
+  return copy;
+}
+
+tensor tensor::contiguous(here at) const {
+  tensors::require_defined(*this, "tensor::contiguous", "tensor", at);
+  return is_contiguous() ? *this : clone(at);
+}
+
+tensor tensor::to(weir::device on, blocking b, here at) const {
+  tensors::require_defined(*this, "tensor::to", "tensor", at);
+  if (on.is_cpu()) {
+    if (device().is_cpu()) return *this;
+    // Memory that somebody may still write to must come from a pool that waits before it hands it out again.
+    auto const kind = b == blocking::no ? memory_kind::pinned : memory_kind::pageable;
+    tensor there = tensors::make_at(tensor_access::block_of(*this).owner, -1, kind, shape(), dtype(), at);
+    there.copy_(*this, b, at);
+    return there;
+  }
+  runtime::impl* const own = tensor_access::block_of(*this).owner;
+  runtime::impl& r = own ? *own : streams::current_runtime();
+  int const index = streams::resolve(on, r, "tensor::to", at);
+  if (index == tensors::device_of(*this)) return *this;
+  tensor there = tensors::make_at(&r, index, memory_kind::device, shape(), dtype(), at);
+  there.copy_(*this, b, at);
+  return there;
+}
+
+tensor tensor::to(weir::dtype type, here at) const {
+  tensors::require_defined(*this, "tensor::to", "tensor", at);
+  if (type == dtype()) return *this;
+  tensor there = tensors::empty_at(*this, shape(), type, at);
+  there.copy_(*this, blocking::yes, at);
+  return there;
+}
+
+tensor tensor::pin_memory(here at) const {
+  tensors::require_defined(*this, "tensor::pin_memory", "tensor", at);
+  if (!device().is_cpu()) throw invalid_use("tensor::pin_memory", tensors::describe(*this), "Only host memory can be pinned: cpu() first", at);
+  if (is_pinned()) return *this;
+  tensor there = tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, shape(), dtype(), at);
+  there.copy_(*this, blocking::yes, at);
+  return there;
+}
+
+namespace {
+struct element { alignas(8) unsigned char bytes[8]; };
+element only_element(tensor const& t, here at) {
+  tensors::require_defined(t, "tensor::item", "tensor", at);
+  if (t.numel() != 1) throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements", "item() is of one element: index first", at);
+  element e{};
+  if (t.device().is_cpu()) std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
+  else copy(*tensors::place_of(t), e.bytes, t.data(), size_of(t.dtype()), blocking::yes, at);
+  return e;
+}
+}  // namespace
+
+double tensor::item_as_double(here at) const {
+  element const e = only_element(*this, at);
+  return ops::load(dtype(), e.bytes, 0);
+}
+std::int64_t tensor::item_as_integer(here at) const {
+  element const e = only_element(*this, at);
+  return ops::is_integer(dtype()) ? ops::load_integer(dtype(), e.bytes, 0) : ops::integer_of(ops::load(dtype(), e.bytes, 0));
+}
+
+}  // namespace weir

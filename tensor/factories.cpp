@@ -1,0 +1,132 @@
+// New tensors: where their memory comes from, and what is in it at first.
+// Threads: any. Draws on one device are given out in the order of the calls.
+#include <new>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/memory/allocator.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+#include "tensor/state.h"
+
+namespace weir {
+namespace tensors {
+
+tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, here at) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes)) {
+    throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
+  }
+  auto block = std::make_shared<storage::state>();
+  block->nbytes = bytes;
+  block->kind = kind;
+  block->owner = owner;
+  if (kind == memory_kind::pageable) {
+    block->data = ::operator new(bytes ? bytes : 1, std::align_val_t(64), std::nothrow);
+    block->how = storage::state::held::pageable;
+    block->owner = nullptr;
+    if (!block->data) {
+      memory_report report{};
+      report.on = cpu;
+      report.requested = report.rounded = bytes;
+      throw out_of_memory(report, at);
+    }
+  } else if (kind == memory_kind::pinned) {
+    block->data = owner->part<streams::pinned_memory>().allocate(bytes, natural, at);
+    block->how = storage::state::held::block;
+  } else {
+    block->device = weir::device(device);
+    block->data = allocate(streams::ref_of(streams::current_line(*owner, device)), bytes, natural, at);
+    block->how = storage::state::held::block;
+  }
+  return tensor_access::make(std::move(block), s, row_major(s), 0, type);
+}
+
+tensor empty_at(tensor const& like, shape const& s, dtype type, here at) {
+  storage::state const& block = tensor_access::block_of(like);
+  auto const kind = block.kind == memory_kind::pinned && !block.owner ? memory_kind::pageable : block.kind;  // borrowed pinned memory
+  return make_at(block.owner, device_of(like), kind, s, type, at);
+}
+
+}  // namespace tensors
+
+namespace {
+
+tensor make(shape const& s, tensor_options const& o, std::string_view operation, here at) {
+  if (o.on.is_cpu()) {
+    if (o.kind == memory_kind::pinned) return tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, s, o.type, at);
+    return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.type, at);
+  }
+  if (o.kind != memory_kind::device) {
+    throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(), "Say .on = weir::cpu for pinned and pageable tensors", at);
+  }
+  runtime::impl& r = streams::current_runtime();
+  return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.type, at);
+}
+
+tensor filled(tensor t, double value, here at) {
+  ops::fill(tensors::place_of(t), tensors::operand_of(t), value, at);
+  return t;
+}
+
+class generators {  // where each device stands in its sequence of random numbers: a part of the runtime
+ public:
+  explicit generators(runtime::impl& r) : at_(std::in_place, static_cast<size_t>(r.device_count()) + 1) {}
+  struct position { std::uint64_t seed = 0, group = 0; };
+  position advance(int device, std::int64_t groups) {
+    auto const all = at_.lock();
+    position& its = (*all)[static_cast<size_t>(device + 1)];
+    position const before = its;
+    its.group += static_cast<std::uint64_t>(groups);
+    return before;
+  }
+  void seed(std::uint64_t value) {
+    for (auto const all = at_.lock(); position& its : *all) its = {value, 0};
+  }
+
+ private:
+  base::guarded<std::vector<position>> at_;
+};
+
+tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, here at) {
+  if (o.type != float32) throw not_supported(std::string(operation), std::string(name_of(o.type)), "Random numbers are float32: convert with to(dtype)", at);
+  tensor t = make(s, o, operation, at);
+  runtime::impl* const owner = tensor_access::block_of(t).owner;
+  auto const from = (owner ? *owner : streams::current_runtime()).part<generators>().advance(tensors::device_of(t), ops::groups_of(t.numel()));
+  ops::random(tensors::place_of(t), tensors::operand_of(t), how, from.seed, from.group, at);
+  return t;
+}
+
+}  // namespace
+
+tensor empty(shape s, tensor_options o, here at) { return make(s, o, "empty", at); }
+tensor zeros(shape s, tensor_options o, here at) { return filled(make(s, o, "zeros", at), 0, at); }
+tensor ones(shape s, tensor_options o, here at) { return filled(make(s, o, "ones", at), 1, at); }
+tensor full(shape s, double value, tensor_options o, here at) { return filled(make(s, o, "full", at), value, at); }
+
+tensor arange(std::int64_t n, tensor_options o, here at) {
+  if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Ask for 0 or more", at);
+  tensor t = make({n}, o, "arange", at);
+  ops::count_up(tensors::place_of(t), tensors::operand_of(t), at);
+  return t;
+}
+
+tensor rand(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::uniform, "rand", at); }
+tensor randn(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::normal, "randn", at); }
+void manual_seed(std::uint64_t value) { streams::current_runtime().part<generators>().seed(value); }
+
+tensor detail::tensor_from(void const* values, std::int64_t n, dtype type, tensor_options o, here at) {
+  o.type = type;
+  tensor t = make({n}, o, "tensor_of", at);
+  t.copy_(tensor::borrow(const_cast<void*>(values), {n}, type, cpu, at), blocking::yes, at);
+  return t;
+}
+
+tensor empty_like(tensor const& t, here at) {
+  tensors::require_defined(t, "empty_like", "tensor", at);
+  return tensors::empty_at(t, t.shape(), t.dtype(), at);
+}
+tensor zeros_like(tensor const& t, here at) { return filled(empty_like(t, at), 0, at); }
+tensor ones_like(tensor const& t, here at) { return filled(empty_like(t, at), 1, at); }
+
+}  // namespace weir

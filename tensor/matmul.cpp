@@ -1,0 +1,125 @@
+// Products of matrices: shapes and strides in, what a BLAS can read out.
+// Threads: as weir/tensor.h.
+#include <climits>
+
+#include "tensor/state.h"
+
+namespace weir {
+namespace {
+
+struct matrix {  // as a BLAS sees it
+  bool transposed;  // columns lie together instead of rows
+  std::int64_t ld;
+};
+
+std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps both ways, or steps too wide for a BLAS
+  std::int64_t const rows = t.shape()[0], columns = t.shape()[1], down = t.strides()[0], across = t.strides()[1];
+  if (columns == 1 || across == 1) {
+    if (rows == 1) return matrix{false, columns};
+    if (down >= columns && down <= INT_MAX) return matrix{false, down};
+  }
+  if (rows == 1 || down == 1) {
+    if (columns == 1) return matrix{true, rows};
+    if (across >= rows && across <= INT_MAX) return matrix{true, across};
+  }
+  return {};
+}
+
+struct readable { tensor t; matrix as; };  // a view where a BLAS can read it, else a copy
+readable readable_of(tensor const& t, here at) {
+  if (auto const as = as_matrix(t)) return {t, *as};
+  tensor const copy = t.clone(at);
+  return {copy, *as_matrix(copy)};
+}
+
+// May an element of one be an element of the other? Columns of one wide matrix beside each other share none.
+bool may_overlap(tensor const& a, tensor const& b) {
+  auto const address = [](tensor const& t) { return reinterpret_cast<std::uintptr_t>(t.data()); };
+  tensor const &first = address(a) <= address(b) ? a : b, &second = address(a) <= address(b) ? b : a;
+  if (first.numel() == 0 || second.numel() == 0 || address(first) + reads(first).bytes <= address(second)) return false;
+  std::optional<matrix> const m = as_matrix(first), n = as_matrix(second);
+  if (!m || !n || m->transposed != n->transposed || m->ld != n->ld) return true;
+  int const along = m->transposed ? 0 : 1;
+  auto const start = static_cast<std::int64_t>((address(second) - address(first)) / sizeof(float) % static_cast<std::uintptr_t>(m->ld));
+  return start < first.shape()[along] || start + second.shape()[along] > m->ld;
+}
+
+struct extents { std::int64_t m, n, k; };
+
+extents check(tensor const& a, tensor const& b, transposed how, here at) {
+  tensors::require_defined(a, "matmul", "left", at);
+  tensors::require_defined(b, "matmul", "right", at);
+  bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
+  auto const operands = [&] {
+    return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() + (right ? " transposed" : "");
+  };
+  if (a.dim() != 2 || b.dim() != 2) throw invalid_use("matmul", operands(), "Both must have two dimensions: view them so", at);
+  tensors::require_float32(a, "matmul", "left", at);
+  tensors::require_float32(b, "matmul", "right", at);
+  tensors::require_same_device(a, b, "matmul", "left", "right", at);
+  extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
+  std::int64_t const of_right = b.shape()[right ? 1 : 0];
+  if (e.k != of_right) {
+    throw invalid_use("matmul", operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
+                      "The columns of the left must be as many as the rows of the right", at);
+  }
+  if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX) throw not_supported("matmul", operands(), "Extents are at most 2^31 - 1: cut the product in parts", at);
+  return e;
+}
+
+}  // namespace
+
+void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed how, double beta, here at) {
+  extents const e = check(left, right, how, at);
+  tensors::require_defined(out, "matmul_out", "out", at);
+  tensors::require_float32(out, "matmul_out", "out", at);
+  tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
+  if (out.shape() != weir::shape{e.m, e.n}) {
+    throw invalid_use("matmul_out", "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
+                      "out must be " + weir::shape{e.m, e.n}.str(), at);
+  }
+  if (e.m == 0 || e.n == 0) return;
+  if (e.k == 0) {
+    if (beta == 0) out.zero_(at);
+    else out.mul_(beta, at);
+    return;
+  }
+  if (may_overlap(out, left) || may_overlap(out, right)) {
+    throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand", "Give it memory of its own", at);
+  }
+  std::optional<matrix> const c = as_matrix(out);
+  if (!c) {  // no BLAS writes with gaps both ways
+    tensor whole = tensors::empty_at(out, out.shape(), float32, at);
+    if (beta != 0) whole.copy_(out, blocking::yes, at);
+    matmul_out(whole, left, right, how, beta, at);
+    out.copy_(whole, blocking::yes, at);
+    return;
+  }
+  readable const a = readable_of(left, at), b = readable_of(right, at);
+  bool const a_turned = a.as.transposed != (how == transposed::left || how == transposed::both);
+  bool const b_turned = b.as.transposed != (how == transposed::right || how == transposed::both);
+  auto const* const pa = static_cast<float const*>(a.t.data());
+  auto const* const pb = static_cast<float const*>(b.t.data());
+  auto* const pc = static_cast<float*>(out.data());
+  auto const scale = static_cast<float>(beta);
+  // Columns of `out` together: its transpose, which is right' x left', has its rows together.
+  ops::product const p = c->transposed ? ops::product{e.n, e.m, e.k, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, pc, c->ld, scale}
+                                       : ops::product{e.m, e.n, e.k, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, pc, c->ld, scale};
+  ops::place const where = tensors::place_of(out);
+  if (size_t const bytes = ops::product_workspace(where)) {
+    tensor const workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
+    ops::multiply(where, p, workspace.data(), bytes, at);
+  } else {
+    ops::multiply(where, p, nullptr, 0, at);
+  }
+  tensors::changed(out);
+}
+
+tensor matmul(tensor const& left, tensor const& right, transposed how, here at) {
+  extents const e = check(left, right, how, at);
+  tensor out = tensors::empty_at(left, {e.m, e.n}, float32, at);
+  matmul_out(out, left, right, how, 0, at);
+  return out;
+}
+
+}  // namespace weir

@@ -1,0 +1,90 @@
+// One element of any dtype, read and written on the host and on devices alike. Values only.
+// Threads: any.
+#pragma once
+#include <bit>
+#include <cstdint>
+
+#include "weir/parallel_for.h"
+#include "weir/types.h"
+
+namespace weir::ops {
+
+WEIR_FN constexpr bool is_integer(dtype type) noexcept {
+  return type == int8 || type == uint8 || type == int16 || type == int32 || type == int64 || type == boolean;
+}
+
+WEIR_FN inline float float_of_bfloat16(std::uint16_t bits) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+
+WEIR_FN inline std::uint16_t bfloat16_of_float(float f) noexcept {  // to nearest, ties to even
+  auto const bits = std::bit_cast<std::uint32_t>(f);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+WEIR_FN inline float float_of_float16(std::uint16_t bits) noexcept {
+  std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  float const tiny = static_cast<float>(fraction) * 0x1p-24f;
+  return sign ? -tiny : tiny;
+}
+
+WEIR_FN inline std::uint16_t float16_of_float(float f) noexcept {  // to nearest, ties to even
+  auto const bits = std::bit_cast<std::uint32_t>(f);
+  auto const sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+  std::uint32_t const size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);    // NaN
+  if (size >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);   // rounds to 65536 or more: infinity
+  if (size >= 0x38800000u) return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
+  // Below 2^-14 steps are 2^-24: adding 0.5 leaves them in the last bits of the sum, rounded as the sum was.
+  return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u));
+}
+
+WEIR_FN inline std::int64_t load_integer(dtype type, void const* p, std::int64_t i) noexcept {
+  switch (type) {
+    case int8: return static_cast<std::int8_t const*>(p)[i];
+    case int16: return static_cast<std::int16_t const*>(p)[i];
+    case int32: return static_cast<std::int32_t const*>(p)[i];
+    case int64: return static_cast<std::int64_t const*>(p)[i];
+    default: return static_cast<std::uint8_t const*>(p)[i];
+  }
+}
+
+WEIR_FN inline double load(dtype type, void const* p, std::int64_t i) noexcept {
+  switch (type) {
+    case float32: return static_cast<float const*>(p)[i];
+    case float64: return static_cast<double const*>(p)[i];
+    case float16: return float_of_float16(static_cast<std::uint16_t const*>(p)[i]);
+    case bfloat16: return float_of_bfloat16(static_cast<std::uint16_t const*>(p)[i]);
+    default: return static_cast<double>(load_integer(type, p, i));
+  }
+}
+
+WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {  // the low bits; boolean: is it not 0
+  switch (type) {
+    case int16: static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(value); break;
+    case int32: static_cast<std::int32_t*>(p)[i] = static_cast<std::int32_t>(value); break;
+    case int64: static_cast<std::int64_t*>(p)[i] = value; break;
+    case boolean: static_cast<std::uint8_t*>(p)[i] = value != 0; break;
+    default: static_cast<std::uint8_t*>(p)[i] = static_cast<std::uint8_t>(value); break;
+  }
+}
+
+// Numbers outside an integer dtype's range, and NaN, become the nearest bound of int64 and 0, then its low bits.
+WEIR_FN inline std::int64_t integer_of(double value) noexcept {
+  if (!(value > -0x1p63)) return value != value ? 0 : INT64_MIN;
+  return value >= 0x1p63 ? INT64_MAX : static_cast<std::int64_t>(value);
+}
+
+WEIR_FN inline void store(dtype type, void* p, std::int64_t i, double value) noexcept {
+  switch (type) {
+    case float32: static_cast<float*>(p)[i] = static_cast<float>(value); break;
+    case float64: static_cast<double*>(p)[i] = value; break;
+    case float16: static_cast<std::uint16_t*>(p)[i] = float16_of_float(static_cast<float>(value)); break;
+    case bfloat16: static_cast<std::uint16_t*>(p)[i] = bfloat16_of_float(static_cast<float>(value)); break;
+    case boolean: static_cast<std::uint8_t*>(p)[i] = value != 0; break;
+    default: store_integer(type, p, i, integer_of(value)); break;
+  }
+}
+
+}  // namespace weir::ops

@@ -1,0 +1,51 @@
+// Kernels on tensors' memory: one source for GPUs, simulated devices and the calling thread. Callers have checked everything.
+// Threads: any.
+#pragma once
+#include <optional>
+
+#include "weir/launch.h"
+#include "weir/tensor.h"
+
+namespace weir::ops {
+
+using place = std::optional<stream_ref>;  // empty: on the calling thread, at once
+
+struct operand {
+  void* data;
+  dtype type;
+  shape extents;
+  strides by;
+};
+
+void fill(place const&, operand const& out, double value, here);
+void copy(place const&, operand const& out, operand const& in, here);  // any strides, any dtypes, same extents
+void count_up(place const&, operand const& out, here);                 // contiguous: 0, 1, 2, …
+
+enum class draw : std::uint8_t { uniform, normal };
+inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // draws count in groups of four numbers
+void random(place const&, operand const& out, draw, std::uint64_t seed, std::uint64_t first_group, here);  // contiguous float32
+
+enum class elementwise : std::uint8_t {
+  add,    // a + scalar * b
+  mul,    // a * b
+  scale,  // a * scalar (b is a)
+  relu,   // max(a, 0), NaN stays (b is a)
+};
+void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar, here);  // float32, any strides
+
+// sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`. Workspace: sum_workspace(n) float64.
+std::int64_t sum_workspace(std::int64_t n) noexcept;
+void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, here);
+
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c; row-major, float32; ld in elements. m, n, k > 0.
+struct product {
+  std::int64_t m, n, k;
+  float const* a; std::int64_t lda; bool a_transposed;
+  float const* b; std::int64_t ldb; bool b_transposed;
+  float* c; std::int64_t ldc;
+  float beta;
+};
+size_t product_workspace(place const&);  // bytes the GPU's library wants; 0 on the simulated machine
+void multiply(place const&, product const&, void* workspace, size_t workspace_bytes, here);
+
+}  // namespace weir::ops

@@ -1,0 +1,68 @@
+// What stands behind a storage and a tensor, for the files of this floor.
+// Threads: a storage's count and version are atomic; states of tensors never change.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "runtime/base/sync.h"
+#include "tensor/ops.h"
+#include "weir/tensor.h"
+
+namespace weir {
+
+struct storage::state {
+  enum class held : std::uint8_t { block, pageable, lent, borrowed };  // of device or pinned memory; by operator new; in `lent_buffer`; the caller's
+  void* data = nullptr;
+  size_t nbytes = 0;
+  weir::device device = weir::cpu;  // never the unindexed gpu
+  memory_kind kind = memory_kind::pageable;
+  held how = held::borrowed;
+  weir::runtime::impl* owner = nullptr;  // null: pageable
+  buffer lent_buffer;
+  base::atomic<std::uint64_t> version{0};
+  state() = default;
+  state(state const&) = delete;
+  ~state();
+};
+
+struct tensor::state {
+  weir::storage storage;
+  weir::shape shape;
+  weir::strides strides;
+  std::int64_t offset = 0;  // elements
+  weir::dtype type = float32;
+};
+
+struct tensor_access {  // for functions of this floor that are no members
+  static tensor::state const& of(tensor const& t) noexcept { return *t.state_; }
+  static storage::state& block_of(tensor const& t) noexcept;
+  static tensor make(std::shared_ptr<storage::state>, weir::shape, weir::strides, std::int64_t offset, dtype);
+  static tensor with(tensor const&, weir::shape, weir::strides, std::int64_t offset);  // another view of the same storage
+};
+
+namespace tensors {
+
+// Throws: invalid_use. `what`: "copy_: src".
+void require_defined(tensor const&, std::string_view operation, char const* name, here);
+void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
+void require_same_device(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
+void require_float32(tensor const&, std::string_view operation, char const* name, here);
+// Dense operands of which one is written must be the same elements or none of the same.
+void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here);
+std::string describe(tensor const&);  // "float32 [2, 3] on gpu:1"
+
+strides row_major(shape const&) noexcept;
+// Strides under which `t` can be seen with this shape, without a copy.
+std::optional<strides> strides_of_view(tensor const& t, shape const&) noexcept;
+shape with_inferred_extent(shape, std::int64_t numel, std::string_view operation, here);  // -1 filled in
+
+ops::place place_of(tensor const&);    // where work on it runs: its device's current stream, or the calling thread
+ops::operand operand_of(tensor const&) noexcept;
+void changed(tensor const&) noexcept;  // counts the storage's version up
+// Contiguous. owner: of the device or the pinned memory; not asked for pageable memory. device -1: cpu.
+tensor make_at(runtime::impl* owner, int device, memory_kind, shape const&, dtype, here);
+tensor empty_at(tensor const& like, shape const&, dtype, here);  // in the same kind of memory of the same device
+int device_of(tensor const&) noexcept;  // -1: cpu
+
+}  // namespace tensors
+}  // namespace weir

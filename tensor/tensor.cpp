@@ -1,0 +1,264 @@
+// Storages, tensors as ways to read them, and the checks that everything of this floor shares.
+// Threads: as weir/tensor.h.
+#include <algorithm>
+#include <new>
+
+#include "runtime/base/process.h"
+#include "runtime/memory/allocator.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+#include "tensor/state.h"
+
+namespace weir {
+
+// shape -----------------------------------------------------------------------------------------------------------------
+void shape::too_many(size_t n) {
+  throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), here::current());
+}
+
+std::int64_t shape::numel() const {
+  std::int64_t n = 1;
+  bool overflows = false, empty = false;
+  for (std::int64_t const e : *this) {
+    if (e < 0) throw invalid_use("shape", str() + " has a negative extent", "Extents are 0 or more", here::current());
+    if (e == 0) empty = true;
+    else overflows |= __builtin_mul_overflow(n, e, &n);
+  }
+  if (empty) return 0;
+  if (overflows) throw invalid_use("shape", str() + " has more than 2^63 elements", "Ask for fewer", here::current());
+  return n;
+}
+
+std::string shape::str() const {
+  std::string s = "[";
+  for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string((*this)[i]);
+  return s + "]";
+}
+
+// storage ---------------------------------------------------------------------------------------------------------------
+storage::state::~state() {
+  if (!data) return;
+  try {
+    if (how == held::pageable) {
+      ::operator delete(data, std::align_val_t(64));
+    } else if (how == held::block && !process_is_ending() && !process_was_forked()) {
+      if (kind == memory_kind::device) owner->part<memory::device_memory>().on(device.index()).deallocate(data, nullptr, here::current());
+      else owner->part<streams::pinned_memory>().deallocate(data, here::current());
+    }
+  } catch (...) {  // the device is lost, or somebody else freed the block: nothing is left to give back
+  }
+}
+
+void* storage::data() const noexcept { return state_ ? state_->data : nullptr; }
+size_t storage::nbytes() const noexcept { return state_ ? state_->nbytes : 0; }
+weir::device storage::device() const noexcept { return state_ ? state_->device : weir::cpu; }
+memory_kind storage::kind() const noexcept { return state_ ? state_->kind : memory_kind::pageable; }
+long storage::use_count() const noexcept { return state_.use_count(); }
+std::uint64_t storage::version() const noexcept { return state_ ? state_->version.load(base::memory_order_relaxed) : 0; }
+
+// tensor ----------------------------------------------------------------------------------------------------------------
+namespace {
+tensor::state const nothing{{}, shape{0}, strides{1}, 0, float32};
+}
+
+storage::state& tensor_access::block_of(tensor const& t) noexcept { return *t.state_->storage.state_; }
+
+tensor tensor_access::make(std::shared_ptr<storage::state> block, shape extents, strides by, std::int64_t offset, dtype type) {
+  tensor t;
+  weir::storage s;
+  s.state_ = std::move(block);
+  t.state_ = std::make_shared<tensor::state const>(tensor::state{std::move(s), extents, by, offset, type});
+  return t;
+}
+
+tensor tensor_access::with(tensor const& t, shape extents, strides by, std::int64_t offset) {
+  return make(of(t).storage.state_, extents, by, offset, t.dtype());
+}
+
+tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
+  auto block = std::make_shared<storage::state>();
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes) || bytes > b.size()) {
+    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(), "Ask for no more elements than the buffer holds", at);
+  }
+  block_info const info = b.info();
+  block->data = b.data();
+  block->nbytes = b.size();
+  block->kind = info.kind;
+  block->device = info.kind == memory_kind::device ? info.on : weir::cpu;
+  block->how = storage::state::held::lent;
+  block->owner = info.kind == memory_kind::device && info.home ? &streams::line_of(*info.home).owner() : &streams::current_runtime();
+  block->lent_buffer = std::move(b);
+  return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
+}
+
+tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on, here at) {
+  auto block = std::make_shared<storage::state>();
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes)) {
+    throw invalid_use("tensor::borrow", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
+  }
+  if (!p && bytes) throw invalid_use("tensor::borrow", "a null address for " + s.str(), "Give the address of the memory", at);
+  block->data = p;
+  block->nbytes = bytes;
+  if (on.is_cpu()) {
+    block->kind = memory_kind::pageable;
+    if (std::optional<block_info> const known = p ? find_block(p) : std::nullopt) {
+      if (known->kind == memory_kind::device) {
+        throw invalid_use("tensor::borrow", "an address on " + known->on.str() + " as memory of the cpu", "Name the device it is on", at);
+      }
+      block->kind = known->kind;
+    }
+  } else {
+    block->owner = &streams::current_runtime();
+    block->device = weir::device(streams::resolve(on, *block->owner, "tensor::borrow", at));
+    block->kind = memory_kind::device;
+  }
+  return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
+}
+
+weir::shape const& tensor::shape() const noexcept { return (state_ ? *state_ : nothing).shape; }
+weir::strides const& tensor::strides() const noexcept { return (state_ ? *state_ : nothing).strides; }
+weir::dtype tensor::dtype() const noexcept { return (state_ ? *state_ : nothing).type; }
+weir::device tensor::device() const noexcept { return storage().device(); }
+size_t tensor::nbytes() const noexcept { return static_cast<size_t>(numel()) * size_of(dtype()); }
+weir::storage const& tensor::storage() const noexcept { return (state_ ? *state_ : nothing).storage; }
+std::int64_t tensor::storage_offset() const noexcept { return state_ ? state_->offset : 0; }
+bool tensor::is_pinned() const noexcept { return storage().kind() == memory_kind::pinned; }
+
+std::int64_t tensor::numel() const noexcept {  // counted once, where the shape was checked
+  std::int64_t n = 1;
+  for (std::int64_t const e : shape()) n *= e;
+  return n;
+}
+
+void* tensor::data() const noexcept {
+  if (!state_) return nullptr;
+  return static_cast<char*>(state_->storage.data()) + static_cast<size_t>(state_->offset) * size_of(state_->type);
+}
+
+bool tensor::is_contiguous() const noexcept {
+  std::int64_t expected = 1;
+  if (numel() == 0) return true;
+  for (int i = dim() - 1; i >= 0; --i) {
+    if (shape()[i] != 1 && strides()[i] != expected) return false;
+    expected *= shape()[i];
+  }
+  return true;
+}
+
+namespace {
+int dimension(tensor const& t, int dim, std::string_view operation, here at) {
+  int const d = dim < 0 ? dim + t.dim() : dim;
+  if (d < 0 || d >= t.dim()) {
+    throw invalid_use(std::string(operation), "dimension " + std::to_string(dim) + " of " + t.shape().str(), "Dimensions count from 0, or from -1 backwards", at);
+  }
+  return d;
+}
+}  // namespace
+
+std::int64_t tensor::size(int dim, here at) const { return shape()[dimension(*this, dim, "tensor::size", at)]; }
+
+void* tensor::data_as(int code, here at) const {
+  tensors::require_defined(*this, "tensor::data", "tensor", at);
+  bool const sixteen = dtype() == float16 || dtype() == bfloat16;
+  if (code == bits16 ? !sixteen : code != static_cast<int>(dtype())) {
+    throw invalid_use("tensor::data", "asked for " + (code == bits16 ? std::string("uint16_t") : std::string(name_of(static_cast<weir::dtype>(code)))) + " in " + tensors::describe(*this),
+                      "Ask for the tensor's own dtype, or convert with to(dtype)", at);
+  }
+  return data();
+}
+
+void* tensor::host_as(int code, here at) const {
+  void* const p = data_as(code, at);
+  if (!device().is_cpu()) throw invalid_use("tensor::host", tensors::describe(*this), "The host cannot read device memory: copy it with cpu()", at);
+  if (!is_contiguous()) throw invalid_use("tensor::host", tensors::describe(*this) + " with strides " + strides().str(), "A span has no gaps: use contiguous()", at);
+  return p;
+}
+
+// views -----------------------------------------------------------------------------------------------------------------
+tensor tensor::view(weir::shape s, here at) const {
+  tensors::require_defined(*this, "tensor::view", "tensor", at);
+  s = tensors::with_inferred_extent(s, numel(), "tensor::view", at);
+  std::optional<weir::strides> const by = tensors::strides_of_view(*this, s);
+  if (!by) {
+    throw invalid_use("tensor::view", shape().str() + " with strides " + strides().str() + " as " + s.str(), "No strides describe that view: use reshape(), which copies", at);
+  }
+  return tensor_access::with(*this, s, *by, storage_offset());
+}
+
+tensor tensor::reshape(weir::shape s, here at) const {
+  tensors::require_defined(*this, "tensor::reshape", "tensor", at);
+  s = tensors::with_inferred_extent(s, numel(), "tensor::reshape", at);
+  if (std::optional<weir::strides> const by = tensors::strides_of_view(*this, s)) return tensor_access::with(*this, s, *by, storage_offset());
+  return clone(at).view(s, at);
+}
+
+tensor tensor::transpose(int a, int b, here at) const {
+  tensors::require_defined(*this, "tensor::transpose", "tensor", at);
+  int const i = dimension(*this, a, "tensor::transpose", at), j = dimension(*this, b, "tensor::transpose", at);
+  weir::shape s = shape();
+  weir::strides by = strides();
+  std::swap(s[i], s[j]);
+  std::swap(by[i], by[j]);
+  return tensor_access::with(*this, s, by, storage_offset());
+}
+
+tensor tensor::t(here at) const {
+  tensors::require_defined(*this, "tensor::t", "tensor", at);
+  if (dim() != 2) throw invalid_use("tensor::t", shape().str(), "t() is of two dimensions: use transpose(a, b)", at);
+  return transpose(0, 1, at);
+}
+
+tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, here at) const {
+  tensors::require_defined(*this, "tensor::slice", "tensor", at);
+  int const d = dimension(*this, dim, "tensor::slice", at);
+  std::int64_t const extent = shape()[d];
+  std::int64_t const first = from < 0 ? from + extent : from, last = to < 0 ? to + extent : to;
+  if (first < 0 || last > extent || first > last) {
+    throw invalid_use("tensor::slice", "[" + std::to_string(from) + ", " + std::to_string(to) + ") of dimension " + std::to_string(d) + " of " + shape().str(),
+                      "Stay within the extent, from not behind to", at);
+  }
+  weir::shape s = shape();
+  s[d] = last - first;
+  return tensor_access::with(*this, s, strides(), s.numel() ? storage_offset() + first * strides()[d] : storage_offset());
+}
+
+tensor tensor::operator[](std::int64_t i) const {
+  here const at{nullptr, nullptr, 0};
+  tensors::require_defined(*this, "tensor[]", "tensor", at);
+  std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
+  if (dim() == 0 || k < 0 || k >= shape()[0]) {
+    throw invalid_use("tensor[]", "index " + std::to_string(i) + " of " + shape().str(), "Indices count from 0, or from -1 backwards", at);
+  }
+  auto const rest = static_cast<size_t>(dim() - 1);
+  weir::shape const s(std::span(shape().begin() + 1, rest));
+  weir::strides const by(std::span(strides().begin() + 1, rest));
+  return tensor_access::with(*this, s, by, s.numel() ? storage_offset() + k * strides()[0] : storage_offset());
+}
+
+void tensor::record_stream(stream_ref user) const {
+  if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
+  storage::state const& block = tensor_access::block_of(*this);
+  clock::timeline& line = streams::line_of(user);
+  if (block.kind == memory_kind::pinned) {
+    block.owner->part<streams::pinned_memory>().mark(block.data, line);
+  } else if (auto* allocator = block.owner->part<memory::device_memory>().owner(block.data)) {
+    allocator->mark(block.data, line, here::current());
+  }
+}
+
+// uses ------------------------------------------------------------------------------------------------------------------
+namespace {
+use use_of(tensor const& t, access how) noexcept {
+  if (t.numel() == 0) return {nullptr, how, 0};
+  std::int64_t last = 0;
+  for (int i = 0; i < t.dim(); ++i) last += (t.shape()[i] - 1) * t.strides()[i];
+  return {t.data(), how, static_cast<size_t>(last + 1) * size_of(t.dtype())};
+}
+}  // namespace
+use reads(tensor const& t) noexcept { return use_of(t, access::read); }
+use writes(tensor const& t) noexcept { return use_of(t, access::write); }
+use updates(tensor const& t) noexcept { return use_of(t, access::update); }
+
+}  // namespace weir
