@@ -1,0 +1,119 @@
+// Copies between any two tensors against element-by-element arithmetic on the host.
+#include "tensor/number.h"
+#include "tests/tensor/model.h"
+
+using namespace weir;
+using namespace weir::testing;
+
+namespace {
+
+class TensorCopy : public on_simulated_devices {
+ protected:
+  std::vector<dtype> const dtypes{float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean};
+
+  // Element i of the storage is (from + i) % 100, in any dtype.
+  tensor numbered(model_view const& all, memory_of_tensor place, dtype type, std::int64_t from) {
+    tensor const on_host = empty({static_cast<std::int64_t>(all.at.size())}, {.type = type, .on = cpu});
+    for (std::int64_t i = 0; i < on_host.numel(); ++i) ops::store(type, on_host.data(), i, static_cast<double>((from + i) % 100));
+    tensor t = empty(on_host.shape(), options_at(place, type));
+    t.copy_(on_host);
+    return t.view(shape_of(all.shape));
+  }
+};
+
+TEST_F(TensorCopy, AnyViewToAnyOtherOfTheSameShapeOnAnyDeviceInAnyDtype) {
+  for (int round = 0; round < 300; ++round) {
+    model_view const all = model_view::whole(random_shape(random, 4, 6));
+    dtype const from = random.one_of(dtypes), to = random.between(0, 1) ? from : random.one_of(dtypes);
+    modelled const source = random_view({numbered(all, random.one_of(places), from, 3), all}, random, random.between(0, 3));
+    // A target of that shape within a larger storage, perhaps with its dimensions in another order.
+    extents order = source.m.shape;
+    for (auto& e : order) e += random.between(0, 2);
+    bool const turned = order.size() > 1 && random.between(0, 1);
+    if (turned) std::swap(order.front(), order.back());
+    model_view const target_all = model_view::whole(order);
+    tensor const target_base = numbered(target_all, random.one_of(places), to, 50);
+    modelled target{target_base, target_all};
+    if (turned) target = target.transposed(0, order.size() - 1);
+    for (size_t d = 0; d < order.size(); ++d) {
+      std::int64_t const first = random.between(0, target.m.shape[d] - source.m.shape[d]);
+      target = target.sliced(d, first, first + source.m.shape[d]);
+    }
+
+    target.t.copy_(source.t, random.between(0, 1) ? blocking::yes : blocking::no).synchronize();
+
+    tensor const is = target_base.cpu();
+    std::vector<double> should(target_all.at.size());
+    for (size_t i = 0; i < should.size(); ++i) should[i] = static_cast<double>((50 + i) % 100);
+    for (size_t i = 0; i < source.m.at.size(); ++i) {
+      auto const x = static_cast<double>((3 + source.m.at[i]) % 100);
+      should[static_cast<size_t>(target.m.at[i])] = from == boolean ? x != 0 : x;
+    }
+    for (size_t i = 0; i < should.size(); ++i) {
+      ASSERT_EQ(ops::load(to, is.data(), static_cast<std::int64_t>(i)), to == boolean ? should[i] != 0 : should[i])
+          << "round " << round << ", element " << i << ": " << name_of(from) << " on " << source.t.device().str() << " to " << name_of(to) << " on " << target.t.device().str();
+    }
+  }
+}
+
+TEST_F(TensorCopy, IntegersThatNoDoubleHoldsStayExact) {
+  std::int64_t const big = (std::int64_t{1} << 53) + 1;
+  tensor const t = tensor_of<std::int64_t>({big, -big});
+  EXPECT_EQ(t[1].item<std::int64_t>(), -big);
+  EXPECT_EQ(t.to(float64).to(int64)[0].item<std::int64_t>(), big - 1);
+  EXPECT_EQ(t.to(int32)[0].item<std::int32_t>(), 1);
+}
+
+TEST_F(TensorCopy, ToLeavesATensorThatIsThereAlreadyAsItIs) {
+  tensor const on_gpu = ones({4}, {.on = 1}), on_host = ones({4}, {.on = cpu}), pinned = on_host.pin_memory();
+  EXPECT_EQ(on_gpu.to(1).storage(), on_gpu.storage());
+  EXPECT_EQ(on_gpu.to(float32).storage(), on_gpu.storage());
+  EXPECT_EQ(on_host.cpu().storage(), on_host.storage());
+  EXPECT_FALSE(pinned.storage() == on_host.storage());
+  EXPECT_TRUE(pinned.is_pinned());
+  EXPECT_EQ(pinned.pin_memory().storage(), pinned.storage());
+  EXPECT_THROW((void)on_gpu.pin_memory(), invalid_use);
+}
+
+TEST_F(TensorCopy, GpuMeansTheCurrentDevice) {
+  tensor const on_host = ones({4}, {.on = cpu});
+  device_guard const one{1};
+  EXPECT_EQ(on_host.gpu().device(), device(1));
+  EXPECT_EQ(empty({1}).device(), device(1));
+  EXPECT_EQ(empty({1}, {.on = 0}).device(), device(0));
+}
+
+TEST_F(TensorCopy, ANonBlockingCopyToTheHostGoesToPinnedMemoryAndHoldsWhenTheStreamIsDone) {
+  tensor const there = full({1 << 16}, 3).to(cpu, non_blocking);
+  EXPECT_TRUE(there.is_pinned());
+  current_stream(0).synchronize();
+  for (float v : there.host<float>()) ASSERT_EQ(v, 3);
+}
+
+TEST_F(TensorCopy, BetweenDevicesTheSourceMayBeOverwrittenAtOnceAndTheTargetReadAtOnce) {
+  for (int round = 0; round < 20; ++round) {
+    tensor a = full({1 << 15}, round, {.on = 0}), b = zeros({1 << 15}, {.on = 1});
+    b.copy_(a, non_blocking);
+    a.fill_(-1);  // on the source's stream
+    b.add_(b);    // on the target's stream
+    EXPECT_EQ(mean(b).item<float>(), 2.0f * static_cast<float>(round));
+  }
+}
+
+TEST_F(TensorCopy, RefusalsNameBothSidesAndChangeNothing) {
+  tensor t = zeros({2, 3}), row = arange(10, {.on = cpu});
+  expect_refusal([&] { t.copy_(zeros({3, 2})); }, {"target [2, 3]", "source [3, 2]"});
+  expect_refusal([&] { row.slice(0, 1, 10).copy_(row.slice(0, 0, 9)); }, {"overlap", "clone()"});
+  EXPECT_EQ(row[5].item<int>(), 5);
+  expect_refusal([&] { (void)t.item<float>(); }, {"[2, 3]", "6 elements"});
+  expect_refusal([&] { t.copy_(tensor()); }, {"source is undefined"});
+}
+
+TEST_F(TensorCopy, ItemConverts) {
+  EXPECT_EQ(tensor_of({2.75f})[0].item<int>(), 2);
+  EXPECT_EQ(tensor_of<std::uint8_t>({200})[0].item<double>(), 200);
+  EXPECT_TRUE(tensor_of({true}, {.on = cpu})[0].item<bool>());
+  EXPECT_EQ(full({}, 1.5, {.type = bfloat16}).item<float>(), 1.5f);
+}
+
+}  // namespace

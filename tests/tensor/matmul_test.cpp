@@ -1,0 +1,113 @@
+// Products of matrices of any layout against three loops.
+#include <cmath>
+
+#include "tests/tensor/model.h"
+
+using namespace weir;
+using namespace weir::testing;
+
+namespace {
+
+class TensorMatmul : public on_simulated_devices {
+ protected:
+  struct matrix {
+    tensor t;
+    std::vector<float> at;
+    std::int64_t rows, columns;
+    float operator()(std::int64_t i, std::int64_t j, bool turned) const { return at[static_cast<size_t>(turned ? j * columns + i : i * columns + j)]; }
+  };
+  // Rows together, columns together, or gaps both ways; within something larger or not. All else is NaN.
+  matrix random_matrix(std::int64_t rows, std::int64_t columns, memory_of_tensor place) {
+    matrix m{{}, std::vector<float>(static_cast<size_t>(rows * columns)), rows, columns};
+    for (float& v : m.at) v = random.number();
+    switch (random.between(0, 3)) {
+      case 0: m.t = full({rows, columns}, NAN, options_at(place)); break;
+      case 1: m.t = full({rows + 2, columns + 3}, NAN, options_at(place)).slice(0, 1, rows + 1).slice(1, 2, columns + 2); break;
+      case 2: m.t = full({columns + 1, rows + 1}, NAN, options_at(place)).t().slice(0, 1, rows + 1).slice(1, 0, columns); break;
+      default: m.t = full({rows, columns, 2}, NAN, options_at(place)).transpose(0, 2)[1].t(); break;
+    }
+    if (!m.at.empty()) m.t.copy_(tensor::borrow(m.at.data(), {rows, columns}, float32, cpu));
+    return m;
+  }
+};
+
+TEST_F(TensorMatmul, AnyLayoutsAnyTranspositionsAnyPlaceWithAndWithoutWhatWasThere) {
+  for (int round = 0; round < 300; ++round) {
+    auto const place = random.one_of(places);
+    auto const m = random.between(1, 12), n = random.between(1, 12), k = random.between(0, 10) ? random.between(1, 20) : 0;
+    auto const how = static_cast<transposed>(random.between(0, 3));
+    bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
+    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place), b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
+    matrix c = random_matrix(m, n, place);
+    double const beta = random.between(0, 1) ? 0 : 0.5;
+    if (beta == 0) c.t.fill_(NAN);  // must not matter
+    std::vector<double> should(static_cast<size_t>(m * n));
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        double& x = should[static_cast<size_t>(i * n + j)];
+        x = beta * c(i, j, false);
+        for (std::int64_t l = 0; l < k; ++l) x += static_cast<double>(a(i, l, left)) * b(l, j, right);
+      }
+    }
+    matmul_out(c.t, a.t, b.t, how, beta);
+    tensor const is = c.t.contiguous().cpu();
+    for (size_t i = 0; i < should.size(); ++i) ASSERT_NEAR(is.host<float>()[i], should[i], 1e-4) << "round " << round << ": " << m << " x " << k << " x " << n;
+    if (beta == 0) {
+      tensor const fresh = matmul(a.t, b.t, how).cpu();
+      ASSERT_EQ(fresh.shape(), (shape{m, n}));
+      for (size_t i = 0; i < should.size(); ++i) ASSERT_NEAR(fresh.host<float>()[i], should[i], 1e-4) << "round " << round;
+    }
+  }
+}
+
+TEST_F(TensorMatmul, AProductWritesNothingBesideItsTarget) {
+  tensor const wide = zeros({4, 8});
+  tensor out = wide.slice(1, 2, 5);
+  matmul_out(out, ones({4, 6}), ones({6, 3}));
+  tensor const is = wide.cpu();
+  for (size_t i = 0; i < 32; ++i) ASSERT_EQ(is.host<float>()[i], i % 8 >= 2 && i % 8 < 5 ? 6 : 0) << i;
+}
+
+TEST_F(TensorMatmul, ColumnsOfOneMatrixMayBeOperandAndTargetUnlessTheyOverlap) {
+  tensor const wide = ones({4, 12});
+  tensor left = wide.slice(1, 0, 4), right = wide.slice(1, 4, 8), out = wide.slice(1, 8, 12);
+  matmul_out(out, left, right);
+  EXPECT_EQ(sum(out).item<float>(), 64);
+  EXPECT_EQ(sum(wide).item<float>(), 96);
+  tensor across = wide.slice(1, 7, 11), below = wide.slice(0, 1, 4).slice(1, 0, 4);
+  EXPECT_THROW(matmul_out(across, left, right), invalid_use);
+  EXPECT_THROW(matmul_out(right, left, right), invalid_use);
+  EXPECT_THROW(matmul_out(below, left.slice(0, 0, 3), right), invalid_use);
+  EXPECT_NO_THROW(matmul_out(left, out, right));  // the target lies before the operands
+}
+
+TEST_F(TensorMatmul, ProductsOfSeveralDevicesAtOnce) {
+  std::vector<tensor> results;
+  for (int round = 0; round < 4; ++round) {
+    for (int d = 0; d < 2; ++d) results.push_back(matmul(full({256, 256}, 1 + d, {.on = d}), full({256, 256}, round, {.on = d})));
+  }
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(mean(results[static_cast<size_t>(i)]).item<float>(), 256.0f * static_cast<float>((1 + i % 2) * (i / 2)));
+}
+
+TEST_F(TensorMatmul, RefusalsNameBothShapes) {
+  tensor const a = ones({2, 3}), b = ones({4, 5});
+  tensor out = ones({2, 2});
+  expect_refusal([&] { (void)matmul(a, b); }, {"left [2, 3]", "right [4, 5]", "3 columns meet 4 rows"});
+  expect_refusal([&] { (void)matmul(a, b, transposed::left); }, {"left [2, 3] transposed", "2 columns meet 4 rows"});
+  expect_refusal([&] { (void)matmul(a, ones({3})); }, {"right [3]"});
+  expect_refusal([&] { (void)matmul(a, ones({3, 5}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
+  expect_refusal([&] { (void)matmul(a, ones({3, 5}, {.type = float64})); }, {"float64"});
+  expect_refusal([&] { matmul_out(out, a, ones({3, 5})); }, {"out [2, 2]", "left [2, 3]", "right [3, 5]", "[2, 5]"});
+  expect_refusal([&] { (void)matmul(a, tensor()); }, {"right is undefined"});
+  EXPECT_EQ(sum(out).item<float>(), 4);
+}
+
+TEST_F(TensorMatmul, EmptyProductsAreZeroOrWhatBetaLeaves) {
+  tensor out = full({2, 3}, 4);
+  matmul_out(out, empty({2, 0}), empty({0, 3}), transposed::none, 0.5);
+  EXPECT_EQ(sum(out).item<float>(), 12);
+  EXPECT_EQ(sum(matmul(empty({2, 0}), empty({0, 3}))).item<float>(), 0);
+  EXPECT_EQ(matmul(empty({0, 2}), empty({2, 3})).shape(), (shape{0, 3}));
+}
+
+}  // namespace
