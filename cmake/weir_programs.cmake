@@ -3,7 +3,7 @@
 # weir_program(name glob...): one program from all .cpp and .cu files that match.
 function(weir_program name)
   file(GLOB files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${ARGN})
-  if(NOT files OR NOT EXISTS ${PROJECT_SOURCE_DIR}/tensor/tensor.cpp)
+  if(NOT files OR NOT EXISTS ${PROJECT_SOURCE_DIR}/tensor/tensor.cpp OR NOT EXISTS ${PROJECT_SOURCE_DIR}/streams/observe.cpp)
     return()
   endif()
   set(kernels ${files})
