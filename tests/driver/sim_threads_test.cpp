@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "runtime/driver/sim/machine.h"
@@ -279,6 +281,75 @@ TEST_F(sim_threads, a_forked_child_is_refused_and_the_parent_goes_on) {
   log(s, 2);
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
   EXPECT_EQ(logged(), (std::vector{1, 2}));
+}
+
+driver* outlives_exit = nullptr;
+// Registered before any machine is made: runs after the process was marked as ending.
+[[maybe_unused]] int const registered = std::atexit([] {
+  if (!outlives_exit) return;
+  bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading && outlives_exit->create(0, 2_MiB).is.what == code::unloading;
+  ::_exit(refused ? 7 : 1);
+});
+
+TEST(sim_process, calls_of_a_process_that_ends_answer_unloading) {
+  pid_t const child = ::fork();
+  if (child == 0) {
+    outlives_exit = make({.devices = 1}).machine.release();
+    if (!outlives_exit->open(0).ok()) ::_exit(2);
+    std::exit(3);
+  }
+  int how = 0;
+  ASSERT_EQ(::waitpid(child, &how, 0), child);
+  EXPECT_TRUE(WIFEXITED(how));
+  EXPECT_EQ(WEXITSTATUS(how), 7);
+}
+
+TEST(sim_process, many_threads_on_many_streams_of_all_devices_each_see_their_own_order) {
+  auto m = make({.devices = 4, .memory = 64_MiB});
+  auto& machine = *m.machine;
+  for (int d = 0; d < 4; ++d) ASSERT_TRUE(machine.open(d).ok());
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> hosts;
+  for (int h = 0; h < 4; ++h) {
+    hosts.emplace_back([&, h] {
+      auto const a = machine.create_stream(h, stream_kind::independent, 0).value;
+      auto const b = machine.create_stream((h + 1) % 4, stream_kind::independent, -1).value;
+      auto const to_b = machine.create_event(h, event_kind::order_only).value;
+      auto const to_a = machine.create_event((h + 1) % 4, event_kind::order_only).value;
+      int count = 0;  // written by both streams: only the events keep them apart
+      struct step {
+        int* count;
+        int want;
+        std::atomic<int>* wrong;
+      };
+      std::vector<step> steps;
+      steps.reserve(600);
+      for (int i = 0; i < 300; ++i) {
+        auto const put = [&](int device, stream_handle s) {
+          steps.push_back({&count, static_cast<int>(steps.size()), &wrong});
+          machine.enqueue(device, s, {}, {[](void* p) {
+                                            auto const& self = *static_cast<step*>(p);
+                                            if ((*self.count)++ != self.want) ++*self.wrong;
+                                          }, nullptr, &steps.back()});
+        };
+        put(h, a);
+        machine.record(h, a, to_b);
+        machine.wait((h + 1) % 4, b, to_b);
+        put((h + 1) % 4, b);
+        machine.record((h + 1) % 4, b, to_a);
+        machine.wait(h, a, to_a);
+      }
+      if (!machine.synchronize_stream(h, a).ok() || count != 600) ++wrong;
+      machine.destroy_stream(h, a);
+      machine.destroy_stream((h + 1) % 4, b);
+      machine.destroy_event(h, to_b);
+      machine.destroy_event((h + 1) % 4, to_a);
+    });
+  }
+  for (auto& t : hosts) t.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(m.control->run());
+  EXPECT_TRUE(m.control->census().empty());
 }
 
 }  // namespace

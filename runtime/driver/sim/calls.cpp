@@ -51,6 +51,9 @@ status machine::append(int device, stream_handle h, operation&& o) {
     return drop_refused(o.job, why);
   }
   note(20, static_cast<int>(o.what), s->id, o.bytes);
+  if (how_ != running::threads) {
+    for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
+  }
   ++s->given;
   s->queue.push_back(std::move(o));
   schedule_->given(lock, *s);

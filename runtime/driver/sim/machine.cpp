@@ -46,6 +46,7 @@ class refusable final : public faulty, public controls {
 controls* controls_of(driver& d) noexcept { return dynamic_cast<controls*>(&d); }
 
 made make(weir::simulated const& like) {
+  watch_process();
   std::uint64_t seed = like.seed;
   if (seed == 0 && like.how == running::seeded) {
     seed = os::random_number() | 1;

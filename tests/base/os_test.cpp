@@ -1,0 +1,67 @@
+// The calls behind which the system lies.
+// Threads: one, and a child.
+#include "runtime/base/os.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace weir::os {
+namespace {
+
+TEST(os, reserved_addresses_are_aligned_and_hold_nothing_until_a_file_is_mapped) {
+  std::size_t const unit = 2u << 20;
+  auto* const at = static_cast<char*>(reserve_addresses(4 * unit, unit));
+  ASSERT_NE(at, nullptr);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % unit, 0u);
+  int const file = make_memory_file("test");
+  ASSERT_GE(file, 0);
+  ASSERT_TRUE(resize_file(file, 2 * unit));
+  ASSERT_TRUE(map_file(at, unit, file, unit));
+  ASSERT_TRUE(map_file(at + 2 * unit, unit, file, unit));
+  at[5] = 'x';
+  EXPECT_EQ(at[2 * unit + 5], 'x') << "two places, one page";
+  ASSERT_TRUE(unmap_to_nothing(at, unit));
+  EXPECT_EQ(at[2 * unit + 5], 'x');
+  EXPECT_DEATH(static_cast<volatile char*>(at)[5] = 'y', "");
+  ASSERT_TRUE(punch_hole(file, unit, unit));
+  EXPECT_EQ(at[2 * unit + 5], 0);
+  EXPECT_TRUE(return_addresses(at, 4 * unit));
+  close_file(file);
+}
+
+TEST(os, what_cannot_be_had_is_refused) {
+  EXPECT_EQ(reserve_addresses(0, 4096), nullptr);
+  EXPECT_EQ(reserve_addresses(std::size_t{1} << 60, 4096), nullptr);
+  EXPECT_EQ(reserve_addresses(~std::size_t{0} - 4096, 1u << 21), nullptr);
+  EXPECT_FALSE(resize_file(-1, 4096));
+  EXPECT_FALSE(run_this_thread_on({}));
+}
+
+TEST(os, a_child_knows_that_it_is_one) {
+  auto const here = fork_generation();
+  pid_t const child = ::fork();
+  if (child == 0) ::_exit(fork_generation() == here + 1 ? 0 : 1);
+  int how = 0;
+  ASSERT_EQ(::waitpid(child, &how, 0), child);
+  EXPECT_EQ(how, 0);
+  EXPECT_EQ(fork_generation(), here);
+}
+
+TEST(os, the_environment_tells_unset_from_empty) {
+  ::setenv("WEIR_TEST_EMPTY", "", 1);
+  ::unsetenv("WEIR_TEST_UNSET");
+  EXPECT_EQ(environment("WEIR_TEST_EMPTY"), "");
+  EXPECT_EQ(environment("WEIR_TEST_UNSET"), std::nullopt);
+}
+
+TEST(os, the_processors_of_this_process_are_counted) {
+  EXPECT_GE(usable_processors(), 1);
+  EXPECT_TRUE(processors_near(-1).empty());
+  EXPECT_TRUE(processors_near(4000).empty());
+}
+
+}  // namespace
+}  // namespace weir::os
