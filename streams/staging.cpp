@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "runtime/base/os.h"
@@ -196,7 +197,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   };
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t const chunk = my.chunk_for(bytes);
+  std::size_t chunk = my.chunk_for(bytes);
   std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 2 / largest_chunk);
   all_filled filling{*my.crew};
   std::size_t next = 0;
@@ -207,9 +208,16 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
         if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
         my.wait_for_room(line, n, where);
       }
-      slot s = shrinking_slot(my.pinned, n, where);
-      n = std::min(n, s.bytes());
-      filling.parts.push_back({std::move(s), next, {}});
+      std::optional<slot> s;
+      try {
+        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, n, where));
+        else s.emplace(my.pinned, n, where);
+      } catch (out_of_memory const&) {
+        if (filling.parts.empty()) throw;
+        break;  // what is filled goes first, and comes back as room
+      }
+      if (s->bytes() < n) n = chunk = s->bytes();
+      filling.parts.push_back({std::move(*s), next, {}});
       auto& fill = filling.parts.back().fill;
       fill.dst = filling.parts.back().in.memory();
       fill.src = at(src, next);

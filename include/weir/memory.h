@@ -74,14 +74,14 @@ buffer pin_memory(std::span<std::byte const>, here = here::current());  // a pin
 
 // A container's memory that copy engines read and write at full speed: std::vector<float, weir::pinned_allocator<float>>.
 namespace detail {
-void* allocate_pinned(size_t count, size_t size, here);  // Throws: out_of_memory, invalid_use when the size overflows
+void* allocate_pinned(size_t count, size_t size, size_t alignment, here);  // Throws: out_of_memory, invalid_use when the size overflows
 void deallocate_pinned(void*) noexcept;
 }  // namespace detail
 template <class T> struct pinned_allocator {
   using value_type = T;
   pinned_allocator() noexcept = default;
   template <class U> pinned_allocator(pinned_allocator<U> const&) noexcept {}
-  T* allocate(size_t n) { return static_cast<T*>(detail::allocate_pinned(n, sizeof(T), here::current())); }
+  T* allocate(size_t n) { return static_cast<T*>(detail::allocate_pinned(n, sizeof(T), alignof(T), here::current())); }
   void deallocate(T* p, size_t) noexcept { detail::deallocate_pinned(p); }
   friend bool operator==(pinned_allocator, pinned_allocator) noexcept = default;
 };

@@ -1,0 +1,75 @@
+// Links: claimed, proven, refused; memory opened to a peer when that was worth it.
+#include "peer/links.h"
+
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+using trust = peer::links::trust;
+
+TEST(links, every_pair_is_listed_and_verified_by_bytes) {
+  test::machine m({.devices = 3, .memory = 64_MiB});
+  auto const all = links();
+  ASSERT_EQ(all.size(), 9u);
+  for (int i = 0; i < 9; ++i) {
+    auto const& one = all[std::size_t(i)];
+    EXPECT_EQ(one.from, device(i / 3));
+    EXPECT_EQ(one.to, device(i % 3));
+    EXPECT_TRUE(one.verified);
+    EXPECT_EQ(one.by == link::kind::self, i / 3 == i % 3);
+  }
+  for (int d = 0; d < 3; ++d) {
+    EXPECT_EQ(m.memory(d).statistics().allocated_bytes.all.current, 0);
+    EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+  }
+  EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
+}
+
+TEST(links, a_pair_the_driver_refuses_is_host_and_nothing_can_be_granted_there) {
+  test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
+  EXPECT_TRUE(can_access_peer(device(0), device(1)));
+  EXPECT_FALSE(can_access_peer(device(1), device(2)));
+  auto const all = links();
+  EXPECT_EQ(all[1 * 4 + 2].by, link::kind::host);
+  EXPECT_FALSE(all[1 * 4 + 2].verified);
+  buffer b(4096, {.on = device(2)});
+  EXPECT_THROW(grant_access(b.data(), device(1)), not_supported);
+  EXPECT_NO_THROW(grant_access(b.data(), device(3)));
+  EXPECT_THROW(can_access_peer(device(0), device(9)), invalid_use);
+}
+
+TEST(links, peer_data_is_the_address_as_it_stands_and_pinned_memory_needs_no_grant) {
+  test::machine m;
+  buffer b(4096, {.on = device(1)}), host = pinned(4096);
+  EXPECT_EQ(peer_data<float>(b, device(0)), b.data<float>());
+  EXPECT_TRUE(m.memory(1).granted(b.data(), 0));
+  EXPECT_EQ(peer_data<float>(host, device(0)), host.data<float>());
+  EXPECT_EQ(peer_data<float>(b, device(1)), b.data<float>());
+  int outside = 0;
+  EXPECT_THROW(grant_access(&outside, device(0)), invalid_use);
+}
+
+TEST(links, memory_is_granted_once_eight_times_its_size_has_been_copied) {
+  test::machine m;
+  stream s{device(0)};
+  std::size_t const n = 4_MiB;
+  buffer near(n, {.on = device(0)}), far(n, {.on = device(1)});
+  for (int i = 1; i < 8; ++i) copy(s, far.data(), near.data(), n);
+  EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
+  copy(s, far.data(), near.data(), n);
+  EXPECT_TRUE(m.memory(1).granted(far.data(), 0));
+  EXPECT_EQ(m.get().part<peer::links>().known(0, 1), trust::proven);
+}
+
+TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
+  test::machine m;
+  auto& all = m.get().part<peer::links>();
+  m.control().fail_call("copy_peer", 1, driver::code::failed);
+  EXPECT_THROW(all.prove(0, 1, here::current()), driver_error);
+  EXPECT_EQ(all.known(0, 1), trust::claimed);
+  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+}
+
+}  // namespace
+}  // namespace weir

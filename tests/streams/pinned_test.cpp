@@ -1,0 +1,340 @@
+// The pinned pool on a simulated machine: what may be reused when, what is refused, what it counts.
+// Threads: order is proved by gates, never by time.
+#include "streams/pinned.h"
+
+#include <thread>
+
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+using test::held;
+
+here const line_ = here::current();
+
+struct pinned_pool : ::testing::Test {
+  test::machine m;
+  streams::pinned_memory& pool = m.pinned();
+  stream s{device(0)};
+  clock::timeline& line() { return streams::line_of(s); }
+  void expect_valid() { EXPECT_EQ(pool.validate(), std::vector<std::string>{}); }
+  std::int64_t reserved() { return pool.statistics().reserved_bytes.all.current; }
+};
+
+TEST_F(pinned_pool, a_block_without_marks_is_reused_at_once) {
+  void* const a = pool.allocate(1000, 0, line_);
+  pool.deallocate(a, line_);
+  EXPECT_EQ(pool.allocate(1000, 0, line_), a);
+  EXPECT_EQ(pool.statistics().cache_hits, 1u);
+  expect_valid();
+  pool.deallocate(a, line_);
+}
+
+TEST_F(pinned_pool, a_marked_block_is_reused_only_when_its_stream_has_passed) {
+  std::size_t const all = 2_MiB;  // the whole first segment, so that another block needs another
+  void* const a = pool.allocate(all, 0, line_);
+  held gate(m, s);
+  pool.mark(static_cast<std::byte*>(a) + 17, line());
+  pool.deallocate(a, line_);
+  EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(all));
+  void* const b = pool.allocate(all, 0, line_);
+  EXPECT_NE(a, b);
+  expect_valid();
+  gate.open();
+  stream_ref(s).synchronize();
+  void* const c = pool.allocate(all, 0, line_);
+  EXPECT_EQ(c, a);
+  EXPECT_EQ(pool.statistics().pending_bytes.all.current, 0);
+  expect_valid();
+  pool.deallocate(b, line_);
+  pool.deallocate(c, line_);
+}
+
+TEST_F(pinned_pool, ordered_behind_the_copy_is_not_enough_for_the_host) {
+  stream other{device(0)};
+  void* const a = pool.allocate(2_MiB, 0, line_);
+  held gate(m, s);
+  pool.mark(a, line());
+  stream_ref(other).wait(stream_ref(s));  // other is ordered after s, yet nothing has run
+  pool.deallocate(a, line_);
+  void* const b = pool.allocate(2_MiB, 0, line_);
+  EXPECT_NE(a, b);
+  pool.deallocate(b, line_);
+}
+
+TEST_F(pinned_pool, an_exact_stamp_does_not_wait_for_what_came_after_it) {
+  void* const a = pool.allocate(2_MiB, 0, line_);
+  auto const used = line().now();
+  pool.mark(a, used);
+  ASSERT_TRUE(m.clocks().synchronize(used).ok());
+  held gate(m, s);
+  pool.deallocate(a, line_);
+  EXPECT_EQ(pool.allocate(2_MiB, 0, line_), a);
+  pool.deallocate(a, line_);
+}
+
+TEST_F(pinned_pool, sizes_are_near_exact_and_blocks_share_no_cache_line) {
+  void* const a = pool.allocate(1, 0, line_);
+  void* const b = pool.allocate(1, 0, line_);
+  EXPECT_GE(std::abs(static_cast<std::byte*>(a) - static_cast<std::byte*>(b)), 64);
+  std::size_t const odd = 5_MiB + 123;
+  void* const c = pool.allocate(odd, 0, line_);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(c) % 512, 0u);
+  EXPECT_LE(std::size_t(reserved()), 2_MiB + odd + 64_KiB);
+  EXPECT_EQ(pool.statistics().requested_bytes.all.current, std::int64_t(odd + 2));
+  expect_valid();
+  for (void* one : {a, b, c}) pool.deallocate(one, line_);
+}
+
+TEST_F(pinned_pool, alignment_is_kept_up_to_whole_mebibytes) {
+  for (std::size_t alignment : {64_KiB, 2_MiB, 4_MiB}) {
+    void* const a = pool.allocate(100, alignment, line_);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % alignment, 0u);
+    pool.deallocate(a, line_);
+  }
+  EXPECT_THROW(pool.allocate(100, 48, line_), invalid_use);
+  expect_valid();
+}
+
+TEST_F(pinned_pool, zero_bytes_are_valid_and_freeable) {
+  void* const a = pool.allocate(0, 0, line_);
+  void* const b = pool.allocate(0, 0, line_);
+  EXPECT_NE(a, nullptr);
+  EXPECT_NE(a, b);
+  pool.deallocate(a, line_);
+  pool.deallocate(b, line_);
+  pool.deallocate(nullptr, line_);
+  EXPECT_EQ(pool.statistics().allocated_bytes.all.current, 0);
+}
+
+TEST_F(pinned_pool, wrong_frees_are_named_and_change_nothing) {
+  auto* const a = static_cast<std::byte*>(pool.allocate(4096, 0, line_));
+  int outside = 0;
+  auto const message_of = [&](void* p) -> std::string {
+    try {
+      pool.deallocate(p, line_);
+    } catch (invalid_use const& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(message_of(a + 8).find("inside the pinned block"), std::string::npos);
+  EXPECT_NE(message_of(&outside).find("no pinned pool"), std::string::npos);
+  pool.deallocate(a, line_);
+  EXPECT_NE(message_of(a).find("freed already"), std::string::npos);
+  EXPECT_EQ(pool.statistics().allocation.all.current, 0);
+  expect_valid();
+}
+
+TEST_F(pinned_pool, a_block_freed_twice_while_pending_is_named_too) {
+  void* const a = pool.allocate(4096, 0, line_);
+  held gate(m, s);
+  pool.mark(a, line());
+  pool.deallocate(a, line_);
+  EXPECT_THROW(pool.deallocate(a, line_), invalid_use);
+  expect_valid();
+}
+
+TEST_F(pinned_pool, a_size_that_overflowed_is_refused) {
+  EXPECT_THROW(pool.allocate(std::size_t(-8), 0, line_), invalid_use);
+  EXPECT_THROW(pool.allocate(std::size_t{1} << 60, 0, line_), invalid_use);
+  expect_valid();
+}
+
+TEST_F(pinned_pool, find_and_owns_know_live_blocks_and_their_insides) {
+  auto* const a = static_cast<std::byte*>(pool.allocate(4096, 0, line_));
+  auto const found = pool.find(a + 4095);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->base, a);
+  EXPECT_EQ(found->bytes, 4096u);
+  EXPECT_EQ(found->kind, memory_kind::pinned);
+  EXPECT_TRUE(pool.owns(a + 96, 4000));
+  EXPECT_FALSE(pool.owns(a + 97, 4000));
+  EXPECT_EQ(streams::pinned_memory::owner(a), &pool);
+  pool.deallocate(a, line_);
+  EXPECT_FALSE(pool.find(a));
+  EXPECT_EQ(streams::pinned_memory::owner(&m), nullptr);
+}
+
+TEST_F(pinned_pool, trim_gives_back_what_nobody_uses_and_keeps_the_rest) {
+  void* const a = pool.allocate(8_MiB, 0, line_);
+  void* const b = pool.allocate(6_MiB, 0, line_);
+  EXPECT_EQ(pool.trim(), 0u);
+  pool.deallocate(a, line_);
+  EXPECT_EQ(pool.trim(), 8_MiB);
+  EXPECT_EQ(reserved(), std::int64_t(6_MiB));
+  {
+    held gate(m, s);
+    pool.mark(b, line());
+    pool.deallocate(b, line_);
+    EXPECT_EQ(pool.trim(), 0u);  // a held copy may still read it
+  }
+  stream_ref(s).synchronize();
+  EXPECT_EQ(pool.trim(), 6_MiB);
+  EXPECT_EQ(reserved(), 0);
+  expect_valid();
+}
+
+TEST_F(pinned_pool, when_the_driver_refuses_to_pin_the_report_names_the_cpu_and_all_works_afterwards) {
+  for (std::uint64_t k = 1; k <= 3; ++k) m.control().fail_call("pin", k, driver::code::out_of_memory);
+  try {
+    pool.allocate(1_MiB, 0, line_);
+    FAIL() << "no out_of_memory";
+  } catch (out_of_memory const& e) {
+    EXPECT_TRUE(e.report().on.is_cpu());
+    EXPECT_EQ(e.report().requested, 1_MiB);
+    EXPECT_EQ(e.report().reserved, 0u);
+  }
+  EXPECT_EQ(pool.statistics().num_ooms, 1u);
+  expect_valid();
+  pool.deallocate(pool.allocate(1_MiB, 0, line_), line_);
+}
+
+TEST_F(pinned_pool, a_refusal_that_is_not_about_room_is_a_driver_error) {
+  m.control().fail_call("pin", 1, driver::code::failed);
+  EXPECT_THROW(pool.allocate(1_MiB, 0, line_), driver_error);
+  expect_valid();
+  pool.deallocate(pool.allocate(1_MiB, 0, line_), line_);
+}
+
+TEST_F(pinned_pool, what_a_lost_device_used_is_never_handed_out_again) {
+  stream lost{device(1)};
+  void* const a = pool.allocate(2_MiB, 0, line_);
+  void* const b = pool.allocate(2_MiB, 0, line_);
+  auto& there = streams::line_of(lost);
+  held gate(m, lost);
+  pool.mark(a, there);
+  m.control().lose(1);
+  pool.deallocate(a, line_);
+  for (int i = 0; i < 3; ++i) {
+    void* const c = pool.allocate(2_MiB, 0, line_);
+    EXPECT_NE(c, a);
+    pool.deallocate(c, line_);
+  }
+  EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(2_MiB));
+  pool.trim();
+  EXPECT_EQ(reserved(), std::int64_t(4_MiB));  // a's and b's
+  expect_valid();
+  pool.deallocate(b, line_);
+}
+
+TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
+  test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 8_MiB});
+  auto& pool = m.pinned();
+  void* const a = pool.allocate(6_MiB, 0, line_);
+  try {
+    pool.allocate(4_MiB, 0, line_);
+    FAIL() << "no out_of_memory";
+  } catch (out_of_memory const& e) {
+    EXPECT_EQ(e.report().limit, 8_MiB);
+    EXPECT_EQ(e.report().allocated, 6_MiB);
+    EXPECT_TRUE(e.report().on.is_cpu());
+  }
+  pool.deallocate(a, line_);
+  void* const b = pool.allocate(7_MiB, 0, line_);  // the 6 MiB go back first
+  EXPECT_LE(pool.statistics().reserved_bytes.all.peak, std::int64_t(8_MiB));
+  EXPECT_EQ(pool.validate(), std::vector<std::string>{});
+  pool.deallocate(b, line_);
+}
+
+TEST(pinned_limit, an_allocation_waits_a_moment_for_copies_that_are_under_way) {
+  test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4_MiB});
+  auto& pool = m.pinned();
+  stream s{device(0)};
+  void* const a = pool.allocate(4_MiB, 0, line_);
+  held gate(m, s);
+  pool.mark(a, streams::line_of(s));
+  pool.deallocate(a, line_);
+  std::thread opens([&] { gate.open(); });
+  void* const b = pool.allocate(4_MiB, 0, line_);
+  opens.join();
+  EXPECT_EQ(a, b);
+  pool.deallocate(b, line_);
+}
+
+TEST(pinned_limit, waiting_for_a_copy_that_does_not_end_is_bounded) {
+  test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4_MiB});
+  auto& pool = m.pinned();
+  stream s{device(0)};
+  void* const a = pool.allocate(4_MiB, 0, line_);
+  held gate(m, s);
+  pool.mark(a, streams::line_of(s));
+  pool.deallocate(a, line_);
+  EXPECT_THROW(pool.allocate(4_MiB, 0, line_), out_of_memory);
+  EXPECT_EQ(pool.validate(), std::vector<std::string>{});
+}
+
+TEST(pinned_faults, whatever_call_is_refused_nothing_is_lost_and_the_same_works_again) {
+  for (std::uint64_t k = 1; k < 24; ++k) {
+    for (auto const code : {driver::code::out_of_memory, driver::code::failed}) {
+      test::machine m({.devices = 1, .memory = 64_MiB});
+      auto& pool = m.pinned();
+      stream s{device(0)};
+      auto const scenario = [&] {
+        void* const a = pool.allocate(3_MiB, 0, line_);
+        pool.mark(a, streams::line_of(s));
+        pool.deallocate(a, line_);
+        void* const b = pool.allocate(5_MiB, 0, line_);
+        pool.deallocate(b, line_);
+        pool.trim();
+      };
+      m.control().fail_call("any", k, code);
+      try {
+        scenario();
+      } catch (out_of_memory const&) {
+      } catch (driver_error const&) {
+      }
+      dynamic_cast<driver::faulty&>(m.driver()).forget_orders();
+      EXPECT_EQ(pool.validate(), std::vector<std::string>{}) << "call " << k;
+      EXPECT_EQ(pool.statistics().allocation.all.current, 0) << "call " << k;
+      scenario();
+      stream_ref(s).synchronize();
+      pool.trim();
+      pool.trim();
+      EXPECT_EQ(pool.statistics().reserved_bytes.all.current, 0) << "call " << k;
+    }
+  }
+}
+
+TEST(pinned_threads, blocks_of_many_threads_never_overlap) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  auto& pool = m.pinned();
+  std::vector<std::thread> all;
+  for (int t = 0; t < 4; ++t) {
+    all.emplace_back([&, t] {
+      std::vector<std::pair<unsigned char*, std::size_t>> mine;
+      for (int i = 0; i < 2000; ++i) {
+        std::size_t const n = 1 + std::size_t(i * 7919 % 5000);
+        auto* const p = static_cast<unsigned char*>(pool.allocate(n, 0, line_));
+        std::memset(p, t + 1, n);
+        mine.emplace_back(p, n);
+        if (mine.size() > 20) {
+          auto const [q, bytes] = mine.front();
+          for (std::size_t b = 0; b < bytes; ++b) ASSERT_EQ(q[b], t + 1);
+          pool.deallocate(q, line_);
+          mine.erase(mine.begin());
+        }
+      }
+      for (auto const& one : mine) pool.deallocate(one.first, line_);
+    });
+  }
+  for (auto& one : all) one.join();
+  EXPECT_EQ(pool.statistics().allocated_bytes.all.current, 0);
+  EXPECT_EQ(pool.validate(), std::vector<std::string>{});
+}
+
+TEST(pinned_allocator, carries_a_container_and_names_a_size_that_overflows) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  {
+    std::vector<float, pinned_allocator<float>> v(1000, 2.f);
+    EXPECT_TRUE(m.pinned().owns(v.data(), 4000));
+    v.resize(100000, 3.f);
+    EXPECT_EQ(v[50000], 3.f);
+  }
+  EXPECT_EQ(m.pinned().statistics().allocation.all.current, 0);
+  EXPECT_THROW(pinned_allocator<double>().allocate(std::size_t(-1) / 4), invalid_use);
+}
+
+}  // namespace
+}  // namespace weir

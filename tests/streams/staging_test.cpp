@@ -1,0 +1,88 @@
+// Staging: bounded memory, slots that shrink, and refusals that say so.
+#include "streams/staging.h"
+
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+using test::held;
+using test::pattern;
+
+TEST(staging, holds_no_more_pinned_memory_than_its_room) {
+  test::machine m;
+  auto& staging = m.get().part<streams::staging>();
+  std::size_t const n = 40_MiB;
+  buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});
+  auto const source = pattern(n, 1);
+  stream s{device(0)}, t{device(1)};
+  {
+    held gate(m, s), gate_too(m, t);
+    copy(s, a.data(), source.data(), n, non_blocking);
+    copy(t, b.data(), source.data(), n, non_blocking);  // another device has its own room
+    EXPECT_GE(staging.in_use(0), n);
+    EXPECT_LE(staging.in_use(0), streams::staging::room);
+  }
+  synchronize(device(0));
+  synchronize(device(1));
+  stream_ref(s).synchronize();
+  stream_ref(t).synchronize();
+  EXPECT_EQ(staging.in_use(0), 0u);
+  EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
+  EXPECT_EQ(test::read_back(m, b.data(), n, 1), source);
+}
+
+TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {
+  test::machine m({.devices = 2, .memory = 256_MiB, .peers = simulated::links::none}, {.pinned_limit = 192_KiB});
+  std::size_t const n = 6_MiB + 11;
+  buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});
+  auto const source = pattern(n, 2);
+  test::bytes_of_host out(n);
+  stream s{device(0)}, t{device(1)};
+  copy(s, a.data(), source.data(), n);
+  stream_guard by_target(t);
+  copy(s, b.data(), a.data(), n);
+  copy(t, out.data(), b.data(), n);
+  EXPECT_EQ(out, source);
+  EXPECT_LE(m.pinned().statistics().reserved_bytes.all.peak, std::int64_t(192_KiB));
+}
+
+TEST(staging, with_no_pinned_memory_at_all_it_says_so_and_nothing_is_lost) {
+  test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4096});
+  std::size_t const n = 1_MiB;
+  buffer a(n, {.on = device(0)});
+  auto source = pattern(n, 3);
+  stream s{device(0)};
+  try {
+    copy(s, a.data(), source.data(), n);
+    FAIL() << "no out_of_memory";
+  } catch (out_of_memory const& e) {
+    EXPECT_TRUE(e.report().on.is_cpu());
+    EXPECT_EQ(e.report().limit, 4096u);
+  }
+  EXPECT_THROW(copy(s, source.data(), a.data(), n), out_of_memory);
+  EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
+  copy(s, a.data(), source.data(), 4000);  // a slot of this size there is
+}
+
+TEST(staging, where_nothing_moves_by_itself_the_calling_thread_stages) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  auto& staging = m.get().part<streams::staging>();
+  EXPECT_EQ(staging.threads(), 0);
+  std::size_t const n = 3_MiB;
+  buffer a(n, {.on = device(0)});
+  auto const source = pattern(n, 4);
+  test::bytes_of_host out(n);
+  stream s{device(0)};
+  auto scratch = source;
+  copy(s, a.data(), scratch.data(), n, non_blocking);
+  std::fill(scratch.begin(), scratch.end(), std::byte{0});
+  stamp const done = copy(s, out.data(), a.data(), n, non_blocking);
+  EXPECT_EQ(out, test::bytes_of_host(n));  // nothing has moved
+  EXPECT_TRUE(m.control().run());
+  EXPECT_EQ(out, source);
+  done.synchronize();
+}
+
+}  // namespace
+}  // namespace weir
