@@ -204,7 +204,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   while (next < bytes || !filling.parts.empty()) {
     while (next < bytes && filling.parts.size() < window) {
       std::size_t n = std::min(chunk, bytes - next);
-      if (!my.has_room(line, n)) {
+      if (!my.has_room(line, (filling.parts.size() + 1) * chunk)) {
         if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
         my.wait_for_room(line, n, where);
       }

@@ -1,7 +1,7 @@
 // Copies of memory that copy engines cannot reach, through slots of pinned memory, in stream order and with bounded memory.
 // Threads: any. Slots are blocks of the pinned pool: the streams' stamps say when one may be filled again.
 //
-// Invariant: a device's slots in use hold at most `room` bytes, and one window more for each thread that is filling.
+// Invariant: a device's slots hold at most `room` bytes when one thread stages; what several fill at once comes on top.
 #pragma once
 #include <memory>
 

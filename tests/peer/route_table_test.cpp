@@ -1,0 +1,236 @@
+// The table of docs/copies.md, line by line: what blocks, and when the source may be touched.
+// Threads: a stream held by a gate stands for work that is not done; nothing here is proved by time.
+#include <atomic>
+#include <thread>
+
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+using test::held;
+using test::pattern;
+
+constexpr std::size_t n = 300'001;  // odd, and more than one chunk of staging
+
+struct copies : ::testing::Test {
+  test::machine m;
+  stream s{device(0)}, t{device(1)};
+  buffer on_gpu{n, {.on = device(0)}}, on_same{n, {.on = device(0)}}, on_peer{n, {.on = device(1)}}, in_pinned = pinned(n), in_pinned_too = pinned(n);
+  test::bytes_of_host in_pageable = pattern(n, 1), first = pattern(n, 2), second = pattern(n, 3);
+  std::byte* pinned_bytes() { return in_pinned.data<std::byte>(); }
+  test::bytes_of_host gpu_bytes() { return test::read_back(m, on_gpu.data(), n, 0); }
+  void fill_gpu(test::bytes_of_host const& with) { copy(s, on_gpu.data(), with.data(), n); }
+
+  // The call returns only after the gate was opened, by whom it could not be seen before.
+  template <class Call>
+  void expect_waits_for(held& gate, Call call) {
+    std::atomic<bool> opening{false};
+    std::thread caller([&] {
+      runtime_guard in(m.own);
+      call();
+      EXPECT_TRUE(opening.load());
+    });
+    for (int i = 0; i < 100; ++i) std::this_thread::yield();
+    opening.store(true);
+    gate.open();
+    caller.join();
+  }
+};
+
+TEST_F(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_stamp) {
+  std::memcpy(pinned_bytes(), first.data(), n);
+  held gate(m, s);
+  stamp const done = copy(s, on_gpu.data(), pinned_bytes(), n, non_blocking);
+  EXPECT_FALSE(done.query());
+  std::memcpy(pinned_bytes(), second.data(), n);  // too early: these are the bytes that arrive
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(gpu_bytes(), second);
+  EXPECT_EQ(explain_copy(on_gpu.data(), pinned_bytes(), n).by, route::engine);
+}
+
+TEST_F(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched) {
+  std::memcpy(pinned_bytes(), first.data(), n);
+  held gate(m, s);
+  expect_waits_for(gate, [&] {
+    EXPECT_TRUE(copy(s, on_gpu.data(), pinned_bytes(), n).query());
+    std::memcpy(pinned_bytes(), second.data(), n);
+  });
+  EXPECT_EQ(gpu_bytes(), first);
+}
+
+TEST_F(copies, device_to_pinned_returns_at_once_and_the_bytes_are_there_at_the_stamp) {
+  fill_gpu(first);
+  std::memcpy(pinned_bytes(), second.data(), n);
+  held gate(m, s);
+  stamp const done = copy(s, pinned_bytes(), on_gpu.data(), n, non_blocking);
+  EXPECT_FALSE(done.query());
+  EXPECT_EQ(std::memcmp(pinned_bytes(), second.data(), n), 0);
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(std::memcmp(pinned_bytes(), first.data(), n), 0);
+}
+
+TEST_F(copies, device_to_pinned_blocking_returns_with_the_bytes) {
+  fill_gpu(first);
+  held gate(m, s);
+  expect_waits_for(gate, [&] {
+    copy(s, pinned_bytes(), on_gpu.data(), n);
+    EXPECT_EQ(std::memcmp(pinned_bytes(), first.data(), n), 0);
+  });
+}
+
+TEST_F(copies, pageable_to_device_returns_when_the_source_has_been_read_though_nothing_has_run) {
+  held gate(m, s);
+  stamp const done = copy(s, on_gpu.data(), first.data(), n, non_blocking);
+  EXPECT_FALSE(done.query());
+  auto const was = first;
+  std::fill(first.begin(), first.end(), std::byte{0});  // right after the return: cannot change what arrives
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(gpu_bytes(), was);
+  EXPECT_EQ(explain_copy(on_gpu.data(), first.data(), n).by, route::staged);
+}
+
+TEST_F(copies, pageable_to_device_blocking_returns_when_the_bytes_are_there) {
+  held gate(m, s);
+  expect_waits_for(gate, [&] { EXPECT_TRUE(copy(s, on_gpu.data(), first.data(), n).query()); });
+  EXPECT_EQ(gpu_bytes(), first);
+}
+
+TEST_F(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) {
+  std::size_t const many = streams::staging::room + 10_MiB;
+  buffer large(many, {.on = device(0)});
+  auto const source = pattern(many, 9);
+  held gate(m, s);
+  auto& staging = m.get().part<streams::staging>();
+  expect_waits_for(gate, [&] { copy(s, large.data(), source.data(), many, non_blocking); });
+  EXPECT_EQ(test::read_back(m, large.data(), many, 0), source);
+  EXPECT_LE(m.pinned().statistics().reserved_bytes.all.peak, std::int64_t(2 * streams::staging::room));
+  EXPECT_EQ(staging.in_use(0), 0u);
+}
+
+TEST_F(copies, device_to_pageable_returns_when_enqueued_and_the_bytes_arrive_in_stream_order) {
+  fill_gpu(first);
+  auto const before = in_pageable;
+  held gate(m, s);
+  stamp const done = copy(s, in_pageable.data(), on_gpu.data(), n, non_blocking);
+  copy(s, on_gpu.data(), second.data(), n, non_blocking);  // later work of the stream does not disturb it
+  EXPECT_FALSE(done.query());
+  EXPECT_EQ(in_pageable, before);
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(in_pageable, first);
+}
+
+TEST_F(copies, device_to_pageable_blocking_returns_with_the_bytes) {
+  fill_gpu(first);
+  held gate(m, s);
+  expect_waits_for(gate, [&] {
+    copy(s, in_pageable.data(), on_gpu.data(), n);
+    EXPECT_EQ(in_pageable, first);
+  });
+}
+
+TEST_F(copies, device_to_pageable_of_many_slots_brings_every_byte) {
+  std::size_t const many = 50_MiB + 77;
+  buffer large(many, {.on = device(0)});
+  auto const source = pattern(many, 4);
+  copy(s, large.data(), source.data(), many, non_blocking);
+  test::bytes_of_host out(many);
+  held gate(m, s);
+  stamp const done = copy(s, out.data(), large.data(), many, non_blocking);
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(out, source);
+}
+
+TEST_F(copies, within_a_device_returns_at_once_blocking_or_not) {
+  fill_gpu(first);
+  held gate(m, s);
+  stamp const done = copy(s, on_same.data(), on_gpu.data(), n);  // blocking::yes: nothing of the host's to wait for
+  EXPECT_FALSE(done.query());
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(test::read_back(m, on_same.data(), n, 0), first);
+  EXPECT_EQ(explain_copy(on_same.data(), on_gpu.data(), n).by, route::same_device);
+}
+
+TEST_F(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams_and_they_after_it) {
+  fill_gpu(first);
+  EXPECT_EQ(explain_copy(on_peer.data(), on_gpu.data(), n).by, route::peer);
+  stream_guard by_source(s);
+  stream_guard by_target(t);
+  held gate(m, t);                                               // the target's stream has earlier work
+  copy(t, on_peer.data(), second.data(), n, non_blocking);
+  stamp const done = copy(on_peer.data(), on_gpu.data(), n);  // runs on the source's stream
+  EXPECT_FALSE(done.query());
+  test::bytes_of_host out(n);
+  stamp const after = copy(t, out.data(), on_peer.data(), n, non_blocking);  // the target's stream reads what was copied
+  gate.open();
+  after.synchronize();
+  EXPECT_EQ(out, first);
+}
+
+TEST_F(copies, between_devices_on_the_targets_stream_waits_for_the_sources_current_stream) {
+  stream_guard by_source(s);
+  held gate(m, s);
+  copy(s, on_gpu.data(), first.data(), n, non_blocking);
+  stamp const done = copy(t, on_peer.data(), on_gpu.data(), n);
+  EXPECT_FALSE(done.query());
+  copy(s, on_gpu.data(), second.data(), n, non_blocking);  // ordered after the copy that reads
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(test::read_back(m, on_peer.data(), n, 1), first);
+}
+
+TEST_F(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
+  fill_gpu(first);
+  held gate(m, s);
+  copy(s, pinned_bytes(), on_gpu.data(), n, non_blocking);
+  expect_waits_for(gate, [&] {
+    copy(s, in_pageable.data(), pinned_bytes(), n, non_blocking);
+    EXPECT_EQ(in_pageable, first);
+  });
+  EXPECT_EQ(explain_copy(in_pageable.data(), pinned_bytes(), n).by, route::host);
+}
+
+TEST_F(copies, set_fills_device_memory_in_stream_order_and_host_memory_before_it_returns) {
+  stream_guard in(s);
+  held gate(m, s);
+  stamp const done = set(on_gpu.data(), std::byte{0x5a}, n);
+  EXPECT_FALSE(done.query());
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(gpu_bytes(), test::bytes_of_host(n, std::byte{0x5a}));
+  set(pinned_bytes(), std::byte{1}, n);
+  EXPECT_EQ(pinned_bytes()[n - 1], std::byte{1});
+}
+
+struct copies_without_links : ::testing::Test {
+  test::machine m{{.devices = 2, .memory = 512_MiB, .peers = simulated::links::none}};
+};
+
+TEST_F(copies_without_links, between_devices_that_do_not_reach_each_other_is_staged_in_the_same_order) {
+  std::size_t const many = 21_MiB + 5;
+  stream s{device(0)}, t{device(1)};
+  buffer from(many, {.on = device(0)}), to(many, {.on = device(1)});
+  auto const source = pattern(many, 5);
+  EXPECT_EQ(explain_copy(to.data(), from.data(), many).by, route::staged);
+  stream_guard by_source(s);
+  stream_guard by_target(t);
+  held gate(m, s);
+  copy(s, from.data(), source.data(), many, non_blocking);
+  stamp const done = copy(to.data(), from.data(), many);
+  EXPECT_FALSE(done.query());
+  test::bytes_of_host out(many);
+  stamp const after = copy(t, out.data(), to.data(), many, non_blocking);
+  set(from.data(), std::byte{0}, many);  // on s: after the copy that reads
+  gate.open();
+  after.synchronize();
+  EXPECT_EQ(out, source);
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,237 @@
+// What weir::copy refuses, and with which words; batches, guards, memory freed behind a copy, refused calls, lost devices.
+#include <functional>
+
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+using test::held;
+using test::pattern;
+
+constexpr std::size_t n = 4096;
+
+struct routes : ::testing::Test {
+  test::machine m;
+  stream s{device(0)}, t{device(1)};
+  buffer a{n, {.on = device(0)}}, b{n, {.on = device(0)}}, c{n, {.on = device(1)}}, p = pinned(n);
+  test::bytes_of_host host = pattern(n, 1);
+
+  std::string refusal(std::function<void()> call) {
+    try {
+      call();
+    } catch (invalid_use const& e) {
+      return e.what();
+    }
+    ADD_FAILURE() << "not refused";
+    return "";
+  }
+  static bool has(std::string const& text, std::string_view part) { return text.find(part) != std::string::npos; }
+};
+
+TEST_F(routes, a_copy_past_the_end_of_a_known_block_names_its_size_and_what_was_asked) {
+  auto const past = refusal([&] { copy(a.data(), host.data(), n + 1); });
+  EXPECT_TRUE(has(past, "dst gpu:0") && has(past, "holds 4096 B") && has(past, "asked 4097 B")) << past;
+  auto const inside = refusal([&] { weir::copy(host.data(), c.data<std::byte>() + 4000, 97); });
+  EXPECT_TRUE(has(inside, "src gpu:1") && has(inside, "holds 96 B to the end of its block of 4096 B")) << inside;
+  auto const of_pinned = refusal([&] { copy(p.data<std::byte>() + 1, a.data(), n); });
+  EXPECT_TRUE(has(of_pinned, "dst pinned") && has(of_pinned, "holds 4095 B")) << of_pinned;
+  EXPECT_NO_THROW(weir::copy(c.data<std::byte>() + 4000, host.data(), 96));
+}
+
+TEST_F(routes, overlapping_ranges_are_refused_and_the_same_place_is_nothing_to_do) {
+  auto* const x = a.data<std::byte>();
+  EXPECT_TRUE(has(refusal([&] { weir::copy(x + 8, x, 16); }), "overlap"));
+  EXPECT_TRUE(has(refusal([&] { weir::copy(host.data(), host.data() + 15, 16); }), "overlap"));
+  EXPECT_NO_THROW(weir::copy(x + 16, x, 16));
+  EXPECT_NO_THROW(weir::copy(x, x, n));
+}
+
+TEST_F(routes, null_is_refused_but_with_zero_bytes_anything_is_fine) {
+  EXPECT_TRUE(has(refusal([&] { copy(nullptr, host.data(), 1); }), "dst is null"));
+  EXPECT_TRUE(has(refusal([&] { copy(a.data(), nullptr, 1); }), "src is null"));
+  EXPECT_NO_THROW(copy(nullptr, nullptr, 0));
+  EXPECT_NO_THROW(copy(s, nullptr, reinterpret_cast<void*>(8), 0).synchronize());
+  EXPECT_NO_THROW(set(nullptr, std::byte{1}, 0));
+  EXPECT_TRUE(has(refusal([&] { set(nullptr, std::byte{1}, 1); }), "null"));
+  EXPECT_TRUE(has(refusal([&] { copy(a.data(), host.data(), std::size_t(-8)); }), "asked"));
+}
+
+TEST_F(routes, another_devices_stream_is_refused_and_named) {
+  auto const said = refusal([&] { copy(t, a.data(), host.data(), n); });
+  EXPECT_TRUE(has(said, "stream of gpu:1") && has(said, "gpu:0")) << said;
+  EXPECT_NO_THROW(copy(t, c.data(), a.data(), n));  // between devices: the stream of either
+  EXPECT_NO_THROW(copy(s, c.data(), a.data(), n));
+}
+
+TEST_F(routes, freed_memory_is_refused) {
+  void* const gone = allocate(s, 1_MiB);
+  deallocate(gone);
+  EXPECT_TRUE(has(refusal([&] { copy(s, gone, host.data(), 16); }), "not allocated"));
+  void* const gone_too = p.data();
+  p = buffer();
+  EXPECT_TRUE(has(refusal([&] { copy(s, a.data(), gone_too, 16); }), "not allocated"));
+}
+
+TEST_F(routes, a_refused_copy_changes_nothing) {
+  copy(a.data(), host.data(), n);
+  EXPECT_THROW(copy(a.data(), pattern(n + 1, 7).data(), n + 1), invalid_use);
+  EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+}
+
+TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
+  held gate(m, s);
+  void* const pinned_block = m.pinned().allocate(2_MiB, 0, here::current());
+  std::memset(pinned_block, 7, 2_MiB);
+  void* const away = allocate(default_stream(device(0)), 2_MiB);  // at home elsewhere
+  copy(s, away, pinned_block, 2_MiB, non_blocking);
+  deallocate(pinned_block);
+  deallocate(away);
+  void* const next = m.pinned().allocate(2_MiB, 0, here::current());
+  EXPECT_NE(next, pinned_block);
+  void* const next_away = allocate(default_stream(device(0)), 2_MiB);
+  EXPECT_TRUE(next_away != away || !default_stream(device(0)).query());  // else behind a device wait: nobody can write it yet
+  gate.open();
+  deallocate(next);
+  deallocate(next_away);
+}
+
+TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
+  auto const other = pattern(n, 2);
+  copy_item const wrong[] = {{a.data(), host.data(), n}, {b.data(), host.data(), n + 1}};
+  set(a.data(), std::byte{0}, n);
+  EXPECT_THROW(copy(s, wrong), invalid_use);
+  EXPECT_EQ(test::read_back(m, a.data(), n, 0), test::bytes_of_host(n, std::byte{0}));
+  copy_item const right[] = {{a.data(), other.data(), n}, {nullptr, nullptr, 0}, {b.data(), a.data(), n}};
+  copy(s, right).synchronize();
+  EXPECT_EQ(test::read_back(m, b.data(), n, 0), other);
+  EXPECT_TRUE(copy(s, std::span<copy_item const>{}).query() || true);
+}
+
+TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
+  std::memcpy(p.data(), host.data(), n);
+  {
+    route_guard through_slots(route::staged);
+    auto const choice = explain_copy(a.data(), p.data(), n);
+    EXPECT_EQ(choice.by, route::staged);
+    EXPECT_TRUE(has(choice.reason, "route_guard"));
+    copy(a.data(), p.data(), n);
+    EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+    copy(c.data(), a.data(), n).synchronize();
+    EXPECT_EQ(test::read_back(m, c.data(), n, 1), host);
+    route_guard wrong(route::peer);
+    EXPECT_TRUE(has(refusal([&] { copy(a.data(), p.data(), n); }), "route::peer"));
+  }
+  EXPECT_EQ(explain_copy(a.data(), p.data(), n).by, route::engine);
+}
+
+TEST_F(routes, explain_says_why_for_every_pair_of_places) {
+  EXPECT_TRUE(has(explain_copy(a.data(), p.data(), n).reason, "pinned"));
+  EXPECT_TRUE(has(explain_copy(a.data(), host.data(), n).reason, "pageable"));
+  EXPECT_TRUE(has(explain_copy(a.data(), b.data(), n).reason, "one device"));
+  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "not granted"));
+  grant_access(c.data(), device(0));
+  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "is granted"));
+  EXPECT_TRUE(has(explain_copy(host.data(), p.data(), n).reason, "host"));
+}
+
+TEST_F(routes, a_dead_device_is_named_and_the_others_go_on) {
+  m.control().lose(1);
+  EXPECT_THROW(copy(t, c.data(), host.data(), n), device_lost);
+  EXPECT_THROW(copy(t, host.data(), c.data(), n), device_lost);
+  EXPECT_THROW(copy(s, c.data(), a.data(), n), device_lost);
+  copy(s, a.data(), host.data(), n);
+  EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+  EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
+}
+
+TEST_F(routes, a_device_lost_under_a_staged_copy_leaves_the_host_alone) {
+  std::size_t const many = 10_MiB;
+  buffer large(many, {.on = device(1)});
+  auto const before = pattern(many, 3);
+  auto target = before;
+  {
+    held gate(m, t);
+    copy(t, target.data(), large.data(), many, non_blocking);
+    m.control().lose(1);
+  }
+  EXPECT_THROW(stream_ref(t).synchronize(), device_lost);
+  EXPECT_EQ(target, before);
+  EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
+}
+
+// Every call of a scenario refused in turn: a typed error, nothing lost, and the same copy works again.
+struct scenario {
+  char const* name;
+  std::size_t bytes;
+  bool linked;
+  void (*run)(scenario const&, stream_ref on0, stream_ref on1, void* gpu0, void* gpu1, std::byte* in_pinned, std::byte* from, std::byte* to);
+};
+scenario const scenarios[] = {
+    {"pageable_out_and_back", 3_MiB, true,
+     [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte*, std::byte* from, std::byte* to) {
+       copy(s, gpu, from, o.bytes, non_blocking);
+       copy(s, to, gpu, o.bytes);
+     }},
+    {"pinned_out_and_back", 8192, true,
+     [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte* in_pinned, std::byte* from, std::byte* to) {
+       std::memcpy(in_pinned, from, o.bytes);
+       copy(s, gpu, in_pinned, o.bytes);
+       std::memset(in_pinned, 0, o.bytes);
+       copy(s, in_pinned, gpu, o.bytes);
+       std::memcpy(to, in_pinned, o.bytes);
+     }},
+    {"over_the_link", 1_MiB, true,
+     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
+       copy(s, gpu0, from, o.bytes, non_blocking);
+       copy(t, gpu1, gpu0, o.bytes);
+       copy(t, to, gpu1, o.bytes);
+     }},
+    {"staged_between_devices", 5_MiB, false,
+     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
+       copy(s, gpu0, from, o.bytes, non_blocking);
+       copy(s, gpu1, gpu0, o.bytes);
+       t.wait(s);
+       copy(t, to, gpu1, o.bytes);
+     }},
+};
+
+struct refused_calls : ::testing::TestWithParam<scenario> {};
+INSTANTIATE_TEST_SUITE_P(of, refused_calls, ::testing::ValuesIn(scenarios), [](auto const& at) { return std::string(at.param.name); });
+
+TEST_P(refused_calls, each_in_turn_gives_a_typed_error_and_the_same_copy_works_again) {
+  auto const& one = GetParam();
+  bool refused_one = true;
+  for (std::uint64_t k = 1; refused_one; ++k) {
+    ASSERT_LT(k, 400u);
+    test::machine m({.devices = 2, .memory = 64_MiB, .peers = one.linked ? simulated::links::all : simulated::links::none});
+    stream s{device(0)}, t{device(1)};
+    buffer gpu0(one.bytes, {.on = device(0)}), gpu1(one.bytes, {.on = device(1)}), in_pinned = pinned(one.bytes);
+    auto from = pattern(one.bytes, k);
+    test::bytes_of_host to(one.bytes);
+    auto const run = [&] {
+      stream_guard by_source(s);
+      stream_guard by_target(t);
+      one.run(one, s, t, gpu0.data(), gpu1.data(), in_pinned.data<std::byte>(), from.data(), to.data());
+    };
+    m.control().fail_call("any", k, driver::code::failed);
+    refused_one = false;
+    try {
+      run();
+    } catch (driver_error const&) {
+      refused_one = true;
+    }
+    EXPECT_TRUE(refused_one || to == from) << "call " << k;  // absorbed, or never reached
+    EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{}) << "call " << k;
+    dynamic_cast<driver::faulty&>(m.driver()).forget_orders();
+    std::fill(to.begin(), to.end(), std::byte{0});
+    run();
+    EXPECT_EQ(to, from) << "after call " << k;
+    for (int d = 0; d < 2; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{}) << "call " << k;
+    EXPECT_EQ(m.control().findings(), std::vector<std::string>{}) << "call " << k;
+    if (!refused_one && k < 30) refused_one = true;  // an absorbed refusal is not the end of the calls
+  }
+}
+
+}  // namespace
+}  // namespace weir
