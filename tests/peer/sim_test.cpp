@@ -1,0 +1,76 @@
+// weir/sim.h: what a program's own tests can do to a simulated machine.
+#include "weir/sim.h"
+
+#include "tests/peer/ranks.h"
+#include "weir/peer.h"
+
+namespace {
+
+using namespace weir;
+using namespace weir::test;
+
+TEST(simulation, a_machine_with_gpus_is_no_simulation) {
+  if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPUs: " << runtime::current().description();
+  EXPECT_NE(refusal<invalid_use>([] { simulation::of(runtime::current()); }).find("simulation::of"), std::string::npos);
+}
+
+TEST(simulation, equal_seeds_and_calls_give_equal_hashes_and_other_calls_another) {
+  auto const hash_of = [](std::uint64_t seed, int copies) {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    EXPECT_EQ(simulation::of(machine).seed(), seed);
+    buffer const b(64);
+    std::vector<std::byte> host(64);
+    for (int i = 0; i < copies; ++i) copy(b.data(), host.data(), host.size());
+    synchronize();
+    return simulation::of(machine).trace_hash();
+  };
+  EXPECT_EQ(hash_of(3, 4), hash_of(3, 4));
+  EXPECT_NE(hash_of(3, 4), hash_of(3, 5));
+  EXPECT_NE(hash_of(3, 4), hash_of(4, 4));
+}
+
+TEST(simulation, a_refused_call_is_an_error_once) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  buffer const a(64), b(64);
+  simulation::of(machine).fail_call("copy", 1);
+  EXPECT_NE(refusal<driver_error>([&] { copy(a.data(), b.data(), 64); }), "");
+  copy(a.data(), b.data(), 64);
+}
+
+TEST(simulation, memory_that_another_process_takes_is_not_there) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  simulation::of(machine).use_up(device(1), 40_MiB);
+  EXPECT_NO_THROW(buffer(30_MiB, {.on = device(0)}));
+  EXPECT_THROW(buffer(30_MiB, {.on = device(1)}), out_of_memory);
+  EXPECT_LE(mem_get_info(device(1)).free, 24_MiB);
+}
+
+TEST(simulation, a_cut_link_is_gone_in_its_direction) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  simulation::of(machine).cut(device(0), device(1));
+  EXPECT_FALSE(can_access_peer(device(0), device(1)));
+  EXPECT_TRUE(can_access_peer(device(1), device(0)));
+}
+
+TEST(simulation, a_lost_device_says_so_and_the_other_goes_on) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  buffer const a(64, {.on = device(0)}), b(64, {.on = device(1)});
+  simulation::of(machine).lose(device(0));
+  std::vector<std::byte> host(64);
+  EXPECT_THROW(copy(a.data(), host.data(), 64), device_lost);
+  EXPECT_NO_THROW(copy(b.data(), host.data(), 64));
+}
+
+TEST(simulation, a_device_that_does_not_exist_is_named) {
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  std::string const text = refusal<invalid_use>([&] { simulation::of(machine).lose(device(2)); });
+  EXPECT_NE(text.find("gpu:2"), std::string::npos) << text;
+}
+
+}  // namespace
