@@ -23,7 +23,7 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks
     : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), callbacks_(c), space_(machine_, device) {
   auto const info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
-  require(space_.open(info.value), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
+  require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
   counts_.set_limit(r.options().device_limit);
 }
 
@@ -31,9 +31,26 @@ stream_memory& device_allocator::memory_of(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
+  if (stream_memory* const left = inherit(t)) return *(by_stream_[t.id()] = left);
   memories_.push_back(std::make_unique<stream_memory>(t));
   streams_.store(memories_.size());
   return *(by_stream_[t.id()] = memories_.back().get());
+}
+
+// A registration that has ended leaves its arena, with all that is cached there, to the next stream.
+stream_memory* device_allocator::inherit(clock::timeline& heir) {
+  for (auto const& m : memories_) {
+    section const hold(*m, counts_);
+    clock::timeline& old = *m->home.load();
+    if (old.alive() != clock::life::retired || !clocks_.complete(old.now())) continue;
+    settle(*m);
+    if (!m->pending.empty()) continue;
+    m->pieces.each_free([](piece& p) { p.freed = 0; });  // complete: no number of the new stream
+    m->home.store(&heir);
+    by_stream_.erase(old.id());
+    return m.get();
+  }
+  return nullptr;
 }
 
 std::vector<stream_memory*> device_allocator::memories() const {
@@ -54,6 +71,7 @@ request device_allocator::describe(clock::timeline& home, std::size_t bytes, std
   if (home.device() != device_) {
     refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device");
   }
+  if (home.alive() == clock::life::retired) refuse("a stream whose registration has ended", "Allocate on a stream that lives");
   int const c = size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
   if (c >= 0) return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
   return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(bytes, bins::unit), granule), at};
@@ -61,7 +79,7 @@ request device_allocator::describe(clock::timeline& home, std::size_t bytes, std
 
 void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) {
   request const r = describe(home, bytes, alignment, at);
-  if (lost_.load(base::memory_order_relaxed)) [[unlikely]] {
+  if (lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
   }
   stream_memory& mine = memory_of(home);
@@ -153,7 +171,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
       throw invalid_use("deallocate", hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) + " B inside the block at " + hex(b.start),
                         "Free a block by the address that allocate returned: " + hex(b.start), at);
     }
-    if (lost_.load(base::memory_order_relaxed)) return;  // nothing runs there any more, and nothing is handed out again
+    if (lost()) return;  // nothing runs there any more, and nothing is handed out again
 
     clock::timeline& home = *m.home.load();
     std::vector<clock::stamp> stamps;

@@ -16,7 +16,7 @@ namespace weir::memory {
 class stream_memory {
  public:
   explicit stream_memory(clock::timeline& t) : home(&t) {}
-  mutable base::mutex lock;              // guards all below but `home`
+  mutable base::mutex lock;              // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
   arena pieces;
   slabs small;
@@ -70,6 +70,7 @@ class device_allocator final : public allocator {
   void reset_accumulated() override { counts_.reset_accumulated(); }
   std::vector<std::string> validate() const override;
   void note_lost() noexcept override { lost_.store(true); }
+  bool lost() const noexcept { return lost_.load(base::memory_order_relaxed) || clocks_.lost(device_); }
 
   address_space const& addresses() const noexcept { return space_; }
 
@@ -85,6 +86,7 @@ class device_allocator final : public allocator {
   };
 
   stream_memory& memory_of(clock::timeline&);
+  stream_memory* inherit(clock::timeline& heir);  // Requires: making_
   std::vector<stream_memory*> memories() const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
   static located locate(region&, address) noexcept;

@@ -107,6 +107,7 @@ driver::status device_allocator::grant(void const* p, int reader) {
       a = h->at + h->bytes;
     }
   }
+  if (auto const s = machine_.open(reader); !s.ok()) return s;
   for (handle const& h : missing) {  // the block is live: its handles stay
     driver::status const s = machine_.grant(h.at, h.bytes, reader);
     note(s);
@@ -142,7 +143,7 @@ memory_report device_allocator::report() const {
   out.allocated = static_cast<std::size_t>(n.allocated_bytes.all.current);
   out.pending = static_cast<std::size_t>(n.pending_bytes.all.current);
   out.reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
-  if (!lost_.load()) {
+  if (!lost()) {
     if (auto const m = machine_.memory(device_); m.ok() && m.value.total > m.value.free + out.reserved) {
       out.other_processes = m.value.total - m.value.free - out.reserved;
     }
@@ -209,11 +210,11 @@ std::vector<std::string> device_allocator::validate() const {
 }
 
 device_allocator::~device_allocator() {
-  bool const reachable = !lost_.load() && !process_is_ending() && !process_was_forked();
+  bool const reachable = !lost() && !process_is_ending() && !process_was_forked();
   memory_statistics const n = counts_.read();
   if (n.allocation.all.current) {
-    std::fprintf(stderr, "weir: gpu:%d: %lld blocks (%lld B) were still held when their runtime ended; their memory is left to their owners\n", device_,
-                 static_cast<long long>(n.allocation.all.current), static_cast<long long>(n.allocated_bytes.all.current));
+    std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
+                 static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
   }
   if (!reachable) {
     space_.abandon();

@@ -63,9 +63,10 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) {
             if (m == &mine) continue;
-            clock::stamp newest{m->home.load()->id(), 0};
+            clock::stamp newest;
             {
               section const hold(*m, counts_);
+              newest.stream = m->home.load()->id();
               m->pieces.each_free([&](piece const& p) { newest.n = std::max(newest.n, p.freed); });
             }
             if (newest.n == 0) continue;
@@ -132,17 +133,16 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
-    clock::timeline& theirs = *other->home.load();
-    if (!allowed({theirs.id(), 1})) continue;
-    clock::stamp newest{theirs.id(), 0};
+    clock::stamp newest;
     {
       section const hold(*other, counts_);
+      newest.stream = other->home.load()->id();
       settle(*other);
       other->pieces.each_free([&](piece const& p) {
         if (round_up(p.at, alignment) + bytes <= p.end()) newest.n = std::max(newest.n, p.freed);
       });
     }
-    if (newest.n == 0 || passed(home, newest)) continue;
+    if (newest.n == 0 || !allowed(newest) || passed(home, newest)) continue;
     driver::status const s = home.wait(newest);
     note(s);
     if (!s.ok()) continue;
@@ -182,7 +182,6 @@ std::size_t device_allocator::return_handles(std::size_t want) {
 
 std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t want) {
   std::size_t bytes = 0;
-  std::uint64_t const id = m.home.load()->id();
   {
     section const hold(m, counts_);
     while (slab* const s = m.small.any_empty()) return_run(m, *s);
@@ -192,9 +191,10 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     handle h;
     piece* place = nullptr;
     region* in = nullptr;
-    clock::stamp to_ask{id, 0};
+    clock::stamp to_ask;
     {
       section const hold(m, counts_);
+      std::uint64_t const id = to_ask.stream = m.home.load()->id();
       handle* const found = m.pieces.find_free_handle([&](handle const&, std::uint64_t freed) {
         if (clocks_.complete({id, freed})) return true;
         if (!refused_before || freed < refused_before) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
@@ -252,9 +252,9 @@ bool device_allocator::wait_for_oldest() {
   bool collectives = false;
   clock::stamp oldest;
   for (stream_memory* m : memories()) {
-    clock::timeline& home = *m->home.load();
-    collectives |= home.carries_collectives();
     section const hold(*m, counts_);
+    clock::timeline const& home = *m->home.load();
+    collectives |= home.carries_collectives();
     for (clock::stamp s : m->pending.fronts()) {
       if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
       if (!oldest.stream && !clocks_.complete(s)) oldest = s;
@@ -282,7 +282,7 @@ bool device_allocator::wait_for_oldest() {
 }
 
 std::size_t device_allocator::empty_cache() {
-  if (lost_.load()) return 0;
+  if (lost()) return 0;
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) {
     driver::status const is = clocks_.complete(s) ? driver::status{} : clocks_.synchronize(s);
@@ -290,7 +290,7 @@ std::size_t device_allocator::empty_cache() {
     return is.ok();
   };
   for (stream_memory* m : memories()) {
-    clock::stamp newest{m->home.load()->id(), 0};
+    clock::stamp newest;
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
       {
@@ -303,6 +303,7 @@ std::size_t device_allocator::empty_cache() {
     }
     {
       section const hold(*m, counts_);
+      newest.stream = m->home.load()->id();
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
       m->pieces.each_free([&](piece const& p) {
         if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);

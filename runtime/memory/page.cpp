@@ -85,28 +85,26 @@ piece* region::covering(address a) const noexcept {
 address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
 
 address_space::~address_space() {
-  if (base_ && !abandoned_) (void)machine_.unreserve(base_, extent_ * extents_);
+  if (base_ && !abandoned_) (void)machine_.unreserve(base_, reserved_);
 }
 
-driver::status address_space::open(driver::device_info const& info) {
+driver::status address_space::open(driver::device_info const& info, std::size_t wanted) {
   info_ = info;
   page_ = info.granularity ? info.granularity : std::size_t{2} << 20;
   if (!info.maps) return {};
   std::size_t const memory = std::bit_ceil(std::max(info.total_memory, page_ * 16));
-  for (std::size_t fold = 64; fold >= 2; fold /= 2) {
-    std::size_t const bytes = std::min(memory * fold, std::size_t{16} << 40);
+  std::size_t bytes = wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
+  for (;; bytes = round_down(bytes / 2, page_)) {
     auto const got = machine_.reserve(bytes, page_);
-    if (!got.ok()) {
-      if (fold == 2 || got.is.what == driver::code::lost || got.is.what == driver::code::forked || got.is.what == driver::code::unloading) return got.is;
-      continue;
-    }
+    if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory) continue;
+    if (!got.ok()) return got.is;
     base_ = got.value;
-    extent_ = std::max(memory / 4, page_ * 4);
+    reserved_ = bytes;
+    extent_ = std::max(round_down(std::min(memory / 4, bytes / 16), page_), page_);
     extents_ = bytes / extent_;
     by_extent_.reset(new base::atomic<region*>[extents_]);
     return {};
   }
-  return {driver::code::out_of_memory};
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {

@@ -94,8 +94,8 @@ class address_space {  // one a device
   ~address_space();
   address_space(address_space const&) = delete;
 
-  // One reservation, as large as is left up to 64 times the device's memory.
-  driver::status open(driver::device_info const&);
+  // One reservation of `wanted` bytes (0: 64 times the device's memory, at most 16 TiB), halved until it fits.
+  driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
   std::size_t largest_handle() const noexcept { return page_ * 16; }
@@ -112,7 +112,7 @@ class address_space {  // one a device
   driver::driver& machine_;
   int const device_;
   driver::device_info info_;
-  std::size_t page_ = 0, extent_ = 0, extents_ = 0, used_ = 0;  // used_ under lock_
+  std::size_t page_ = 0, reserved_ = 0, extent_ = 0, extents_ = 0, used_ = 0;  // used_ under lock_
   address base_ = 0;
   bool abandoned_ = false;
   std::unique_ptr<base::atomic<region*>[]> by_extent_;

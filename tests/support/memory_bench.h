@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/memory/allocator.h"
 

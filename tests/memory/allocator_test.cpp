@@ -1,0 +1,416 @@
+// The allocator of one device on stepped machines: what is reused when, what is refused, and what the ladder does.
+#include <gtest/gtest.h>
+
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using tests::memory_bench;
+constexpr here at{"a test", "a test", 1};
+
+struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
+  using faulty::faulty;
+  weir::driver::result<weir::driver::device_info> info(int device) override {
+    auto i = faulty::info(device);
+    i.value.maps = false;
+    return i;
+  }
+};
+
+struct allocator_test : ::testing::Test {
+  explicit allocator_test(options o = {}) : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
+  memory::allocator& device() { return bench.on(0); }
+  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) { return device().allocate(s, bytes, alignment, at); }
+  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  // Work that the stream has not done until it is stepped.
+  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void sound() {
+    EXPECT_EQ(device().validate(), std::vector<std::string>{});
+    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+  }
+  memory_bench bench;
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+};
+
+TEST_F(allocator_test, a_block_freed_on_its_home_stream_serves_the_next_allocation_there_at_once) {
+  for (std::size_t bytes : {100, 5000, 300'000}) {
+    void* const p = take(a, bytes);
+    busy(a);
+    give(p);
+    EXPECT_EQ(take(a, bytes), p) << bytes;
+  }
+  EXPECT_EQ(bench.clocks().counted().fences, 0u) << "one stream alone needs no event";
+  sound();
+}
+
+TEST_F(allocator_test, a_marked_block_waits_until_the_marked_stream_is_known_to_have_passed_its_free) {
+  for (std::size_t bytes : {100, 300'000}) {
+    void* const p = take(a, bytes);
+    device().mark(static_cast<char*>(p) + bytes / 2, b, at);
+    busy(b);  // given after the mark, before the free: the free takes the stamp
+    give(p);
+    EXPECT_GT(device().statistics().pending_bytes.all.current, 0);
+    EXPECT_NE(take(a, bytes), p);
+    ASSERT_TRUE(bench.control->run());
+    ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
+    void* q = take(a, bytes);
+    for (int i = 0; q != p && i < 2000; ++i) q = take(a, bytes);  // slots of the slab before it
+    EXPECT_EQ(q, p) << bytes;
+    sound();
+  }
+}
+
+TEST_F(allocator_test, a_marked_block_is_free_once_its_home_stream_waits_for_the_other) {
+  void* const p = take(a, 300'000);
+  device().mark(p, b, at);
+  busy(b);
+  give(p);
+  ASSERT_TRUE(a.wait(b.now()).ok());
+  EXPECT_EQ(take(a, 300'000), p);
+  EXPECT_EQ(device().statistics().pending_bytes.all.current, 0);
+  sound();
+}
+
+TEST_F(allocator_test, another_stream_takes_a_free_block_only_behind_the_stream_that_freed_it) {
+  void* const p = take(a, 1'000'000);
+  busy(a);
+  give(p);
+  void* const q = take(b, 1'000'000);
+  EXPECT_NE(q, p) << "b is not ordered behind a";
+  ASSERT_TRUE(b.wait(a.now()).ok());
+  EXPECT_EQ(take(b, 1'000'000), p);
+  EXPECT_EQ(device().find(p)->home, &b);
+  sound();
+}
+
+TEST_F(allocator_test, what_a_stream_gave_back_elsewhere_serves_it_again_without_a_wait) {
+  void* const p = take(a, 1'000'000);
+  give(p);
+  ASSERT_TRUE(b.wait(a.now()).ok());
+  ASSERT_EQ(take(b, 1'000'000), p);
+  busy(b);
+  give(p);  // a does not know of b
+  EXPECT_NE(take(a, 1'000'000), p);
+  EXPECT_EQ(take(b, 1'000'000), p);
+  sound();
+}
+
+TEST_F(allocator_test, a_free_that_names_its_last_use_waits_for_that_stream_too) {
+  void* const p = take(a, 300'000);
+  busy(b);
+  give(p, &b);
+  EXPECT_NE(take(a, 300'000), p);
+  ASSERT_TRUE(a.wait(b.now()).ok());
+  EXPECT_EQ(take(a, 300'000), p);
+}
+
+TEST_F(allocator_test, a_block_handed_over_belongs_to_its_new_stream_and_is_ordered_behind_the_old) {
+  void* const p = take(a, 300'000);
+  busy(a);
+  clock::stamp const used = a.now();
+  device().rebind(p, b, at);
+  EXPECT_TRUE(b.covers(used));
+  EXPECT_EQ(device().find(p)->home, &b);
+  EXPECT_THROW(device().rebind(p, bench.stream(1), at), invalid_use);
+  give(p);
+  sound();
+}
+
+TEST_F(allocator_test, zero_bytes_have_an_address_of_their_own_and_are_freed) {
+  void* const p = take(a, 0);
+  void* const q = take(a, 0);
+  EXPECT_NE(p, nullptr);
+  EXPECT_NE(p, q);
+  EXPECT_EQ(device().find(p)->bytes, 0u);
+  give(p);
+  give(q);
+  give(nullptr);
+  EXPECT_EQ(device().statistics().allocation.all.current, 0);
+}
+
+TEST_F(allocator_test, blocks_have_the_alignment_that_was_asked_for_or_that_is_natural) {
+  for (std::size_t alignment = 1; alignment <= (1 << 20); alignment *= 2) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, 100, alignment)) % alignment, 0u);
+  for (std::size_t bytes : {16, 48, 64, 96, 256, 1000, 1024, 4096, 10'000, 16'384, 50'000}) {
+    std::size_t const rounded = (bytes + 15) / 16 * 16, natural = bytes >= 16 << 10 ? 512 : rounded & (~rounded + 1);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, bytes)) % natural, 0u) << bytes;
+  }
+}
+
+template <class Do>
+invalid_use refused(Do act) {
+  try {
+    act();
+  } catch (invalid_use const& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {"", "", "", at};
+}
+
+TEST_F(allocator_test, wrong_frees_are_named_and_change_nothing) {
+  for (std::size_t bytes : {500, 300'000}) {
+    char* const p = static_cast<char*>(take(a, bytes));
+    int at_random = 0;
+    auto const before = device().statistics().flat();
+    auto const interior = refused([&] { give(p + 129); });
+    char base[32];
+    std::snprintf(base, sizeof base, "%p", static_cast<void*>(p));
+    EXPECT_NE(interior.operands().find("129 B inside"), std::string::npos);
+    EXPECT_NE(interior.remedy().find(base), std::string::npos) << "the base is named";
+    refused([&] { give(&at_random); });
+    EXPECT_EQ(device().statistics().flat(), before);
+    give(p);
+    EXPECT_NE(refused([&] { give(p); }).remedy().find("freed before"), std::string::npos);
+    refused([&] { device().mark(p, b, at); });
+    sound();
+  }
+  void* const p = take(a, 300'000);
+  device().mark(p, b, at);
+  busy(b);
+  give(p);
+  EXPECT_NE(refused([&] { give(p); }).operands().find("freed already"), std::string::npos) << "also while it is pending";
+}
+
+TEST_F(allocator_test, sizes_that_overflow_and_odd_alignments_are_refused) {
+  EXPECT_NE(refused([&] { take(a, ~std::size_t{0} - 100); }).remedy().find("overflow"), std::string::npos);
+  refused([&] { take(a, 100, 48); });
+  refused([&] { take(a, 100, std::size_t{1} << 40); });
+  refused([&] { take(bench.stream(1), 100); });
+  EXPECT_THROW(take(a, std::size_t{1} << 50), out_of_memory);
+  sound();
+}
+
+TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_freed_what_it_needs) {
+  void* const p = take(a, 3 << 20);
+  busy(a);
+  clock::stamp const used = a.now();
+  give(p);
+  void* const q = take(b, 3 << 20);
+  EXPECT_EQ(q, p);
+  EXPECT_TRUE(b.covers(used));
+  EXPECT_EQ(device().statistics().waits_inserted, 1u);
+  EXPECT_EQ(device().statistics().num_alloc_retries, 1u);
+  EXPECT_EQ(device().statistics().num_ooms, 0u);
+  sound();
+}
+
+TEST_F(allocator_test, no_wait_is_inserted_between_streams_that_carry_collectives) {
+  a.set_carries_collectives(true);
+  b.set_carries_collectives(true);
+  auto const gate = bench.machine().hold(0, a.handle());
+  ASSERT_TRUE(gate.ok());
+  void* const p = take(a, 3 << 20);
+  give(p);
+  EXPECT_THROW(take(b, 3 << 20), out_of_memory);
+  EXPECT_EQ(device().statistics().waits_inserted, 0u);
+  ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
+  ASSERT_TRUE(bench.control->run());
+  EXPECT_NE(take(b, 3 << 20), nullptr) << "what is complete needs no wait";
+  sound();
+}
+
+TEST_F(allocator_test, wholly_free_handles_of_one_stream_serve_another_when_memory_is_short) {
+  std::vector<void*> all;
+  for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
+  for (void* p : all) give(p);
+  ASSERT_TRUE(bench.clocks().synchronize(a.now()).ok());
+  void* const q = take(b, 3'500 << 10);  // no piece of a's is that large
+  EXPECT_NE(q, nullptr);
+  EXPECT_LE(device().statistics().reserved_bytes.all.current, 4 << 20);
+  sound();
+}
+
+TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything_works_afterwards) {
+  void* const p = take(a, 3 << 20);
+  try {
+    take(a, 2 << 20);
+    FAIL() << "that does not fit";
+  } catch (out_of_memory const& e) {
+    EXPECT_EQ(e.report().requested, std::size_t{2} << 20);
+    EXPECT_EQ(e.report().allocated, std::size_t{3} << 20);
+    EXPECT_EQ(e.report().ladder.size(), 6u);
+    EXPECT_NE(e.report().text().find("holds the memory itself"), std::string::npos) << e.report().text();
+  }
+  EXPECT_EQ(device().statistics().num_ooms, 1u);
+  sound();
+  give(p);
+  EXPECT_NE(take(a, 2 << 20), nullptr);
+  sound();
+}
+
+TEST_F(allocator_test, callbacks_are_called_in_order_with_no_lock_held_and_what_they_free_is_used) {
+  struct spare {
+    allocator_test* test;
+    void* block;
+    std::vector<int> called;
+  } state{this, take(a, 3 << 20), {}};
+  auto const second = bench.memory().add_callback(
+      [](void* s, memory_report const& r) {
+        auto& self = *static_cast<spare*>(s);
+        self.called.push_back(2);
+        EXPECT_EQ(r.requested, std::size_t{2} << 20);
+        self.test->give(std::exchange(self.block, nullptr));
+        return true;
+      },
+      &state, 2);
+  auto const first = bench.memory().add_callback([](void* s, memory_report const&) { return static_cast<spare*>(s)->called.push_back(1), false; }, &state, 1);
+  EXPECT_NE(take(a, 2 << 20), nullptr);
+  EXPECT_EQ(state.called, (std::vector<int>{1, 2}));
+  bench.memory().remove_callback(first);
+  bench.memory().remove_callback(second);
+  EXPECT_THROW(take(a, 3 << 20), out_of_memory);
+  EXPECT_EQ(state.called.size(), 2u);
+  sound();
+}
+
+TEST_F(allocator_test, reserved_never_passes_the_limit) {
+  device().set_limit(1 << 20);
+  std::vector<void*> all;
+  try {
+    for (;;) all.push_back(take(a, 100'000));
+  } catch (out_of_memory const& e) {
+    EXPECT_EQ(e.report().limit, std::size_t{1} << 20);
+    EXPECT_NE(e.report().text().find("limit forbids"), std::string::npos);
+  }
+  EXPECT_GE(all.size(), 9u);
+  EXPECT_LE(device().statistics().reserved_bytes.all.peak, 1 << 20);
+  device().set_limit(0);
+  EXPECT_NE(take(a, 1 << 20), nullptr);
+  sound();
+}
+
+TEST_F(allocator_test, empty_cache_gives_back_all_that_no_block_lies_in) {
+  void* const kept = take(a, 100);
+  void* const p = take(a, 2 << 20);
+  void* const q = take(b, 100'000);
+  device().mark(p, b, at);
+  busy(b);
+  give(p);
+  give(q);
+  EXPECT_GE(device().empty_cache(), std::size_t{2} << 20);
+  EXPECT_EQ(device().statistics().reserved_bytes.all.current, 64 << 10);
+  give(kept);
+  device().empty_cache();
+  EXPECT_EQ(device().statistics().reserved_bytes.all.current, 0);
+  EXPECT_EQ(device().statistics().segment.all.current, 0);
+  sound();
+}
+
+TEST_F(allocator_test, the_arena_of_a_registration_that_ended_serves_the_next_stream) {
+  clock::timeline& f = bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
+  void* const p = take(f, 1 << 20);
+  busy(f);
+  give(p);
+  bench.clocks().retire(f);
+  EXPECT_THROW(take(f, 100), invalid_use);
+  ASSERT_TRUE(bench.control->run());
+  ASSERT_TRUE(bench.clocks().poll(f.now()).ok());
+  EXPECT_EQ(take(bench.stream(0), 1 << 20), p);
+  sound();
+}
+
+TEST_F(allocator_test, many_registrations_do_not_use_up_the_addresses) {
+  for (int i = 0; i < 600; ++i) {
+    clock::timeline& f = bench.clocks().make(0, a.handle(), clock::life::foreign);
+    give(take(f, 100'000));
+    bench.clocks().retire(f);
+    ASSERT_TRUE(bench.control->run());
+    ASSERT_TRUE(bench.clocks().poll(f.now()).ok());
+  }
+  EXPECT_LE(device().statistics().reserved_bytes.all.peak, 1 << 20);
+  sound();
+}
+
+TEST_F(allocator_test, on_a_lost_device_frees_do_nothing_and_allocations_say_so_while_others_live) {
+  void* const p = take(a, 100'000);
+  clock::timeline& other = bench.stream(1);
+  bench.control->lose(0);
+  EXPECT_FALSE(bench.clocks().synchronize(a.now()).ok());
+  give(p);
+  EXPECT_THROW(take(a, 100), device_lost);
+  EXPECT_THROW(take(a, 3 << 20), device_lost);
+  EXPECT_EQ(device().empty_cache(), 0u);
+  void* const q = bench.on(1).allocate(other, 100'000, 0, at);
+  bench.on(1).deallocate(q, nullptr, at);
+}
+
+TEST_F(allocator_test, a_peer_is_granted_every_handle_under_a_block) {
+  void* const p = take(a, 2 << 20);
+  EXPECT_FALSE(device().granted(p, 1));
+  ASSERT_TRUE(device().grant(static_cast<char*>(p) + 5, 1).ok());
+  EXPECT_TRUE(device().granted(p, 1));
+  EXPECT_TRUE(device().granted(p, 0));
+  clock::timeline& other = bench.stream(1);
+  driver::touch const t{reinterpret_cast<driver::address>(p), 2 << 20, true};
+  ASSERT_TRUE(bench.machine().enqueue(1, other.handle(), {&t, 1}, {[](void*) {}, nullptr, nullptr}).ok());
+  ASSERT_TRUE(bench.control->run());
+  sound();
+  give(p);
+  EXPECT_FALSE(device().granted(p, 1));
+}
+
+TEST_F(allocator_test, addresses_have_one_owner) {
+  void* const p = take(a, 100);
+  EXPECT_EQ(bench.memory().owner(p), &device());
+  EXPECT_EQ(memory::device_memory::owner_in_process(p), &device());
+  EXPECT_EQ(bench.memory().owner(&a), nullptr);
+  memory_bench other({.devices = 1, .memory = 1 << 20, .how = simulated::running::stepped, .seed = 2});
+  void* const q = other.on(0).allocate(other.stream(0), 100, 0, at);
+  EXPECT_EQ(bench.memory().owner(q), nullptr);
+  EXPECT_EQ(memory::device_memory::owner_in_process(q), &other.on(0));
+  EXPECT_THROW(device().deallocate(q, nullptr, at), invalid_use);
+  other.on(0).deallocate(q, nullptr, at);
+}
+
+TEST(allocator_teardown, memory_still_held_is_reported_and_stays_with_its_owner) {
+  std::vector<std::string> left;
+  ::testing::internal::CaptureStderr();
+  {
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
+    clock::timeline& s = bench.stream(0);
+    (void)bench.on(0).allocate(s, 100'000, 0, at);
+    bench.on(0).deallocate(bench.on(0).allocate(s, 1 << 20, 0, at), nullptr, at);
+    ASSERT_TRUE(bench.machine().destroy_stream(0, s.handle()).ok());
+  }
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("1 block (100352 B)"), std::string::npos);
+  std::size_t mappings = 0;
+  for (auto const& l : left) mappings += l.find("mapping") != std::string::npos;
+  EXPECT_GT(mappings, 0u) << "the held block's pages";
+}
+
+TEST(allocator_teardown, nothing_is_left_of_a_runtime_whose_blocks_were_all_freed) {
+  std::vector<std::string> left{"never called"};
+  {
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
+    clock::timeline& s = bench.stream(0);
+    clock::timeline& t = bench.stream(0);
+    void* const p = bench.on(0).allocate(s, 1 << 20, 0, at);
+    bench.on(0).mark(p, t, at);
+    bench.on(0).deallocate(p, nullptr, at);
+    for (auto* l : {&s, &t}) ASSERT_TRUE(bench.machine().destroy_stream(0, l->handle()).ok());
+  }
+  EXPECT_EQ(left, std::vector<std::string>{});
+}
+
+TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {},
+                     [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
+  memory::allocator& d = bench.on(0);
+  clock::timeline& s = bench.stream(0);
+  std::vector<void*> all;
+  for (std::size_t bytes : {100, 5000, 40'000, 1'000'000, 0}) all.push_back(d.allocate(s, bytes, 0, at));
+  EXPECT_EQ(d.find(static_cast<char*>(all[3]) + 999'999)->base, all[3]);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+  EXPECT_THROW((void)d.allocate(s, 3'500'000, 0, at), out_of_memory);
+  EXPECT_THROW(d.deallocate(static_cast<char*>(all[3]) + 512, nullptr, at), invalid_use);
+  for (void* p : all) d.deallocate(p, nullptr, at);
+  EXPECT_NE(d.allocate(s, 3'500'000, 0, at), nullptr) << "the ladder gives whole segments back";
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace weir

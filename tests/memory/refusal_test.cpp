@@ -1,0 +1,117 @@
+// Every driver call refused in turn: whatever the allocator was doing, its lists stay whole, and the same program then runs.
+#include <gtest/gtest.h>
+
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using tests::memory_bench;
+constexpr here at{"a test", "a test", 1};
+
+struct refused_calls : ::testing::TestWithParam<driver::code> {};
+
+// Small and large blocks on two streams, marks, waits, handing over, a ladder climbed to its end, memory given back.
+struct scenario {
+  memory_bench bench{{.devices = 2, .memory = 2 << 20, .how = simulated::running::seeded, .seed = 5}};
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+  memory::allocator& device = bench.on(0);
+  int failed = 0;
+
+  template <class Do>
+  void attempt(Do act) {
+    try {
+      act();
+    } catch (error const&) {  // typed, or the test ends here
+      ++failed;
+    }
+  }
+  void run() {
+    std::vector<void*> live;
+    auto const take = [&](clock::timeline& s, std::size_t bytes) { attempt([&] { live.push_back(device.allocate(s, bytes, 0, at)); }); };
+    auto const give = [&](std::size_t i) {
+      if (i < live.size() && live[i]) device.deallocate(std::exchange(live[i], nullptr), nullptr, at);
+    };
+    for (std::size_t bytes : {100, 3000, 40'000, 300'000}) take(a, bytes), take(b, bytes);
+    if (live.size() > 5) {
+      for (std::size_t i = 3; i < 6; ++i) device.mark(live[i], i % 2 ? a : b, at);
+    }
+    for (std::size_t i = 2; i < 8; ++i) give(i);
+    take(a, 500'000);
+    if (!live.empty() && live.back()) attempt([&] { device.rebind(live.back(), b, at); });
+    give(live.size() - 1);
+    take(b, 1'500'000);
+    take(a, 1'000'000);
+    take(a, 100'000);
+    if (!live.empty() && live.back()) (void)device.grant(live.back(), 1);
+    (void)a.wait(b.now());
+    for (std::size_t i = 0; i < live.size(); ++i) give(i);
+    device.empty_cache();
+  }
+  void expect_sound(std::string const& when) {
+    EXPECT_EQ(device.validate(), std::vector<std::string>{}) << when;
+    EXPECT_EQ(bench.clocks().validate(), std::vector<std::string>{}) << when;
+  }
+};
+
+TEST_P(refused_calls, the_kth_driver_call_refused_leaves_every_list_whole_and_the_program_then_runs) {
+  std::uint64_t calls = 0;
+  int failures_without = 0;
+  {
+    scenario s;
+    auto const before = dynamic_cast<driver::faulty&>(s.bench.machine()).calls_so_far();
+    s.run();
+    calls = dynamic_cast<driver::faulty&>(s.bench.machine()).calls_so_far() - before;
+    failures_without = s.failed;
+    s.expect_sound("without a refusal");
+    EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
+  }
+  ASSERT_GT(calls, 50u);
+  int felt = 0;
+  for (std::uint64_t k = 1; k <= calls; ++k) {
+    std::string const which = "call " + std::to_string(k);
+    scenario s;
+    s.bench.control->fail_call("any", k, GetParam());
+    s.run();
+    felt += s.failed > failures_without;
+    s.expect_sound(which);
+    dynamic_cast<driver::faulty&>(s.bench.machine()).forget_orders();
+    s.failed = 0;
+    s.run();
+    EXPECT_EQ(s.failed, failures_without) << "again after " << which;
+    s.expect_sound("again after " + which);
+    s.device.empty_cache();
+    EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0) << which;
+    EXPECT_EQ(s.bench.control->findings(), std::vector<std::string>{}) << which;
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(felt, 0) << "no refusal was ever felt";
+}
+
+TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
+  for (std::string_view name : driver::faulty::call_names()) {
+    scenario s;
+    for (std::uint64_t k = 1; k <= 60; ++k) s.bench.control->fail_call(name, k, GetParam());
+    s.run();
+    s.expect_sound(std::string(name));
+    dynamic_cast<driver::faulty&>(s.bench.machine()).forget_orders();
+    s.failed = 0;
+    s.run();
+    EXPECT_LE(s.failed, 1) << name;
+    s.expect_sound("again after " + std::string(name));
+    s.device.empty_cache();
+    EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0) << name;
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(codes, refused_calls, ::testing::Values(driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted),
+                         [](auto const& info) { 
+                           std::string name(driver::name_of(info.param));
+                           for (char& c : name) c = c == ' ' ? '_' : c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace weir
