@@ -116,14 +116,17 @@ bool begin_work(stream_ref s, std::span<use const> uses, here at) {
   if (line.alive() == clock::life::retired) {
     throw invalid_use("launch", "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
   }
-  for (use const& u : uses) {
-    if (u.address) check_use(whereabouts_of(r, u.address), u, line, at);
+  std::array<whereabouts, 8> few;
+  std::vector<whereabouts> many(uses.size() > few.size() ? uses.size() : 0);
+  whereabouts* const found = many.empty() ? few.data() : many.data();
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    if (!uses[i].address) continue;
+    found[i] = whereabouts_of(r, uses[i].address);
+    check_use(found[i], uses[i], line, at);
   }
-  for (use const& u : uses) {  // nothing is marked unless all are in order
-    if (!u.address) continue;
-    whereabouts const is = whereabouts_of(r, u.address);
-    if (is.device && is.block.home != &line) is.device->mark(u.address, line, at);
-    if (is.pinned) is.pinned->mark(u.address, line);
+  for (std::size_t i = 0; i < uses.size(); ++i) {  // nothing is marked unless all are in order
+    if (found[i].device && found[i].block.home != &line) found[i].device->mark(uses[i].address, line, at);
+    if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
   return r.machine().simulated();
 }

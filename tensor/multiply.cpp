@@ -3,10 +3,11 @@
 #include <cblas.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
@@ -98,10 +99,12 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   std::vector<std::unique_ptr<of_device>> devices_;
 };
 
-// Several simulated devices multiply at the same time, each on one thread of the library: its threads would fight for the cores.
-void share_cores() {
-  static bool const once = [] {
-    if (openblas_set_num_threads && !std::getenv("OPENBLAS_NUM_THREADS") && !std::getenv("OMP_NUM_THREADS")) openblas_set_num_threads(1);
+// Simulated devices multiply at the same time: each on its share of the cores, or the library's threads fight for them.
+void share_cores(int devices) {
+  static bool const once = [devices] {
+    if (openblas_set_num_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
+      openblas_set_num_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
+    }
     return true;
   }();
   (void)once;
@@ -125,12 +128,12 @@ size_t product_workspace(place const& where) {
 
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, here at) {
   if (!where) {
-    share_cores();
+    share_cores(os::usable_processors());  // the caller's thread alone
     return multiply_on_host(p);
   }
   clock::timeline const& line = streams::line_of(*where);
   runtime::impl& r = line.owner();
-  if (r.machine().simulated()) share_cores();
+  if (r.machine().simulated()) share_cores(r.device_count());
   use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.m, p.n, p.ldc)},
                      reads(p.a, p.a_transposed ? bytes_of(p.k, p.m, p.lda) : bytes_of(p.m, p.k, p.lda)),
                      reads(p.b, p.b_transposed ? bytes_of(p.n, p.k, p.ldb) : bytes_of(p.k, p.n, p.ldb)),

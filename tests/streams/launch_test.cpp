@@ -1,4 +1,5 @@
 // Work on streams: its order, what its declared uses keep alive, and what is refused.
+#include <algorithm>
 #include <atomic>
 #include <random>
 
@@ -6,7 +7,7 @@
 
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
-#include "weir/parallel_for.h"
+#include "weir/launch.h"
 #include "weir/sim.h"
 
 using namespace weir;
@@ -206,22 +207,6 @@ TEST_F(LaunchByHand, HostFunctionsRunInStreamOrder) {
   sim.run();
   EXPECT_EQ(log, (std::vector{0, 1, 2}));
   EXPECT_THROW(launch_host(s, {}), invalid_use);
-}
-
-struct count_visits {
-  int* visits;
-  WEIR_FN void operator()(size_t i) const { ++visits[i]; }
-};
-
-TEST_F(Launch, ParallelForVisitsEveryIndexOnce) {
-  stream s;
-  for (size_t const n : {0, 1, 2, 63, 64, 65, 127, 128, 129, 1000, 4096}) {
-    std::vector<int> visits(n + 1, 0);
-    parallel_for(s, n, {}, count_visits{visits.data()});
-    s.ref().synchronize();
-    for (size_t i = 0; i < n; ++i) ASSERT_EQ(visits[i], 1) << i << " of " << n;
-    ASSERT_EQ(visits[n], 0);
-  }
 }
 
 // Blocks made, filled, read on other streams and freed in any order on a machine that takes every freedom it has: each

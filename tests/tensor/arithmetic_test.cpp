@@ -8,7 +8,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorArithmetic : public on_simulated_devices {
+class TensorArithmetic : public on_devices {
  protected:
   struct sample {
     modelled v;
@@ -127,7 +127,7 @@ TEST_F(TensorArithmetic, ASumHasTheSameBitsOnEveryDeviceAndEveryTime) {
   tensor const t = rand({1'000'003}, {.on = 0});
   float const first = sum(t).item<float>();
   EXPECT_EQ(sum(t).item<float>(), first);
-  EXPECT_EQ(sum(t.to(1)).item<float>(), first);
+  EXPECT_EQ(sum(t.to(second)).item<float>(), first);
   EXPECT_EQ(sum(t.cpu()).item<float>(), first);
   tensor const apart = empty({1'000'003, 2});
   apart.t()[1].copy_(t);
@@ -141,9 +141,10 @@ TEST_F(TensorArithmetic, RandomNumbersFollowFromTheSeedOnEveryDeviceAlike) {
     tensor const p = x.cpu(), q = y.cpu();
     return std::equal(p.host<float>().begin(), p.host<float>().end(), q.host<float>().begin());
   };
-  EXPECT_TRUE(same(a, rand({1001}, {.on = 1})));
+  if (second != device(0)) EXPECT_TRUE(same(a, rand({1001}, {.on = second})));
   EXPECT_TRUE(same(a, rand({1001}, {.on = cpu})));
-  EXPECT_TRUE(same(b, randn({1001}, {.on = cpu})));
+  tensor const b_here = b.cpu(), c = randn({1001}, {.on = cpu});  // sines and logarithms differ in their last bits
+  for (size_t i = 0; i < 1001; ++i) ASSERT_NEAR(c.host<float>()[i], b_here.host<float>()[i], 1e-5) << i;
   manual_seed(7);
   EXPECT_TRUE(same(a, rand({1001}, {.on = 0})));
   EXPECT_TRUE(same(b, randn({1001}, {.on = 0})));
@@ -172,17 +173,17 @@ TEST_F(TensorArithmetic, RandomNumbersHaveTheirMoments) {
 }
 
 TEST_F(TensorArithmetic, WorkRunsWhereItsTensorsAreWhateverTheCurrentDevice) {
-  tensor const a = ones({8}, {.on = 1});
+  tensor const a = ones({8}, {.on = second});
   ASSERT_EQ(current_device(), device(0));
   tensor const b = add(a, a);
-  EXPECT_EQ(b.device(), device(1));
-  EXPECT_EQ(sum(b).device(), device(1));
+  EXPECT_EQ(b.device(), second);
+  EXPECT_EQ(sum(b).device(), second);
   EXPECT_EQ(mean(b).item<float>(), 2);
 }
 
 TEST_F(TensorArithmetic, MixedDevicesAndShapesAndDtypesAreRefusedByName) {
   tensor a = ones({2, 2}, {.on = 0}), row = ones({9});
-  expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
+  if (device_count() > 1) expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
   expect_refusal([&] { (void)mul(a, ones({2, 2}, {.on = cpu})); }, {"left on gpu:0", "right on cpu"});
   expect_refusal([&] { (void)add(a, ones({4})); }, {"left [2, 2]", "right [4]"});
   expect_refusal([&] { a.mul_(ones({2, 2}, {.type = float64})); }, {"right", "float64"});

@@ -7,7 +7,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorCopy : public on_simulated_devices {
+class TensorCopy : public on_devices {
  protected:
   std::vector<dtype> const dtypes{float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean};
 
@@ -65,8 +65,8 @@ TEST_F(TensorCopy, IntegersThatNoDoubleHoldsStayExact) {
 }
 
 TEST_F(TensorCopy, ToLeavesATensorThatIsThereAlreadyAsItIs) {
-  tensor const on_gpu = ones({4}, {.on = 1}), on_host = ones({4}, {.on = cpu}), pinned = on_host.pin_memory();
-  EXPECT_EQ(on_gpu.to(1).storage(), on_gpu.storage());
+  tensor const on_gpu = ones({4}, {.on = second}), on_host = ones({4}, {.on = cpu}), pinned = on_host.pin_memory();
+  EXPECT_EQ(on_gpu.to(second).storage(), on_gpu.storage());
   EXPECT_EQ(on_gpu.to(float32).storage(), on_gpu.storage());
   EXPECT_EQ(on_host.cpu().storage(), on_host.storage());
   EXPECT_FALSE(pinned.storage() == on_host.storage());
@@ -77,9 +77,9 @@ TEST_F(TensorCopy, ToLeavesATensorThatIsThereAlreadyAsItIs) {
 
 TEST_F(TensorCopy, GpuMeansTheCurrentDevice) {
   tensor const on_host = ones({4}, {.on = cpu});
-  device_guard const one{1};
-  EXPECT_EQ(on_host.gpu().device(), device(1));
-  EXPECT_EQ(empty({1}).device(), device(1));
+  device_guard const there{second};
+  EXPECT_EQ(on_host.gpu().device(), second);
+  EXPECT_EQ(empty({1}).device(), second);
   EXPECT_EQ(empty({1}, {.on = 0}).device(), device(0));
 }
 
@@ -92,7 +92,7 @@ TEST_F(TensorCopy, ANonBlockingCopyToTheHostGoesToPinnedMemoryAndHoldsWhenTheStr
 
 TEST_F(TensorCopy, BetweenDevicesTheSourceMayBeOverwrittenAtOnceAndTheTargetReadAtOnce) {
   for (int round = 0; round < 20; ++round) {
-    tensor a = full({1 << 15}, round, {.on = 0}), b = zeros({1 << 15}, {.on = 1});
+    tensor a = full({1 << 15}, round, {.on = 0}), b = zeros({1 << 15}, {.on = second});
     b.copy_(a, non_blocking);
     a.fill_(-1);  // on the source's stream
     b.add_(b);    // on the target's stream

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "weir/device.h"
 #include "weir/runtime.h"
+#include "weir/sim.h"
 #include "weir/tensor.h"
 
 namespace weir::testing {
@@ -127,17 +129,23 @@ struct memory_of_tensor {
   device on;
   memory_kind kind;
 };
-inline std::vector<memory_of_tensor> const places{{cpu, memory_kind::pageable}, {cpu, memory_kind::pinned}, {0, memory_kind::device}, {1, memory_kind::device}};
 inline tensor_options options_at(memory_of_tensor p, dtype type = float32) { return {.type = type, .on = p.on, .kind = p.kind}; }
 
-// Two simulated devices of its own for each test.
-class on_simulated_devices : public ::testing::Test {
+// On whatever machine there is; see WEIR_DEVICES.
+class on_devices : public ::testing::Test {
  protected:
   std::uint64_t const seed = seed_of_test();
   ::testing::ScopedTrace const trace{__FILE__, __LINE__, "WEIR_TEST_SEED=" + std::to_string(seed)};
   random_source random{seed};
-  weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 30, .seed = seed | 1}};
-  runtime_guard const chosen{machine};
+  device const second = device_count() > 1 ? device(1) : device(0);
+  std::vector<memory_of_tensor> const places{{cpu, memory_kind::pageable}, {cpu, memory_kind::pinned}, {0, memory_kind::device}, {second, memory_kind::device}};
+
+  void TearDown() override {
+    for (int i = 0; i < device_count(); ++i) synchronize(i);
+    if (runtime::current().is_simulated()) {
+      EXPECT_EQ(simulation::of(runtime::current()).findings(), std::vector<std::string>{});
+    }
+  }
 };
 
 // `call` throws a weir::error whose text has all these words, and which says what to do.

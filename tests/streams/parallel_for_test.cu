@@ -1,0 +1,123 @@
+// Loops and native launches on whatever machine there is: a real stream where there is a GPU, the machine's where not.
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "weir/copy.h"
+#include "weir/parallel_for.h"
+
+namespace {
+
+using namespace weir;
+
+struct count_up {
+  int* visits;
+  WEIR_FN void operator()(size_t i) const { visits[i] += static_cast<int>(i % 1000) + 1; }
+};
+
+std::vector<int> to_host(buffer const& b) {
+  std::vector<int> v(b.size() / sizeof(int));
+  copy(v.data(), b.data(), b.size());
+  return v;
+}
+
+TEST(parallel_for, visits_every_index_once_and_no_other) {
+  for (size_t const n : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{255}, size_t{257}, size_t{100000}, size_t{65535} * 256 + 300}) {
+    buffer const b((n + 1) * sizeof(int));
+    set(b.data(), std::byte{0}, b.size());
+    parallel_for(current_stream(), n, {updates(b)}, count_up{b.data<int>()});
+    std::vector<int> const is = to_host(b);
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(is[i], static_cast<int>(i % 1000) + 1) << i << " of " << n;
+    ASSERT_EQ(is[n], 0);
+  }
+}
+
+struct scale_add {
+  float* y;
+  float const* x;
+  float a;
+  WEIR_FN void operator()(size_t i) const { y[i] = a * x[i] + y[i]; }
+};
+struct fill {
+  float* y;
+  float value;
+  WEIR_FN void operator()(size_t i) const { y[i] = value; }
+};
+
+TEST(parallel_for, loops_of_one_stream_come_one_after_the_other_and_those_of_others_when_they_wait) {
+  size_t const n = 1 << 16;
+  stream a, b;
+  buffer x, y;
+  {
+    stream_guard const in{a};
+    x = buffer(n * sizeof(float));
+    y = buffer(n * sizeof(float));
+  }
+  parallel_for(a, n, {writes(x)}, fill{x.data<float>(), 1});
+  parallel_for(a, n, {writes(y)}, fill{y.data<float>(), 2});
+  for (int i = 0; i < 10; ++i) {
+    stream &from = i % 2 ? b : a, &to = i % 2 ? a : b;
+    to.ref().wait(from);
+    parallel_for(to, n, {reads(x), updates(y)}, scale_add{y.data<float>(), x.data<float>(), 1});
+  }
+  std::vector<float> is(n);
+  copy(a, is.data(), y.data(), y.size());
+  for (float const v : is) ASSERT_EQ(v, 12);
+}
+
+// The reader is behind a long queue when its block is freed and the place asked for again.
+TEST(parallel_for, a_declared_use_on_another_stream_keeps_the_memory_until_that_work_is_done) {
+  size_t const n = 1 << 20;
+  stream home, reader;
+  buffer sum;
+  {
+    stream_guard const in{reader};
+    sum = buffer(n * sizeof(float));
+  }
+  parallel_for(reader, n, {writes(sum)}, fill{sum.data<float>(), 0});
+  for (int round = 0; round < 20; ++round) {
+    auto* const x = static_cast<float*>(allocate(home, n * sizeof(float)));
+    parallel_for(home, n, {writes(x)}, fill{x, 1});
+    reader.ref().wait(home);
+    parallel_for(reader, n, {reads(x), updates(sum)}, scale_add{sum.data<float>(), x, 1});
+    deallocate(x);
+    auto* const y = static_cast<float*>(allocate(home, n * sizeof(float)));
+    parallel_for(home, n, {writes(y)}, fill{y, -1000});
+    deallocate(y);
+  }
+  std::vector<float> is(n);
+  copy(reader, is.data(), sum.data(), sum.size());
+  for (float const v : is) ASSERT_EQ(v, 20);
+}
+
+TEST(launch, calls_one_of_its_two_forms) {
+  stream s;
+  bool const simulated = runtime::current().is_simulated();
+  int on_gpu = 0, on_host = 0;
+  launch(s, {}, [&](CUstream_st* native) { ++on_gpu; EXPECT_EQ(native, s.ref().native()); }, [&on_host] { ++on_host; });
+  s.ref().synchronize();
+  EXPECT_EQ(on_gpu, simulated ? 0 : 1);
+  EXPECT_EQ(on_host, simulated ? 1 : 0);
+}
+
+TEST(launch, what_the_native_form_throws_comes_through_and_the_stream_goes_on) {
+  if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPU: the native form is not called";
+  stream s, home;
+  void* const x = allocate(home, 4096);
+  EXPECT_THROW(launch(s, {reads(x)}, [](CUstream_st*) { throw std::out_of_range("mine"); }, [] {}), std::out_of_range);
+  parallel_for(s, 1024, {writes(x)}, fill{static_cast<float*>(x), 3});
+  s.ref().synchronize();
+  deallocate(x);
+}
+
+TEST(launch, host_functions_run_in_stream_order) {
+  stream s;
+  std::vector<int> log;
+  for (int i = 0; i < 20; ++i) launch_host(s, [&log, i] { log.push_back(i); });
+  s.ref().synchronize();
+  ASSERT_EQ(log.size(), 20u);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(log[static_cast<size_t>(i)], i);
+}
+
+}  // namespace
