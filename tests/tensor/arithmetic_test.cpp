@@ -141,7 +141,9 @@ TEST_F(TensorArithmetic, RandomNumbersFollowFromTheSeedOnEveryDeviceAlike) {
     tensor const p = x.cpu(), q = y.cpu();
     return std::equal(p.host<float>().begin(), p.host<float>().end(), q.host<float>().begin());
   };
-  if (second != device(0)) EXPECT_TRUE(same(a, rand({1001}, {.on = second})));
+  if (second != device(0)) {
+    EXPECT_TRUE(same(a, rand({1001}, {.on = second})));
+  }
   EXPECT_TRUE(same(a, rand({1001}, {.on = cpu})));
   tensor const b_here = b.cpu(), c = randn({1001}, {.on = cpu});  // sines and logarithms differ in their last bits
   for (size_t i = 0; i < 1001; ++i) ASSERT_NEAR(c.host<float>()[i], b_here.host<float>()[i], 1e-5) << i;
