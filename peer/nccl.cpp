@@ -25,7 +25,9 @@ struct library {
   std::string why;  // it cannot be used; "" when it can
 };
 
-constexpr int oldest = 21000;  // 2.10: averages and bfloat16
+// Older ones let GPUs of one process write straight into each other's user buffers, registered or not: mapped memory that
+// was never granted to the peer does not allow it.
+constexpr int oldest = 22600;
 
 library load() {
   library found;
@@ -44,7 +46,7 @@ library load() {
   if (!missing.empty()) {
     found.why = "libnccl.so.2 lacks" + missing;
   } else if (found.GetVersion(&version) != ncclSuccess || version < oldest) {
-    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) + " (2.10) or newer";
+    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) + " (2.26) or newer";
   }
   return found;
 }
