@@ -2,6 +2,7 @@
 // Threads: any.
 #include "peer/ends.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "streams/pinned.h"
@@ -38,10 +39,10 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     found.memory = owner;
     found.block = owner->find(at);
     if (!found.block) refuse(found.text() + " is not allocated", "Memory was freed before this call, or never handed out");
-  } else if (auto* const pinned = r.part_if_made<streams::pinned_memory>(); pinned && pinned->reserves(at)) {
-    found.in = driver::where::pinned;
+  } else if (auto* const pinned = r.part_if_made<streams::pinned_memory>()) {
     found.block = pinned->find(at);
-    if (!found.block) refuse(found.text() + " is not allocated", "Pinned memory was freed before this call, or never handed out");
+    if (found.block || pinned->reserves(at)) found.in = driver::where::pinned;
+    if (!found.block && found.in == driver::where::pinned) refuse(found.text() + " is not allocated", "Pinned memory was freed before this call, or never handed out");
   }
   if (found.block) {
     std::size_t const left = found.block->bytes - std::min(found.block->bytes, distance(found.block->base, at));

@@ -1,11 +1,15 @@
-// What tests of copies stand on: a simulated machine of two devices, streams that can be held, and patterns of bytes.
+// What tests of copies stand on: a machine, simulated or of GPUs, streams that can be held, and patterns of bytes.
 // Threads: a fixture belongs to its test; gates may be opened by any.
 #pragma once
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "runtime/driver/faulty.h"
@@ -34,6 +38,18 @@ inline bytes_of_host pattern(std::size_t n, std::uint64_t salt) {
 // A machine and its parts, as a thread of a program has them.
 struct machine {
   explicit machine(simulated like = {.devices = 2, .memory = 512_MiB}, options o = {}) : own(like, o), in(own) {}
+  explicit machine(options o) : own(o), in(own) {}  // of GPUs. Throws: not_supported without one
+  static std::unique_ptr<machine> of_gpus() {
+    ::setenv("WEIR_DEVICES", "cuda", 1);
+    try {
+      auto made = std::make_unique<machine>(options{});
+      ::unsetenv("WEIR_DEVICES");
+      return made;
+    } catch (not_supported const&) {
+      ::unsetenv("WEIR_DEVICES");
+      return nullptr;
+    }
+  }
 
   weir::runtime::impl& get() { return own.get(); }
   driver::driver& driver() { return get().machine(); }
@@ -46,35 +62,53 @@ struct machine {
   runtime_guard in;
 };
 
-// While one lives the stream stands still behind what it has been given so far.
+// While one lives the stream stands still behind what it has been given so far. On GPUs, where a call that blocks would hang
+// the test for ever, it opens by itself after five seconds, and that is a failure.
 class held {
  public:
   held(machine& m, stream_ref s) : machine_(m) {
     auto& line = streams::line_of(s);
     auto const gate = m.driver().hold(line.device(), line.handle());
     EXPECT_TRUE(gate.ok());
-    gate_ = gate.value;
+    if (gate.ok()) gate_ = gate.value;
+    if (!m.driver().simulated()) watchdog_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, std::chrono::seconds(5), [this] { return !gate_; })) return;
+      ADD_FAILURE() << "a call waited for work that a gate held back";
+      open_once();
+    });
   }
-  ~held() { open(); }
+  ~held() {
+    open();
+    if (watchdog_.joinable()) watchdog_.join();
+  }
   held(held const&) = delete;
   held& operator=(held const&) = delete;
   void open() {
-    if (!gate_) return;
-    EXPECT_TRUE(machine_.driver().open_gate(*gate_).ok());
-    gate_.reset();
+    std::lock_guard lock(mutex_);
+    open_once();
   }
 
  private:
+  void open_once() {
+    if (!gate_) return;
+    EXPECT_TRUE(machine_.driver().open_gate(*gate_).ok());
+    gate_.reset();
+    changed_.notify_all();
+  }
+
   machine& machine_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
   std::optional<driver::gate_handle> gate_;
+  std::thread watchdog_;
 };
 
-// The bytes of device memory, read over a stream of this call's own once `after` is done.
-inline bytes_of_host read_back(machine& m, void const* at, std::size_t bytes, int device) {
+// The bytes of device memory, once all work of the device is done.
+inline bytes_of_host read_back(void const* at, std::size_t bytes, int device) {
   bytes_of_host out(bytes);
   synchronize(weir::device(device));
   copy(default_stream(weir::device(device)), out.data(), at, bytes);
-  static_cast<void>(m);
   return out;
 }
 

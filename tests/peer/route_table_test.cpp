@@ -13,21 +13,53 @@ using test::pattern;
 
 constexpr std::size_t n = 300'001;  // odd, and more than one chunk of staging
 
-struct copies : ::testing::Test {
-  test::machine m;
-  stream s{device(0)}, t{device(1)};
-  buffer on_gpu{n, {.on = device(0)}}, on_same{n, {.on = device(0)}}, on_peer{n, {.on = device(1)}}, in_pinned = pinned(n), in_pinned_too = pinned(n);
-  test::bytes_of_host in_pageable = pattern(n, 1), first = pattern(n, 2), second = pattern(n, 3);
-  std::byte* pinned_bytes() { return in_pinned.data<std::byte>(); }
-  test::bytes_of_host gpu_bytes() { return test::read_back(m, on_gpu.data(), n, 0); }
-  void fill_gpu(test::bytes_of_host const& with) { copy(s, on_gpu.data(), with.data(), n); }
+// The same on a simulated machine and on GPUs. Everything is copied once before streams are held: a call that makes pages
+// or opens memory to a peer may block.
+struct copies : ::testing::TestWithParam<char const*> {
+  void SetUp() override {
+    made = GetParam() == std::string_view("cuda") ? test::machine::of_gpus() : std::make_unique<test::machine>();
+    if (!made) GTEST_SKIP() << "no GPU";
+    own.emplace(*made);
+  }
+  void TearDown() override {
+    own.reset();
+    made.reset();
+  }
+  bool two_devices() const { return made->get().device_count() > 1; }
+
+  std::unique_ptr<test::machine> made;
+  struct owned {
+    explicit owned(test::machine& m) : s(device(0)), on_gpu(n, {.on = device(0)}), on_same(n, {.on = device(0)}), in_pinned(pinned(n)) {
+      if (m.get().device_count() > 1) {
+        t.emplace(device(1));
+        on_peer = buffer(n, {.on = device(1)});
+      }
+      test::bytes_of_host out(n);
+      copy(s, on_gpu.data(), out.data(), n);
+      copy(s, out.data(), on_gpu.data(), n);
+      copy(s, on_same.data(), on_gpu.data(), n);
+      if (t) copy(*t, on_peer.data(), on_gpu.data(), n);
+      if (t) t->ref().synchronize();
+      s.ref().synchronize();
+    }
+    stream s;
+    std::optional<stream> t;
+    buffer on_gpu, on_same, in_pinned, on_peer;
+    test::bytes_of_host in_pageable = pattern(n, 1), first = pattern(n, 2), second = pattern(n, 3);
+  };
+  std::optional<owned> own;
+  std::byte* pinned_bytes() { return own->in_pinned.data<std::byte>(); }
+  test::bytes_of_host gpu_bytes() { return test::read_back(own->on_gpu.data(), n, 0); }
+  void fill_gpu(test::bytes_of_host const& with) {
+    copy(own->s, own->on_gpu.data(), with.data(), n);
+  }
 
   // The call returns only after the gate was opened, by whom it could not be seen before.
   template <class Call>
   void expect_waits_for(held& gate, Call call) {
     std::atomic<bool> opening{false};
     std::thread caller([&] {
-      runtime_guard in(m.own);
+      runtime_guard in(made->own);
       call();
       EXPECT_TRUE(opening.load());
     });
@@ -38,9 +70,12 @@ struct copies : ::testing::Test {
   }
 };
 
-TEST_F(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_stamp) {
+INSTANTIATE_TEST_SUITE_P(on, copies, ::testing::Values("simulated", "cuda"), [](auto const& at) { return std::string(at.param); });
+
+TEST_P(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_stamp) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::memcpy(pinned_bytes(), first.data(), n);
-  held gate(m, s);
+  held gate(*made, s);
   stamp const done = copy(s, on_gpu.data(), pinned_bytes(), n, non_blocking);
   EXPECT_FALSE(done.query());
   std::memcpy(pinned_bytes(), second.data(), n);  // too early: these are the bytes that arrive
@@ -50,9 +85,10 @@ TEST_F(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_s
   EXPECT_EQ(explain_copy(on_gpu.data(), pinned_bytes(), n).by, route::engine);
 }
 
-TEST_F(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched) {
+TEST_P(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::memcpy(pinned_bytes(), first.data(), n);
-  held gate(m, s);
+  held gate(*made, s);
   expect_waits_for(gate, [&] {
     EXPECT_TRUE(copy(s, on_gpu.data(), pinned_bytes(), n).query());
     std::memcpy(pinned_bytes(), second.data(), n);
@@ -60,10 +96,11 @@ TEST_F(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched)
   EXPECT_EQ(gpu_bytes(), first);
 }
 
-TEST_F(copies, device_to_pinned_returns_at_once_and_the_bytes_are_there_at_the_stamp) {
+TEST_P(copies, device_to_pinned_returns_at_once_and_the_bytes_are_there_at_the_stamp) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   std::memcpy(pinned_bytes(), second.data(), n);
-  held gate(m, s);
+  held gate(*made, s);
   stamp const done = copy(s, pinned_bytes(), on_gpu.data(), n, non_blocking);
   EXPECT_FALSE(done.query());
   EXPECT_EQ(std::memcmp(pinned_bytes(), second.data(), n), 0);
@@ -72,17 +109,19 @@ TEST_F(copies, device_to_pinned_returns_at_once_and_the_bytes_are_there_at_the_s
   EXPECT_EQ(std::memcmp(pinned_bytes(), first.data(), n), 0);
 }
 
-TEST_F(copies, device_to_pinned_blocking_returns_with_the_bytes) {
+TEST_P(copies, device_to_pinned_blocking_returns_with_the_bytes) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
-  held gate(m, s);
+  held gate(*made, s);
   expect_waits_for(gate, [&] {
     copy(s, pinned_bytes(), on_gpu.data(), n);
     EXPECT_EQ(std::memcmp(pinned_bytes(), first.data(), n), 0);
   });
 }
 
-TEST_F(copies, pageable_to_device_returns_when_the_source_has_been_read_though_nothing_has_run) {
-  held gate(m, s);
+TEST_P(copies, pageable_to_device_returns_when_the_source_has_been_read_though_nothing_has_run) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
+  held gate(*made, s);
   stamp const done = copy(s, on_gpu.data(), first.data(), n, non_blocking);
   EXPECT_FALSE(done.query());
   auto const was = first;
@@ -93,28 +132,34 @@ TEST_F(copies, pageable_to_device_returns_when_the_source_has_been_read_though_n
   EXPECT_EQ(explain_copy(on_gpu.data(), first.data(), n).by, route::staged);
 }
 
-TEST_F(copies, pageable_to_device_blocking_returns_when_the_bytes_are_there) {
-  held gate(m, s);
+TEST_P(copies, pageable_to_device_blocking_returns_when_the_bytes_are_there) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
+  held gate(*made, s);
   expect_waits_for(gate, [&] { EXPECT_TRUE(copy(s, on_gpu.data(), first.data(), n).query()); });
   EXPECT_EQ(gpu_bytes(), first);
 }
 
-TEST_F(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) {
+TEST_P(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::size_t const many = streams::staging::room + 10_MiB;
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 9);
-  held gate(m, s);
-  auto& staging = m.get().part<streams::staging>();
+  copy(s, large.data(), source.data(), many);  // the slots are there
+  set(large.data(), std::byte{0}, many);
+  synchronize(device(0));
+  held gate(*made, s);
+  auto& staging = made->get().part<streams::staging>();
   expect_waits_for(gate, [&] { copy(s, large.data(), source.data(), many, non_blocking); });
-  EXPECT_EQ(test::read_back(m, large.data(), many, 0), source);
-  EXPECT_LE(m.pinned().statistics().reserved_bytes.all.peak, std::int64_t(2 * streams::staging::room));
+  EXPECT_EQ(test::read_back(large.data(), many, 0), source);
+  EXPECT_LE(made->pinned().statistics().reserved_bytes.all.peak, std::int64_t(2 * streams::staging::room));
   EXPECT_EQ(staging.in_use(0), 0u);
 }
 
-TEST_F(copies, device_to_pageable_returns_when_enqueued_and_the_bytes_arrive_in_stream_order) {
+TEST_P(copies, device_to_pageable_returns_when_enqueued_and_the_bytes_arrive_in_stream_order) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   auto const before = in_pageable;
-  held gate(m, s);
+  held gate(*made, s);
   stamp const done = copy(s, in_pageable.data(), on_gpu.data(), n, non_blocking);
   copy(s, on_gpu.data(), second.data(), n, non_blocking);  // later work of the stream does not disturb it
   EXPECT_FALSE(done.query());
@@ -124,70 +169,80 @@ TEST_F(copies, device_to_pageable_returns_when_enqueued_and_the_bytes_arrive_in_
   EXPECT_EQ(in_pageable, first);
 }
 
-TEST_F(copies, device_to_pageable_blocking_returns_with_the_bytes) {
+TEST_P(copies, device_to_pageable_blocking_returns_with_the_bytes) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
-  held gate(m, s);
+  held gate(*made, s);
   expect_waits_for(gate, [&] {
     copy(s, in_pageable.data(), on_gpu.data(), n);
     EXPECT_EQ(in_pageable, first);
   });
 }
 
-TEST_F(copies, device_to_pageable_of_many_slots_brings_every_byte) {
+TEST_P(copies, device_to_pageable_of_many_slots_brings_every_byte) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::size_t const many = 50_MiB + 77;
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 4);
   copy(s, large.data(), source.data(), many, non_blocking);
   test::bytes_of_host out(many);
-  held gate(m, s);
+  copy(s, out.data(), large.data(), many);
+  set(out.data(), std::byte{0}, many);
+  held gate(*made, s);
   stamp const done = copy(s, out.data(), large.data(), many, non_blocking);
   gate.open();
   done.synchronize();
   EXPECT_EQ(out, source);
 }
 
-TEST_F(copies, within_a_device_returns_at_once_blocking_or_not) {
+TEST_P(copies, within_a_device_returns_at_once_blocking_or_not) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
-  held gate(m, s);
+  held gate(*made, s);
   stamp const done = copy(s, on_same.data(), on_gpu.data(), n);  // blocking::yes: nothing of the host's to wait for
   EXPECT_FALSE(done.query());
   gate.open();
   done.synchronize();
-  EXPECT_EQ(test::read_back(m, on_same.data(), n, 0), first);
+  EXPECT_EQ(test::read_back(on_same.data(), n, 0), first);
   EXPECT_EQ(explain_copy(on_same.data(), on_gpu.data(), n).by, route::same_device);
 }
 
-TEST_F(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams_and_they_after_it) {
+TEST_P(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams_and_they_after_it) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
+  if (!two_devices()) GTEST_SKIP() << "one device";
   fill_gpu(first);
   EXPECT_EQ(explain_copy(on_peer.data(), on_gpu.data(), n).by, route::peer);
   stream_guard by_source(s);
-  stream_guard by_target(t);
-  held gate(m, t);                                               // the target's stream has earlier work
-  copy(t, on_peer.data(), second.data(), n, non_blocking);
+  stream_guard by_target(*t);
+  held gate(*made, *t);                                               // the target's stream has earlier work
+  copy(*t, on_peer.data(), second.data(), n, non_blocking);
   stamp const done = copy(on_peer.data(), on_gpu.data(), n);  // runs on the source's stream
   EXPECT_FALSE(done.query());
   test::bytes_of_host out(n);
-  stamp const after = copy(t, out.data(), on_peer.data(), n, non_blocking);  // the target's stream reads what was copied
+  stamp const after = copy(*t, out.data(), on_peer.data(), n, non_blocking);  // the target's stream reads what was copied
   gate.open();
   after.synchronize();
   EXPECT_EQ(out, first);
 }
 
-TEST_F(copies, between_devices_on_the_targets_stream_waits_for_the_sources_current_stream) {
+TEST_P(copies, between_devices_on_the_targets_stream_waits_for_the_sources_current_stream) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
+  if (!two_devices()) GTEST_SKIP() << "one device";
   stream_guard by_source(s);
-  held gate(m, s);
+  held gate(*made, s);
   copy(s, on_gpu.data(), first.data(), n, non_blocking);
-  stamp const done = copy(t, on_peer.data(), on_gpu.data(), n);
+  stamp const done = copy(*t, on_peer.data(), on_gpu.data(), n);
   EXPECT_FALSE(done.query());
   copy(s, on_gpu.data(), second.data(), n, non_blocking);  // ordered after the copy that reads
   gate.open();
   done.synchronize();
-  EXPECT_EQ(test::read_back(m, on_peer.data(), n, 1), first);
+  EXPECT_EQ(test::read_back(on_peer.data(), n, 1), first);
 }
 
-TEST_F(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
+TEST_P(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
-  held gate(m, s);
+  held gate(*made, s);
   copy(s, pinned_bytes(), on_gpu.data(), n, non_blocking);
   expect_waits_for(gate, [&] {
     copy(s, in_pageable.data(), pinned_bytes(), n, non_blocking);
@@ -196,9 +251,10 @@ TEST_F(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
   EXPECT_EQ(explain_copy(in_pageable.data(), pinned_bytes(), n).by, route::host);
 }
 
-TEST_F(copies, set_fills_device_memory_in_stream_order_and_host_memory_before_it_returns) {
+TEST_P(copies, set_fills_device_memory_in_stream_order_and_host_memory_before_it_returns) {
+  auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   stream_guard in(s);
-  held gate(m, s);
+  held gate(*made, s);
   stamp const done = set(on_gpu.data(), std::byte{0x5a}, n);
   EXPECT_FALSE(done.query());
   gate.open();

@@ -76,7 +76,7 @@ TEST_F(routes, freed_memory_is_refused) {
 TEST_F(routes, a_refused_copy_changes_nothing) {
   copy(a.data(), host.data(), n);
   EXPECT_THROW(copy(a.data(), pattern(n + 1, 7).data(), n + 1), invalid_use);
-  EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+  EXPECT_EQ(test::read_back(a.data(), n, 0), host);
 }
 
 TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
@@ -101,10 +101,10 @@ TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
   copy_item const wrong[] = {{a.data(), host.data(), n}, {b.data(), host.data(), n + 1}};
   set(a.data(), std::byte{0}, n);
   EXPECT_THROW(copy(s, wrong), invalid_use);
-  EXPECT_EQ(test::read_back(m, a.data(), n, 0), test::bytes_of_host(n, std::byte{0}));
+  EXPECT_EQ(test::read_back(a.data(), n, 0), test::bytes_of_host(n, std::byte{0}));
   copy_item const right[] = {{a.data(), other.data(), n}, {nullptr, nullptr, 0}, {b.data(), a.data(), n}};
   copy(s, right).synchronize();
-  EXPECT_EQ(test::read_back(m, b.data(), n, 0), other);
+  EXPECT_EQ(test::read_back(b.data(), n, 0), other);
   EXPECT_TRUE(copy(s, std::span<copy_item const>{}).query() || true);
 }
 
@@ -116,9 +116,9 @@ TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
     EXPECT_EQ(choice.by, route::staged);
     EXPECT_TRUE(has(choice.reason, "route_guard"));
     copy(a.data(), p.data(), n);
-    EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+    EXPECT_EQ(test::read_back(a.data(), n, 0), host);
     copy(c.data(), a.data(), n).synchronize();
-    EXPECT_EQ(test::read_back(m, c.data(), n, 1), host);
+    EXPECT_EQ(test::read_back(c.data(), n, 1), host);
     route_guard wrong(route::peer);
     EXPECT_TRUE(has(refusal([&] { copy(a.data(), p.data(), n); }), "route::peer"));
   }
@@ -141,7 +141,7 @@ TEST_F(routes, a_dead_device_is_named_and_the_others_go_on) {
   EXPECT_THROW(copy(t, host.data(), c.data(), n), device_lost);
   EXPECT_THROW(copy(s, c.data(), a.data(), n), device_lost);
   copy(s, a.data(), host.data(), n);
-  EXPECT_EQ(test::read_back(m, a.data(), n, 0), host);
+  EXPECT_EQ(test::read_back(a.data(), n, 0), host);
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
 }
 

@@ -61,7 +61,7 @@ void run_program(std::uint64_t seed, simulated::links peers) {
   }
   last.synchronize();
   for (std::size_t i = 0; i < places.size(); ++i) {
-    bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n) : test::read_back(m, places[i].at, n, places[i].device);
+    bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n) : test::read_back(places[i].at, n, places[i].device);
     ASSERT_EQ(now, places[i].model) << "place " << i;
   }
   ASSERT_EQ(m.control().findings(), std::vector<std::string>{});

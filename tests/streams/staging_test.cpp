@@ -29,7 +29,7 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
   stream_ref(t).synchronize();
   EXPECT_EQ(staging.in_use(0), 0u);
   EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
-  EXPECT_EQ(test::read_back(m, b.data(), n, 1), source);
+  EXPECT_EQ(test::read_back(b.data(), n, 1), source);
 }
 
 TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {
