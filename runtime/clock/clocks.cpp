@@ -63,7 +63,8 @@ timeline& clocks::make(int device, driver::stream_handle h, life l) {
 void clocks::retire(timeline& t) {
   if (t.alive() == life::retired) return;
   auto const last = t.fence();
-  if (!last.ok() && last.is.what != driver::code::lost) (void)t.synchronize();  // no fence to be had: its work is waited for
+  // No fence to be had: its work is waited for. If that fails too, its last stamps get a number that no fence will cover.
+  if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
   t.life_.store(life::retired, base::memory_order_release);
@@ -104,7 +105,7 @@ driver::status clocks::synchronize_device(int device) {
     for (auto& t : *lines) {
       if (t->device() != device) continue;
       if (t->alive() != life::retired) all.push_back({t.get(), t->begin()});
-      else if (!t->passed(t->last_.load())) all.push_back({t.get(), {t->last_.load(), nullptr}});
+      else if (!t->passed(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
     }
   }
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok()) return s;

@@ -70,6 +70,11 @@ result<fence_ref> timeline::fence_for(std::uint64_t n) {
   return record_fence();
 }
 
+snapshot timeline::knowledge() const {
+  base::lock_guard const hold(lock_);
+  return frontier_;
+}
+
 bool timeline::knows(stamp s) const {
   base::lock_guard const hold(lock_);
   return frontier_ && frontier_->of(s.stream) >= s.n;
@@ -179,7 +184,7 @@ status timeline::synchronize(std::uint64_t n) {
     auto f = fence_for(n);
     if (!f.ok() && alive() == life::retired) {
       auto const s = note(common_->machine.synchronize_device(device_));
-      if (s.ok()) observe(n, nullptr);
+      if (s.ok()) observe(n, knowledge());
       return s;
     }
     if (!f.ok()) return f.is;

@@ -86,6 +86,7 @@ class timeline final {
   };
   begun begin();
   bool knows(stamp s) const;                          // covers(), the part under the lock
+  snapshot knowledge() const;                         // the frontier of now
   bool passed(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
   driver::status usable() const;                      // may a record or a wait be given to this stream?
