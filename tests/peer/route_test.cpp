@@ -160,6 +160,25 @@ TEST_F(routes, a_device_lost_under_a_staged_copy_leaves_the_host_alone) {
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
 }
 
+TEST_F(routes, a_staged_copy_that_was_refused_half_way_writes_nothing_afterwards) {
+  std::size_t const many = 6_MiB;
+  buffer large(many, {.on = device(0)});
+  set(large.data(), std::byte{7}, many);
+  auto const before = pattern(many, 3);
+  auto target = before;
+  copy(s, target.data(), large.data(), many);  // slots are there
+  target = before;
+  {
+    held gate(m, s);
+    m.control().fail_call("host_function", 3, driver::code::failed);
+    EXPECT_THROW(copy(s, target.data(), large.data(), many, non_blocking), driver_error);
+  }
+  s.ref().synchronize();
+  EXPECT_EQ(target, before);
+  copy(s, target.data(), large.data(), many);
+  EXPECT_EQ(target, test::bytes_of_host(many, std::byte{7}));
+}
+
 // Every call of a scenario refused in turn: a typed error, nothing lost, and the same copy works again.
 struct scenario {
   char const* name;
@@ -167,6 +186,7 @@ struct scenario {
   bool linked;
   void (*run)(scenario const&, stream_ref on0, stream_ref on1, void* gpu0, void* gpu1, std::byte* in_pinned, std::byte* from, std::byte* to);
 };
+void PrintTo(scenario const& one, std::ostream* out) { *out << one.name; }
 scenario const scenarios[] = {
     {"pageable_out_and_back", 3_MiB, true,
      [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte*, std::byte* from, std::byte* to) {

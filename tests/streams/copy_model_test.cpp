@@ -69,7 +69,7 @@ void run_program(std::uint64_t seed, simulated::links peers) {
 }
 
 TEST(copy_model, random_copies_leave_the_bytes_of_the_program_order) {
-  for (auto seed = test::first_seed(); seed < test::end_of_seeds(400) && !::testing::Test::HasFatalFailure(); ++seed) {
+  for (auto seed = test::first_seed(); seed < test::end_of_seeds(2000) && !::testing::Test::HasFatalFailure(); ++seed) {
     run_program(seed, seed % 2 ? simulated::links::all : simulated::links::none);
   }
 }
