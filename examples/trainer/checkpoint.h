@@ -1,0 +1,26 @@
+// A trained model in a file: written whole or not at all, refused when damaged.
+// Threads: one at a time a file.
+//
+// Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32 each), step (i64),
+// the characters (vocabulary bytes), the number of floats (u64), the floats, CRC-32 of all that came before (u32).
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "model.h"
+
+namespace trainer {
+
+struct checkpoint {
+  model_shape shape;
+  std::int64_t step = 0;
+  std::string characters;
+  std::vector<float> values;  // model::save()
+};
+// Both throw std::runtime_error naming the file and what is wrong with it.
+void write_checkpoint(std::filesystem::path const&, checkpoint const&);
+checkpoint read_checkpoint(std::filesystem::path const&);
+
+}  // namespace trainer

@@ -1,0 +1,190 @@
+// A data-parallel trainer: a character-level language model on real text, a worker a device, gradients shared in buckets
+// while the backward pass still runs. Runs alike on GPUs and on simulated devices.
+// Threads: a worker a device, and this one, which watches.
+#include <boost/program_options.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <thread>
+
+#include "progress.h"
+#include "replica.h"
+#include "weir/collective.h"
+#include "weir/observe.h"
+
+namespace {
+
+namespace po = boost::program_options;
+using trainer::settings;
+
+struct asked {
+  settings with;
+  std::string devices;
+  int replicas = 0;
+};
+
+std::optional<asked> parse(int argc, char** argv) {
+  asked a;
+  settings& s = a.with;
+  po::options_description all("trainer: a character-level language model, data-parallel over all devices");
+  all.add_options()
+      ("help,h", "this text")
+      ("text", po::value(&s.text_file)->required(), "the text to learn; its last tenth is kept for validation")
+      ("devices", po::value(&a.devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")
+      ("replicas", po::value(&a.replicas), "devices to train on; all of them")
+      ("steps", po::value(&s.steps)->default_value(s.steps), "steps")
+      ("batch", po::value(&s.batch)->default_value(s.batch), "rows of a global batch, over all replicas")
+      ("context", po::value(&s.shape.context)->default_value(s.shape.context), "characters the model sees")
+      ("embedding", po::value(&s.shape.embedding)->default_value(s.shape.embedding), "numbers a character becomes")
+      ("hidden", po::value(&s.shape.hidden)->default_value(s.shape.hidden), "width of a dense layer")
+      ("layers", po::value(&s.shape.layers)->default_value(s.shape.layers), "dense layers before the last one")
+      ("rate", po::value(&s.rate)->default_value(s.rate, "0.2"), "learning rate, at its highest")
+      ("momentum", po::value(&s.momentum)->default_value(s.momentum, "0.9"), "momentum of SGD")
+      ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
+      ("sample", po::value(&s.sample)->default_value(s.sample), "characters to write at the end")
+      ("load", po::value(&s.load_file), "checkpoint to go on from")
+      ("save", po::value(&s.save_file), "checkpoint to write at the end")
+      ("losses", po::value(&s.losses_file), "file for the loss of every step, one a line");
+  po::variables_map values;
+  po::store(po::parse_command_line(argc, argv, all), values);
+  if (values.count("help")) {
+    std::cout << all;
+    return {};
+  }
+  po::notify(values);
+  auto const positive = [](char const* name, std::int64_t v) {
+    if (v < 1) throw std::runtime_error(std::string("--") + name + " " + std::to_string(v) + ": must be at least 1");
+  };
+  positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context), positive("embedding", s.shape.embedding);
+  positive("hidden", s.shape.hidden), positive("layers", s.shape.layers);
+  return a;
+}
+
+// What comes out of the workers, apart from losses.
+struct outcome {
+  std::vector<std::uint64_t> fingerprints;
+  std::vector<double> loss_sums;
+  std::vector<std::int64_t> rows;
+  std::string sample;
+  std::vector<float> values;
+};
+
+double global_loss(trainer::report const& r, int replicas, std::int64_t step) {
+  double sum = 0;
+  for (int i = 0; i < replicas; ++i) sum += r.losses[static_cast<std::size_t>(step) * static_cast<std::size_t>(replicas) + static_cast<std::size_t>(i)];
+  return sum;
+}
+
+void work(settings const& s, trainer::text const& t, trainer::checkpoint const* from, weir::communicator& ranks, trainer::report& report, outcome& out) {
+  weir::device_guard on{ranks.device()};
+  std::size_t const rank = static_cast<std::size_t>(ranks.rank());
+  trainer::replica r(s, t, ranks, report);
+  if (from) r.load(from->values);
+  std::int64_t const first = from ? from->step : 0;
+  r.train(first, s.steps);
+  out.fingerprints[rank] = r.fingerprint();
+  out.loss_sums[rank] = r.validation_loss_sum(out.rows[rank]);
+  if (rank == 0) {
+    out.sample = r.generate(s.sample);
+    if (!s.save_file.empty()) out.values = r.save();
+  }
+}
+
+void watch(settings const& s, trainer::report const& report, int replicas, std::int64_t first) {
+  trainer::progress bar(s.steps);
+  double smooth = 0;
+  for (std::int64_t seen = first; seen < s.steps && !report.failed.load();) {
+    std::int64_t done = s.steps;
+    for (auto const& d : report.done) done = std::min(done, d.load(std::memory_order_acquire));
+    for (; seen < done; ++seen) smooth = smooth == 0 ? global_loss(report, replicas, seen) : 0.98 * smooth + 0.02 * global_loss(report, replicas, seen);
+    if (done > first) bar.show(done, smooth, static_cast<double>(done - first) * s.batch);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  bar.end();
+}
+
+int run(asked a) {
+  if (!a.devices.empty()) setenv("WEIR_DEVICES", a.devices.c_str(), 1);
+  settings& s = a.with;
+  trainer::text const text(s.text_file, s.shape.context);
+  s.shape.vocabulary = text.vocabulary();
+
+  std::optional<trainer::checkpoint> from;
+  if (!s.load_file.empty()) {
+    from = trainer::read_checkpoint(s.load_file);
+    if (from->shape != s.shape || from->characters != text.characters()) throw std::runtime_error("checkpoint: " + s.load_file + " is of another model or text; use the same options and text");
+    if (from->step >= s.steps) throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) + " steps; ask for more with --steps");
+  }
+
+  std::printf("%s\n", weir::runtime::current().description().c_str());
+  int const available = weir::device_count();
+  int const replicas = a.replicas ? a.replicas : available;
+  if (replicas < 1 || replicas > available) throw std::runtime_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
+  if (s.batch % replicas) throw std::runtime_error("--batch " + std::to_string(s.batch) + " cannot be divided among " + std::to_string(replicas) + " replicas; take a multiple");
+  std::int64_t count = 0;
+  for (auto const& row : trainer::parameter_table(s.shape)) count += row.count();
+  std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(), s.shape.vocabulary, static_cast<long long>(count), s.batch, replicas, replicas == 1 ? "" : "s");
+
+  std::vector<weir::device> devices;
+  for (int i = 0; i < replicas; ++i) devices.emplace_back(i);
+  std::vector<weir::communicator> ranks = weir::communicator::in_process(devices);
+  trainer::report report(replicas, s.steps);
+  auto const n = static_cast<std::size_t>(replicas);
+  outcome out{std::vector<std::uint64_t>(n), std::vector<double>(n), std::vector<std::int64_t>(n), {}, {}};
+  std::vector<std::exception_ptr> failures(n);
+  std::vector<std::thread> workers;
+  for (std::size_t i = 0; i < n; ++i) {
+    workers.emplace_back([&, i] {
+      try {
+        work(s, text, from ? &*from : nullptr, ranks[i], report, out);
+      } catch (...) {
+        failures[i] = std::current_exception();
+        if (!report.failed.exchange(true)) ranks[i].abort();  // the others would wait for this one for ever
+      }
+    });
+  }
+  std::int64_t const first = from ? from->step : 0;
+  watch(s, report, replicas, first);
+  for (std::thread& w : workers) w.join();
+  std::exception_ptr cause;
+  for (auto const& f : failures) {
+    if (f && !cause) cause = f;
+  }
+  if (cause) std::rethrow_exception(cause);
+
+  double loss = 0;
+  std::int64_t rows = 0;
+  bool agree = true;
+  for (std::size_t i = 0; i < n; ++i) loss += out.loss_sums[i], rows += out.rows[i], agree = agree && out.fingerprints[i] == out.fingerprints[0];
+  std::printf("validation loss %.4f over %lld characters\n", loss / static_cast<double>(rows), static_cast<long long>(rows));
+  std::printf("parameters %s on %d replica%s (%016llx)\n", agree ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
+  if (s.sample > 0) std::printf("\n--- a sample ---\n%s\n----------------\n\n", out.sample.c_str());
+  if (!s.losses_file.empty()) {
+    std::ofstream file(s.losses_file);
+    file.precision(9);
+    for (std::int64_t step = first; step < s.steps; ++step) file << global_loss(report, replicas, step) << "\n";
+    if (!file.flush()) throw std::runtime_error("--losses " + s.losses_file + " cannot be written");
+  }
+  if (!s.save_file.empty()) {
+    trainer::write_checkpoint(s.save_file, {s.shape, s.steps, text.characters(), out.values});
+    std::printf("checkpoint written to %s\n", s.save_file.c_str());
+  }
+  for (weir::device d : devices) std::printf("%s\n", weir::memory_summary(d).c_str());
+  return agree ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  auto const a = parse(argc, argv);
+  return a ? run(*a) : 0;
+} catch (weir::out_of_memory const& e) {
+  std::fprintf(stderr, "%s\n", e.report().text().c_str());
+  return 1;
+} catch (std::exception const& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
+}

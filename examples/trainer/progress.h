@@ -1,0 +1,23 @@
+// A progress bar on a terminal, a line now and then elsewhere.
+// Threads: one.
+#pragma once
+#include <chrono>
+#include <cstdint>
+
+namespace trainer {
+
+class progress {
+ public:
+  explicit progress(std::int64_t steps);
+  // `loss`: of the last step, smoothed; `characters`: read so far
+  void show(std::int64_t step, double loss, double characters);
+  void end();
+
+ private:
+  std::int64_t steps_;
+  bool terminal_;
+  std::int64_t next_line_ = 0;
+  std::chrono::steady_clock::time_point start_, drawn_;
+};
+
+}  // namespace trainer

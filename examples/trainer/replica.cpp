@@ -1,0 +1,139 @@
+// The training loop of one device.
+// Threads: see replica.h.
+#include "replica.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace trainer {
+namespace {
+
+weir::tensor pinned(std::int64_t n, weir::dtype type) { return weir::empty({n}, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned}); }
+
+}  // namespace
+
+replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
+    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.average = false}), model_(s.shape, ranks, buckets_, s.seed) {
+  auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
+  for (slot& at : slots_) at.host = pinned(elements, weir::int32);
+  for (weir::tensor& at : loss_) at = pinned(1, weir::float32);
+}
+
+replica::~replica() = default;
+
+// Sends the slot's host memory to the device on the copy stream. The slot's block on the device is made there, used on the
+// compute stream and given back when that use is over: nobody waits for it.
+void replica::send(slot& at, int rows) {
+  weir::stream_guard in{copies_};
+  auto const elements = static_cast<std::int64_t>(batch_elements(rows, settings_.shape.context, settings_.shape.vocabulary));
+  at.device = weir::empty({elements}, {.type = weir::int32});
+  at.arrived = at.device.copy_(at.host.slice(0, 0, elements), weir::non_blocking);
+}
+
+void replica::prefetch(std::int64_t step) {
+  slot& at = slot_of(step);
+  at.arrived.synchronize();  // the copy of two steps ago has read this memory; long over
+  batch_view const into = view_batch(at.host.host<std::int32_t>(), rows_, settings_.shape.context, settings_.shape.vocabulary);
+  draw_batch(text_, settings_.seed, step, ranks_.rank() * rows_, into);
+  send(at, rows_);
+}
+
+device_batch replica::take(std::int64_t step) {
+  slot& at = slot_of(step);
+  weir::current_stream().wait(at.arrived);
+  return split_batch(std::move(at.device), rows_, settings_.shape);
+}
+
+float replica::rate_at(std::int64_t step) const {
+  float const warm = std::min(1.f, static_cast<float>(step + 1) / 100.f);
+  float const way = static_cast<float>(step) / static_cast<float>(std::max<std::int64_t>(settings_.steps, 1));
+  return settings_.rate * warm * (0.05f + 0.475f * (1 + std::cos(3.14159265f * way)));
+}
+
+void replica::train(std::int64_t first_step, std::int64_t last_step) {
+  weir::stamp told[2];
+  auto const tell = [&](std::int64_t step) {  // the loss of a step that is at least one behind
+    told[step % 2].synchronize();
+    auto const replicas = static_cast<std::size_t>(ranks_.size()), rank = static_cast<std::size_t>(ranks_.rank());
+    report_.losses[static_cast<std::size_t>(step) * replicas + rank] = loss_[step % 2].host<float>()[0];
+    report_.done[rank].store(step + 1, std::memory_order_release);
+  };
+  if (first_step < last_step) prefetch(first_step);
+  for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
+    device_batch const batch = take(step);
+    if (step + 1 < last_step) prefetch(step + 1);
+    weir::tensor const loss = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch));
+    buckets_.finish(weir::current_stream());
+    model_.update(rate_at(step), settings_.momentum);
+    if (step > first_step) tell(step - 1);
+    told[step % 2] = loss_[step % 2].copy_(loss, weir::non_blocking);
+    if (step + 1 == last_step) tell(step);
+  }
+}
+
+double replica::validation_loss_sum(std::int64_t& rows) {
+  std::size_t const context = static_cast<std::size_t>(settings_.shape.context);
+  std::size_t const places = text_.validation().size() - context;
+  std::size_t const wanted = std::min<std::size_t>(places, static_cast<std::size_t>(settings_.validation_rows));
+  std::size_t const stride = places / wanted;
+  double sum = 0;
+  rows = 0;
+  for (std::size_t chunk = static_cast<std::size_t>(ranks_.rank()); chunk * static_cast<std::size_t>(rows_) < wanted; chunk += static_cast<std::size_t>(ranks_.size())) {
+    std::size_t const first = chunk * static_cast<std::size_t>(rows_);
+    int const here = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(rows_), wanted - first));
+    slot& at = slot_of(static_cast<std::int64_t>(chunk / static_cast<std::size_t>(ranks_.size())));
+    at.arrived.synchronize();
+    validation_batch(text_, first * stride, stride, view_batch(at.host.host<std::int32_t>(), here, settings_.shape.context, settings_.shape.vocabulary));
+    send(at, here);
+    weir::current_stream().wait(at.arrived);
+    sum += static_cast<double>(model_.loss(split_batch(std::move(at.device), here, settings_.shape)).item<float>());
+    rows += here;
+  }
+  return sum;
+}
+
+std::string replica::generate(int characters) {
+  auto const validation = text_.validation();
+  std::vector<std::uint8_t> context(validation.begin(), validation.begin() + settings_.shape.context);
+  std::string written;
+  for (std::uint8_t const token : context) written.push_back(text_.characters()[token]);
+  weir::tensor const host = pinned(settings_.shape.vocabulary, weir::float32);
+  for (int i = 0; i < characters; ++i) {
+    slot& at = slots_[0];
+    at.arrived.synchronize();
+    batch_view const into = view_batch(at.host.host<std::int32_t>(), 1, settings_.shape.context, settings_.shape.vocabulary);
+    std::copy(context.begin(), context.end(), into.inputs.begin());
+    into.targets[0] = 0;
+    send(at, 1);
+    weir::current_stream().wait(at.arrived);
+    weir::tensor const logits = model_.logits(split_batch(std::move(at.device), 1, settings_.shape));
+    weir::tensor(host).copy_(logits.view({settings_.shape.vocabulary}));
+
+    auto const scores = host.host<float>();
+    constexpr float temperature = 0.7f;
+    float const top = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    std::vector<double> weights;
+    for (float const s : scores) sum += weights.emplace_back(std::exp((s - top) / temperature));
+    double left = static_cast<double>(mix(settings_.seed ^ mix(static_cast<std::uint64_t>(i))) >> 11) * 0x1p-53 * sum;
+    std::size_t next = 0;
+    while (next + 1 < weights.size() && (left -= weights[next]) > 0) ++next;
+    written.push_back(text_.characters()[next]);
+    context.erase(context.begin());
+    context.push_back(static_cast<std::uint8_t>(next));
+  }
+  return written;
+}
+
+std::uint64_t replica::fingerprint() const {
+  std::uint64_t hash = 0;
+  for (float const v : model_.save()) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    hash = mix(hash ^ bits);
+  }
+  return hash;
+}
+
+}  // namespace trainer

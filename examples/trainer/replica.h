@@ -1,0 +1,72 @@
+// One worker a device: it feeds itself batches one ahead, trains its part of each global batch, and shares the gradients.
+// Threads: each replica belongs to the thread that made it; report is written by all of them.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint.h"
+#include "model.h"
+#include "text.h"
+
+namespace trainer {
+
+struct settings {
+  std::string text_file, load_file, save_file, losses_file;
+  model_shape shape;
+  int batch = 256;  // rows of a global batch, over all replicas
+  std::int64_t steps = 3000;
+  float rate = 0.2f, momentum = 0.9f;
+  std::uint64_t seed = 1;
+  int sample = 400;           // characters to write at the end
+  int validation_rows = 32768;  // at most
+};
+
+// What the replicas tell whoever watches. Losses are written before `done` is raised.
+struct report {
+  report(int replicas, std::int64_t steps) : losses(static_cast<std::size_t>(replicas) * static_cast<std::size_t>(steps)), done(static_cast<std::size_t>(replicas)) {}
+  std::vector<float> losses;  // [step][replica]: each replica's share of the global loss
+  std::vector<std::atomic<std::int64_t>> done;
+  std::atomic<bool> failed{false};
+};
+
+class replica {
+ public:
+  replica(settings const&, text const&, weir::communicator&, report&);
+  ~replica();
+
+  void train(std::int64_t first_step, std::int64_t last_step);
+  double validation_loss_sum(std::int64_t& rows);  // of this replica's share
+  std::string generate(int characters);
+  std::uint64_t fingerprint() const;  // of the parameters' bits: equal on all replicas
+  std::vector<float> save() const { return model_.save(); }
+  void load(std::vector<float> const& values) { model_.load(values); }
+
+ private:
+  // Host memory the copy engine reads, and the batch that arrives from it on the copy stream.
+  struct slot {
+    weir::tensor host, device;
+    weir::stamp arrived;
+  };
+  void prefetch(std::int64_t step);
+  device_batch take(std::int64_t step);
+  slot& slot_of(std::int64_t step) { return slots_[static_cast<std::size_t>(step % 2)]; }
+  void send(slot&, int rows);
+  float rate_at(std::int64_t step) const;
+
+  settings const& settings_;
+  text const& text_;
+  weir::communicator& ranks_;
+  report& report_;
+  int rows_;  // of each batch, here
+  weir::stream copies_;
+  weir::gradient_buckets buckets_;
+  model model_;
+  slot slots_[2];
+  weir::tensor loss_[2];  // pinned, one float each
+};
+
+}  // namespace trainer
