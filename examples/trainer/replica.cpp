@@ -9,15 +9,15 @@
 namespace trainer {
 namespace {
 
-weir::tensor pinned(std::int64_t n, weir::dtype type) { return weir::empty({n}, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned}); }
+weir::tensor pinned(weir::shape shape, weir::dtype type) { return weir::empty(shape, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned}); }
 
 }  // namespace
 
 replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
     : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.average = false}), model_(s.shape, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
-  for (slot& at : slots_) at.host = pinned(elements, weir::int32);
-  for (weir::tensor& at : loss_) at = pinned(1, weir::float32);
+  for (slot& at : slots_) at.host = pinned({elements}, weir::int32);
+  for (weir::tensor& at : loss_) at = pinned({}, weir::float32);
 }
 
 replica::~replica() = default;
@@ -98,7 +98,7 @@ std::string replica::generate(int characters) {
   std::vector<std::uint8_t> context(validation.begin(), validation.begin() + settings_.shape.context);
   std::string written;
   for (std::uint8_t const token : context) written.push_back(text_.characters()[token]);
-  weir::tensor const host = pinned(settings_.shape.vocabulary, weir::float32);
+  weir::tensor const host = pinned({settings_.shape.vocabulary}, weir::float32);
   for (int i = 0; i < characters; ++i) {
     slot& at = slots_[0];
     at.arrived.synchronize();

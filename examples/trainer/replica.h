@@ -66,7 +66,7 @@ class replica {
   weir::gradient_buckets buckets_;
   model model_;
   slot slots_[2];
-  weir::tensor loss_[2];  // pinned, one float each
+  weir::tensor loss_[2];  // pinned, one number each
 };
 
 }  // namespace trainer
