@@ -63,6 +63,14 @@ foreach(file ${tests})
     PROPERTIES TIMEOUT 120 LABELS ${label})
 endforeach()
 
+# The trainer's test trains: it is built with all of the trainer but its main.
+if(TARGET examples_trainer_test)
+  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/trainer/*.cpp)
+  list(FILTER parts EXCLUDE REGEX "/(main|progress)\\.cpp$")
+  target_sources(examples_trainer_test PRIVATE ${parts})
+  weir_kernels(examples_trainer_test ${PROJECT_SOURCE_DIR}/examples/trainer/model.cu)
+endif()
+
 # The rules of the house, and the tests of the script that holds them.
 add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)

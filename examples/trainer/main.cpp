@@ -4,15 +4,13 @@
 #include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <thread>
 
 #include "progress.h"
-#include "replica.h"
-#include "weir/collective.h"
+#include "train.h"
 #include "weir/observe.h"
 
 namespace {
@@ -63,43 +61,13 @@ std::optional<asked> parse(int argc, char** argv) {
   return a;
 }
 
-// What comes out of the workers, apart from losses.
-struct outcome {
-  std::vector<std::uint64_t> fingerprints;
-  std::vector<double> loss_sums;
-  std::vector<std::int64_t> rows;
-  std::string sample;
-  std::vector<float> values;
-};
-
-double global_loss(trainer::report const& r, int replicas, std::int64_t step) {
-  double sum = 0;
-  for (int i = 0; i < replicas; ++i) sum += r.losses[static_cast<std::size_t>(step) * static_cast<std::size_t>(replicas) + static_cast<std::size_t>(i)];
-  return sum;
-}
-
-void work(settings const& s, trainer::text const& t, trainer::checkpoint const* from, weir::communicator& ranks, trainer::report& report, outcome& out) {
-  weir::device_guard on{ranks.device()};
-  std::size_t const rank = static_cast<std::size_t>(ranks.rank());
-  trainer::replica r(s, t, ranks, report);
-  if (from) r.load(from->values);
-  std::int64_t const first = from ? from->step : 0;
-  r.train(first, s.steps);
-  out.fingerprints[rank] = r.fingerprint();
-  out.loss_sums[rank] = r.validation_loss_sum(out.rows[rank]);
-  if (rank == 0) {
-    out.sample = r.generate(s.sample);
-    if (!s.save_file.empty()) out.values = r.save();
-  }
-}
-
-void watch(settings const& s, trainer::report const& report, int replicas, std::int64_t first) {
+// Draws the bar until all steps are done or a replica has failed.
+void watch(settings const& s, trainer::report const& report, std::int64_t first) {
   trainer::progress bar(s.steps);
   double smooth = 0;
   for (std::int64_t seen = first; seen < s.steps && !report.failed.load();) {
-    std::int64_t done = s.steps;
-    for (auto const& d : report.done) done = std::min(done, d.load(std::memory_order_acquire));
-    for (; seen < done; ++seen) smooth = smooth == 0 ? global_loss(report, replicas, seen) : 0.98 * smooth + 0.02 * global_loss(report, replicas, seen);
+    std::int64_t const done = report.steps_done();
+    for (; seen < done; ++seen) smooth = smooth == 0 ? report.loss(seen) : 0.98 * smooth + 0.02 * report.loss(seen);
     if (done > first) bar.show(done, smooth, static_cast<double>(done - first) * s.batch);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -128,52 +96,32 @@ int run(asked a) {
   for (auto const& row : trainer::parameter_table(s.shape)) count += row.count();
   std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(), s.shape.vocabulary, static_cast<long long>(count), s.batch, replicas, replicas == 1 ? "" : "s");
 
-  std::vector<weir::device> devices;
-  for (int i = 0; i < replicas; ++i) devices.emplace_back(i);
-  std::vector<weir::communicator> ranks = weir::communicator::in_process(devices);
-  trainer::report report(replicas, s.steps);
-  auto const n = static_cast<std::size_t>(replicas);
-  outcome out{std::vector<std::uint64_t>(n), std::vector<double>(n), std::vector<std::int64_t>(n), {}, {}};
-  std::vector<std::exception_ptr> failures(n);
-  std::vector<std::thread> workers;
-  for (std::size_t i = 0; i < n; ++i) {
-    workers.emplace_back([&, i] {
-      try {
-        work(s, text, from ? &*from : nullptr, ranks[i], report, out);
-      } catch (...) {
-        failures[i] = std::current_exception();
-        if (!report.failed.exchange(true)) ranks[i].abort();  // the others would wait for this one for ever
-      }
-    });
+  trainer::report report(replicas, s.steps, from ? from->step : 0);
+  std::thread watcher([&] { watch(s, report, report.first_step); });
+  trainer::outcome out;
+  try {
+    out = trainer::train(s, text, from ? &*from : nullptr, report);
+  } catch (...) {
+    report.failed = true;
+    watcher.join();
+    throw;
   }
-  std::int64_t const first = from ? from->step : 0;
-  watch(s, report, replicas, first);
-  for (std::thread& w : workers) w.join();
-  std::exception_ptr cause;
-  for (auto const& f : failures) {
-    if (f && !cause) cause = f;
-  }
-  if (cause) std::rethrow_exception(cause);
-
-  double loss = 0;
-  std::int64_t rows = 0;
-  bool agree = true;
-  for (std::size_t i = 0; i < n; ++i) loss += out.loss_sums[i], rows += out.rows[i], agree = agree && out.fingerprints[i] == out.fingerprints[0];
-  std::printf("validation loss %.4f over %lld characters\n", loss / static_cast<double>(rows), static_cast<long long>(rows));
-  std::printf("parameters %s on %d replica%s (%016llx)\n", agree ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
+  watcher.join();
+  std::printf("validation loss %.4f over %lld characters\n", out.validation_loss, static_cast<long long>(out.validation_rows));
+  std::printf("parameters %s on %d replica%s (%016llx)\n", out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
   if (s.sample > 0) std::printf("\n--- a sample ---\n%s\n----------------\n\n", out.sample.c_str());
   if (!s.losses_file.empty()) {
     std::ofstream file(s.losses_file);
     file.precision(9);
-    for (std::int64_t step = first; step < s.steps; ++step) file << global_loss(report, replicas, step) << "\n";
+    for (std::int64_t step = report.first_step; step < s.steps; ++step) file << report.loss(step) << "\n";
     if (!file.flush()) throw std::runtime_error("--losses " + s.losses_file + " cannot be written");
   }
   if (!s.save_file.empty()) {
     trainer::write_checkpoint(s.save_file, {s.shape, s.steps, text.characters(), out.values});
     std::printf("checkpoint written to %s\n", s.save_file.c_str());
   }
-  for (weir::device d : devices) std::printf("%s\n", weir::memory_summary(d).c_str());
-  return agree ? 0 : 1;
+  for (int i = 0; i < replicas; ++i) std::printf("%s\n", weir::memory_summary(weir::device(i)).c_str());
+  return out.agree() ? 0 : 1;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace trainer {
 namespace {
@@ -12,6 +13,18 @@ namespace {
 weir::tensor pinned(weir::shape shape, weir::dtype type) { return weir::empty(shape, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned}); }
 
 }  // namespace
+
+std::int64_t report::steps_done() const noexcept {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (auto const& d : done) least = std::min(least, d.load(std::memory_order_acquire));
+  return least;
+}
+
+double report::loss(std::int64_t step) const noexcept {
+  double sum = 0;
+  for (std::size_t i = 0; i < replicas; ++i) sum += static_cast<double>(losses[static_cast<std::size_t>(step) * replicas + i]);
+  return sum;
+}
 
 replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
     : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.average = false}), model_(s.shape, ranks, buckets_, s.seed) {
@@ -46,7 +59,8 @@ device_batch replica::take(std::int64_t step) {
 }
 
 float replica::rate_at(std::int64_t step) const {
-  float const warm = std::min(1.f, static_cast<float>(step + 1) / 100.f);
+  std::int64_t const warm_steps = std::clamp<std::int64_t>(settings_.steps / 10, 1, 100);
+  float const warm = std::min(1.f, static_cast<float>(step + 1) / static_cast<float>(warm_steps));
   float const way = static_cast<float>(step) / static_cast<float>(std::max<std::int64_t>(settings_.steps, 1));
   return settings_.rate * warm * (0.05f + 0.475f * (1 + std::cos(3.14159265f * way)));
 }
@@ -55,8 +69,8 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
   weir::stamp told[2];
   auto const tell = [&](std::int64_t step) {  // the loss of a step that is at least one behind
     told[step % 2].synchronize();
-    auto const replicas = static_cast<std::size_t>(ranks_.size()), rank = static_cast<std::size_t>(ranks_.rank());
-    report_.losses[static_cast<std::size_t>(step) * replicas + rank] = loss_[step % 2].host<float>()[0];
+    auto const rank = static_cast<std::size_t>(ranks_.rank());
+    report_.losses[static_cast<std::size_t>(step) * report_.replicas + rank] = loss_[step % 2].host<float>()[0];
     report_.done[rank].store(step + 1, std::memory_order_release);
   };
   if (first_step < last_step) prefetch(first_step);

@@ -27,7 +27,13 @@ struct settings {
 
 // What the replicas tell whoever watches. Losses are written before `done` is raised.
 struct report {
-  report(int replicas, std::int64_t steps) : losses(static_cast<std::size_t>(replicas) * static_cast<std::size_t>(steps)), done(static_cast<std::size_t>(replicas)) {}
+  report(int replicas, std::int64_t steps, std::int64_t first)
+      : replicas(static_cast<std::size_t>(replicas)), first_step(first), losses(this->replicas * static_cast<std::size_t>(steps)), done(this->replicas) {}
+  std::int64_t steps_done() const noexcept;             // by all replicas
+  double loss(std::int64_t step) const noexcept;        // of the global batch. Requires: step < steps_done()
+
+  std::size_t replicas;
+  std::int64_t first_step;
   std::vector<float> losses;  // [step][replica]: each replica's share of the global loss
   std::vector<std::atomic<std::int64_t>> done;
   std::atomic<bool> failed{false};

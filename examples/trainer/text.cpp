@@ -12,8 +12,10 @@ namespace {
 
 std::string contents(std::filesystem::path const& file) {
   std::ifstream in(file, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(in), {}};
-  if (!in.is_open() || in.bad()) throw std::runtime_error("text: " + file.string() + " cannot be read; name a readable file with --text");
+  std::string bytes;
+  if (in.is_open() && !std::filesystem::is_directory(file)) bytes.assign(std::istreambuf_iterator<char>(in), {});
+  else in.setstate(std::ios::badbit);
+  if (in.bad()) throw std::runtime_error("text: " + file.string() + " cannot be read; name a readable file with --text");
   return bytes;
 }
 

@@ -1,0 +1,166 @@
+// The trainer trains: the same losses on any number of devices, the same bits on all of them, checkpoints that go on.
+#include "examples/trainer/train.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "weir/observe.h"
+
+namespace trainer {
+namespace {
+
+// Sentences of a small grammar, so that there is something to learn.
+std::string some_text(std::size_t bytes) {
+  char const* const subjects[] = {"the stream", "a block", "the fence", "an arena", "the device", "a thread"};
+  char const* const verbs[] = {"waits for", "holds", "frees", "covers", "copies", "records"};
+  std::string s;
+  for (std::uint64_t i = 0; s.size() < bytes; ++i) {
+    s += std::string(subjects[mix(3 * i) % 6]) + " " + verbs[mix(3 * i + 1) % 6] + " " + subjects[mix(3 * i + 2) % 6] + (i % 4 == 3 ? ".\n" : ". ");
+  }
+  return s;
+}
+
+class trained : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ / "text") << some_text(60'000);
+    // On GPUs when asked for; else four simulated devices.
+    char const* const devices = std::getenv("WEIR_DEVICES");
+    if (!devices || std::string(devices) != "cuda") machine_.emplace(weir::simulated{.devices = 4, .memory = 1 << 30});
+    if (machine_) guard_.emplace(*machine_);
+    with_.shape = {.context = 8, .vocabulary = 0, .embedding = 8, .hidden = 32, .layers = 2};
+    with_.batch = 64;
+    with_.steps = 50;
+    with_.sample = 20;
+    with_.validation_rows = 512;
+    with_.text_file = folder_ / "text";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  struct run {
+    outcome out;
+    std::vector<double> losses;
+  };
+  run train_on(int replicas, checkpoint const* from = nullptr) {
+    text const t(with_.text_file, with_.shape.context);
+    with_.shape.vocabulary = t.vocabulary();
+    report told(replicas, with_.steps, from ? from->step : 0);
+    run r{train(with_, t, from, told), {}};
+    for (std::int64_t step = told.first_step; step < with_.steps; ++step) r.losses.push_back(told.loss(step));
+    return r;
+  }
+  int devices() const { return weir::device_count(); }
+
+  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("weir_trainer_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) + "_" +
+                                                                            ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  std::optional<weir::runtime> machine_;
+  std::optional<weir::runtime_guard> guard_;
+  settings with_;
+};
+
+TEST_F(trained, one_global_batch_gives_the_same_losses_on_1_2_and_4_devices_and_the_same_bits_on_all) {
+  run const one = train_on(1);
+  ASSERT_EQ(one.losses.size(), 50u);
+  EXPECT_NEAR(one.losses[0], std::log(static_cast<double>(with_.shape.vocabulary)), 1.0);
+  EXPECT_LT(one.losses.back(), 0.7 * one.losses[0]);
+  for (int const n : {2, 4}) {
+    if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
+    run const several = train_on(n);
+    for (std::size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(several.losses[i], one.losses[i], 1e-4 * one.losses[i]) << n << " devices, step " << i;
+    EXPECT_NEAR(several.out.validation_loss, one.out.validation_loss, 1e-4 * one.out.validation_loss);
+    EXPECT_EQ(several.out.validation_rows, one.out.validation_rows);
+    EXPECT_TRUE(several.out.agree());
+    EXPECT_EQ(several.out.fingerprints.size(), static_cast<std::size_t>(n));
+  }
+}
+
+TEST_F(trained, everything_is_given_back) {
+  train_on(1);
+  EXPECT_EQ(weir::memory_allocated(0), 0u);
+}
+
+TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
+  with_.save_file = folder_ / "model";
+  run const whole = train_on(1);
+
+  with_.steps = 20;
+  settings const full = with_;
+  text const t(with_.text_file, with_.shape.context);
+  run const half = train_on(1);
+  write_checkpoint(with_.save_file, {with_.shape, 20, t.characters(), half.out.values});
+  checkpoint const read = read_checkpoint(with_.save_file);
+  EXPECT_EQ(read.shape, with_.shape);
+  EXPECT_EQ(read.step, 20);
+  EXPECT_EQ(read.characters, t.characters());
+  EXPECT_EQ(read.values, half.out.values);
+  with_.steps = 50;
+  run const rest = train_on(1, &read);
+  ASSERT_EQ(rest.losses.size(), 30u);
+  // The rate follows the number of steps asked for, which differed in the first half: near, not equal.
+  EXPECT_NEAR(rest.losses.back(), whole.losses.back(), 0.25);
+  // From the same checkpoint the same bits, every time.
+  EXPECT_EQ(train_on(1, &read).out.fingerprints, rest.out.fingerprints);
+}
+
+TEST_F(trained, a_damaged_checkpoint_is_refused_whatever_byte_is_damaged) {
+  with_.save_file = folder_ / "model";
+  with_.steps = 2;
+  run const r = train_on(1);
+  text const t(with_.text_file, with_.shape.context);
+  write_checkpoint(with_.save_file, {with_.shape, 2, t.characters(), r.out.values});
+  std::ifstream in(with_.save_file, std::ios::binary);
+  std::string const good{std::istreambuf_iterator<char>(in), {}};
+  auto const refused = [&](std::string const& bytes) {
+    std::ofstream(with_.save_file, std::ios::binary | std::ios::trunc) << bytes;
+    try {
+      read_checkpoint(with_.save_file);
+    } catch (std::runtime_error const& e) {
+      return std::string(e.what()).find(with_.save_file) != std::string::npos;
+    }
+    return false;
+  };
+  for (std::size_t at = 0; at < good.size(); at += 1 + mix(at) % 4096) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x10);
+    EXPECT_TRUE(refused(bad)) << "byte " << at;
+  }
+  for (std::size_t const size : {std::size_t{0}, std::size_t{7}, std::size_t{11}, std::size_t{40}, good.size() - 1}) EXPECT_TRUE(refused(good.substr(0, size))) << size << " bytes";
+  EXPECT_FALSE(refused(good));
+}
+
+TEST_F(trained, a_text_that_cannot_be_read_is_too_short_or_is_not_text_is_refused_by_name) {
+  auto const says = [&](std::filesystem::path const& file) -> std::string {
+    try {
+      text t(file, 8);
+    } catch (std::runtime_error const& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(says(folder_ / "missing").find("cannot be read"), std::string::npos);
+  EXPECT_NE(says(folder_).find("cannot be read"), std::string::npos);
+  std::ofstream(folder_ / "short") << "short";
+  EXPECT_NE(says(folder_ / "short").find("has 5 bytes"), std::string::npos);
+  std::ofstream(folder_ / "binary") << std::string(1000, '\0');
+  EXPECT_NE(says(folder_ / "binary").find("not text"), std::string::npos);
+}
+
+TEST_F(trained, out_of_memory_in_one_replica_stops_all_with_its_report) {
+  weir::set_memory_limit(4 << 20, 0);
+  with_.batch = 4096;
+  with_.shape.hidden = 512;
+  EXPECT_THROW(train_on(std::min(2, devices())), weir::out_of_memory);
+  weir::set_memory_limit(0, 0);
+  with_.batch = 64;
+  with_.shape.hidden = 32;
+  EXPECT_TRUE(train_on(std::min(2, devices())).out.agree());
+}
+
+}  // namespace
+}  // namespace trainer
