@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
@@ -24,10 +25,12 @@ memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_m
 }
 
 void* pageable(size_t bytes, size_t alignment, here at) {
-  size_t const align = std::max<size_t>(alignment, 64);
-  void* const p = (alignment & (alignment - 1)) || bytes > static_cast<size_t>(-1) / 2 ? nullptr : std::aligned_alloc(align, (bytes + align - 1) / align * align + (bytes ? 0 : align));
-  if (p) return p;
   if (alignment & (alignment - 1)) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural", at);
+  if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
+    throw invalid_use("buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+  }
+  size_t const align = std::max<size_t>(alignment, 64);
+  if (void* const p = std::aligned_alloc(align, std::max(align, (bytes + align - 1) / align * align))) return p;
   memory_report r{};
   r.on = cpu;
   r.requested = r.rounded = bytes;

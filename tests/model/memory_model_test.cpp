@@ -214,6 +214,18 @@ class program {
     }
   }
 
+  void use_elsewhere_once() {  // never marked: the free names the stream instead
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    int const t = some_line_of(device_of(b->home));
+    order(b->ordered, t);
+    look(*b, t, "on the stream its free names");
+    say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last used on ", t);
+    on(device_of(b->home)).deallocate(b->at, &line(t), here::current());
+    *b = blocks_.back();
+    blocks_.pop_back();
+  }
+
   void copy_block() {
     piece_of_memory* const from = some_block();
     if (!from || from->bytes == 0) return;
@@ -270,7 +282,7 @@ class program {
       case 0: case 1: case 2: case 3: case 4: case 5: return allocate();
       case 6: case 7: case 8: case 9: return free_block();
       case 10: case 11: case 12: return use_elsewhere();
-      case 13: return copy_block();
+      case 13: return below(2) ? copy_block() : use_elsewhere_once();
       case 14: return hand_over();
       case 15: return order(below(static_cast<int>(lines_.size())), below(static_cast<int>(lines_.size())));
       case 16: return must(line(below(static_cast<int>(lines_.size()))).fence().is, "fence");

@@ -1,0 +1,158 @@
+// Many threads, streams and devices at once on a machine run by threads; and no driver call under a lock that others need.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using tests::memory_bench;
+constexpr here at{"a test", "a test", 1};
+
+// A machine whose next `create` does not return before somebody says so.
+struct slow_create final : weir::driver::faulty {
+  using faulty::faulty;
+  weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
+    {
+      std::unique_lock lock(mutex);
+      if (armed) {
+        armed = false;
+        entered = true;
+        news.notify_all();
+        released = news.wait_for(lock, std::chrono::seconds(20), [&] { return go; });
+      }
+    }
+    return faulty::create(device, bytes);
+  }
+  std::mutex mutex;
+  std::condition_variable news;
+  bool armed = false, entered = false, go = false, released = false;
+};
+
+TEST(memory_threads, a_miss_of_one_stream_calls_the_driver_under_no_lock_that_another_streams_allocation_needs) {
+  slow_create* slow = nullptr;
+  memory_bench bench({.devices = 1, .memory = 256 << 20}, {}, [&](std::unique_ptr<driver::driver> m) {
+    auto made = std::make_unique<slow_create>(std::move(m));
+    slow = made.get();
+    return made;
+  });
+  memory::allocator& d = bench.on(0);
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+  d.deallocate(d.allocate(b, 1 << 20, 0, at), nullptr, at);
+  d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
+  {
+    std::lock_guard lock(slow->mutex);
+    slow->armed = true;
+  }
+  void* missed = nullptr;
+  std::thread miss([&] { missed = d.allocate(a, 64 << 20, 0, at); });
+  {
+    std::unique_lock lock(slow->mutex);
+    ASSERT_TRUE(slow->news.wait_for(lock, std::chrono::seconds(20), [&] { return slow->entered; }));
+  }
+  // Warm and cold, small and large, on the other stream, and warm on the very stream that misses; frees; questions.
+  for (std::size_t bytes : {100, 20'000, 1 << 20, 32 << 20}) d.deallocate(d.allocate(b, bytes, 0, at), nullptr, at);
+  void* const p = d.allocate(a, 1000, 0, at);
+  EXPECT_TRUE(d.find(p));
+  d.deallocate(p, nullptr, at);
+  EXPECT_GT(d.statistics().reserved_bytes.all.current, 0);
+  {
+    std::lock_guard lock(slow->mutex);
+    slow->go = true;
+    slow->news.notify_all();
+  }
+  miss.join();
+  EXPECT_TRUE(slow->released);
+  d.deallocate(missed, nullptr, at);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_and_the_counters_stay_exact) {
+  constexpr int workers = 4, rounds = 300;
+  memory_bench bench({.devices = 2, .memory = 48 << 20});
+  struct block {
+    unsigned char* at = nullptr;
+    std::size_t bytes = 0;
+    unsigned char value = 0;
+    int device = 0;
+    clock::timeline* last = nullptr;
+  };
+  std::mutex shelf_mutex;
+  std::vector<block> shelf;
+  std::vector<clock::timeline*> lines;
+  for (int i = 0; i < workers; ++i) lines.push_back(&bench.stream(i % 2));
+  std::atomic<int> wrong{0};
+  auto const work = [&](int me) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(me) + 1);
+    clock::timeline& line = *lines[static_cast<std::size_t>(me)];
+    memory::allocator& d = bench.on(line.device());
+    for (int i = 0; i < rounds; ++i) {
+      block b;
+      {
+        std::lock_guard lock(shelf_mutex);
+        if (!shelf.empty() && random() % 2) {
+          std::swap(shelf[random() % shelf.size()], shelf.back());
+          if (shelf.back().device == line.device()) b = shelf.back(), shelf.pop_back();
+        }
+      }
+      if (b.at) {  // somebody else's: order this stream behind its writer, look at it, free it from here
+        d.mark(b.at, line, at);
+        if (!line.wait(b.last->now()).ok()) ++wrong;
+        struct look {
+          block what;
+          std::atomic<int>* wrong;
+        };
+        driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, false};
+        auto const s = bench.machine().enqueue(line.device(), line.handle(), {&t, 1},
+                                               {[](void* p) {
+                                                  auto const* const l = static_cast<look*>(p);
+                                                  for (std::size_t k = 0; k < l->what.bytes; ++k) {
+                                                    if (l->what.at[k] != l->what.value) {
+                                                      ++*l->wrong;
+                                                      return;
+                                                    }
+                                                  }
+                                                },
+                                                [](void* p) { delete static_cast<look*>(p); }, new look{b, &wrong}});
+        if (!s.ok()) ++wrong;
+        d.deallocate(b.at, nullptr, at);
+        continue;
+      }
+      b.bytes = 1 + (random() % 3 ? random() % 3000 : random() % 1'500'000);
+      b.value = static_cast<unsigned char>(random());
+      b.device = line.device();
+      b.last = &line;
+      try {
+        b.at = static_cast<unsigned char*>(d.allocate(line, b.bytes, 0, at));
+      } catch (out_of_memory const&) {
+        continue;
+      }
+      if (!bench.machine().fill(line.device(), line.handle(), b.at, b.value, 1, b.bytes).ok()) ++wrong;
+      std::lock_guard lock(shelf_mutex);
+      shelf.push_back(b);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < workers; ++i) threads.emplace_back(work, i);
+  for (auto& t : threads) t.join();
+  for (auto* l : lines) ASSERT_TRUE(bench.clocks().synchronize(l->now()).ok());
+  EXPECT_EQ(wrong.load(), 0);
+  for (block const& b : shelf) bench.on(b.device).deallocate(b.at, nullptr, at);
+  for (int d = 0; d < 2; ++d) {
+    bench.on(d).empty_cache();
+    EXPECT_EQ(bench.on(d).validate(), std::vector<std::string>{});
+    EXPECT_EQ(bench.on(d).statistics().reserved_bytes.all.current, 0);
+    EXPECT_EQ(bench.on(d).statistics().allocation.all.current, 0);
+  }
+  EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,189 @@
+// weir/memory.h and weir/observe.h as programs use them.
+// Threads: one, but where a test says so.
+#include "weir/memory.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/memory/allocator.h"
+#include "tests/streams/stepped_machine.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+struct memory_api : stepped_machine {
+  ~memory_api() override {
+    auto* const m = rt.get().part_if_made<memory::device_memory>();
+    for (int d = 0; d < 2; ++d) {
+      if (memory::allocator* const a = m ? m->if_made(d) : nullptr) {
+        EXPECT_EQ(a->validate(), std::vector<std::string>{});
+      }
+    }
+  }
+};
+
+TEST_F(memory_api, blocks_come_from_the_current_stream_and_device) {
+  stream side;
+  void* p = nullptr;
+  {
+    stream_guard in_side{side};
+    p = allocate(1000);
+  }
+  auto const found = find_block(static_cast<char*>(p) + 999);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->base, p);
+  EXPECT_EQ(found->bytes, 1000u);
+  EXPECT_EQ(found->on, device(0));
+  EXPECT_EQ(found->home, side.ref());
+  EXPECT_FALSE(find_block(static_cast<char*>(p) + 1008)) << "the next slot";
+  EXPECT_FALSE(find_block(&p));
+  deallocate(p);
+  device_guard on{1};
+  void* const q = allocate(1000);
+  EXPECT_EQ(find_block(q)->on, device(1));
+  deallocate(q);
+  EXPECT_EQ(memory_allocated(0), 0u);
+  EXPECT_EQ(memory_allocated(1), 0u);
+  EXPECT_EQ(max_memory_allocated(1), 1024u - 16u) << "rounded to 16 B";
+}
+
+TEST_F(memory_api, a_block_recorded_on_a_stream_is_not_reused_while_that_stream_may_still_read_it) {
+  stream side;
+  void* const p = allocate(1_MiB);
+  record_stream(static_cast<char*>(p) + 5, side);
+  work(side, 1);
+  deallocate(p);
+  void* const q = allocate(1_MiB);
+  EXPECT_NE(q, p);
+  drain(side);
+  side.ref().synchronize();
+  void* const r = allocate(1_MiB);
+  EXPECT_EQ(r, p);
+  deallocate(q);
+  deallocate(r);
+}
+
+TEST_F(memory_api, a_buffer_owns_its_block_and_moves) {
+  buffer a(1000);
+  void* const at = a.data();
+  EXPECT_EQ(a.size(), 1000u);
+  buffer b(std::move(a));
+  EXPECT_EQ(a.data(), nullptr);
+  EXPECT_EQ(b.data(), at);
+  buffer c(500);
+  c = std::move(b);
+  EXPECT_EQ(memory_stats().allocation.all.current, 1) << "c's first block went back";
+  EXPECT_EQ(c.info().bytes, 1000u);
+  buffer d = buffer::adopt(c.release());
+  EXPECT_EQ(d.data(), at);
+  EXPECT_EQ(d.size(), 1000u);
+  d.reset();
+  EXPECT_EQ(memory_allocated(), 0u);
+  static_assert(sizeof(buffer) == 16);
+}
+
+TEST_F(memory_api, host_access_is_for_host_memory_and_device_memory_says_so) {
+  buffer const on_device(64), page_locked(64, {.on = cpu, .kind = memory_kind::pinned}), plain(64, {.on = cpu});
+  EXPECT_THROW((void)on_device.host<float>(), invalid_use);
+  EXPECT_EQ(page_locked.host<float>().size(), 16u);
+  EXPECT_EQ(page_locked.info().kind, memory_kind::pinned);
+  EXPECT_EQ(plain.info().kind, memory_kind::pageable);
+  plain.host<float>()[15] = 1;
+  page_locked.host<float>()[15] = 1;
+  std::byte const bytes[3]{std::byte{1}, std::byte{2}, std::byte{3}};
+  EXPECT_EQ(pin_memory(bytes).host<std::byte>()[2], std::byte{3});
+}
+
+TEST_F(memory_api, a_buffer_handed_to_another_stream_is_at_home_there) {
+  stream side;
+  buffer b(1_MiB);
+  work(current_stream(), 1);
+  stamp const used = current_stream().stamp();
+  b.rebind(side);
+  EXPECT_EQ(b.info().home, side.ref());
+  EXPECT_TRUE(streams::line_of(side).covers(streams::inner_stamp(used)));
+  buffer host(10, {.on = cpu});
+  EXPECT_THROW(host.rebind(side), invalid_use);
+}
+
+TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
+  int local = 0;
+  void* const p = allocate(10'000);
+  EXPECT_NE(refused<invalid_use>([&] { deallocate(&local); }).find("no live block of weir"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { deallocate(static_cast<char*>(p) + 100); }).find("100 B inside"), std::string::npos);
+  deallocate(p);
+  EXPECT_NE(refused<invalid_use>([&] { deallocate(p); }), "");
+  EXPECT_NE(refused<invalid_use>([&] { record_stream(p, current_stream()); }), "");
+  EXPECT_NE(refused<invalid_use>([&] { (void)buffer::adopt(p); }), "");
+  EXPECT_NE(refused<invalid_use>([&] { buffer b(10, {.on = device(7)}); }).find("7"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { buffer b(~size_t{0}); }), "");
+  EXPECT_NE(refused<invalid_use>([&] { buffer b(~size_t{0} - 4096, {.on = cpu}); }), "");
+  deallocate(nullptr);
+}
+
+TEST_F(memory_api, a_block_goes_back_to_its_own_runtime_whichever_is_current) {
+  runtime other{simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 2}};
+  std::optional<buffer> b;
+  {
+    runtime_guard in_other{other};
+    b.emplace(1000);
+    EXPECT_EQ(memory_stats().allocation.all.current, 1);
+  }
+  EXPECT_EQ(memory_stats().allocation.all.current, 0);
+  b.reset();
+  runtime_guard in_other{other};
+  EXPECT_EQ(memory_stats().allocation.all.current, 0);
+}
+
+TEST_F(memory_api, a_buffer_may_outlive_its_runtime) {
+  ::testing::internal::CaptureStderr();
+  std::optional<buffer> late, late_pinned;
+  {
+    runtime other{simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 2}};
+    runtime_guard in_other{other};
+    late.emplace(1000);
+    late_pinned.emplace(1000, buffer_options{.on = cpu, .kind = memory_kind::pinned});
+  }
+  late.reset();
+  late_pinned.reset();
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("still held"), std::string::npos);
+}
+
+TEST_F(memory_api, limits_and_fractions_hold_and_callbacks_make_room) {
+  set_per_process_memory_fraction(0.25);
+  buffer a(8_MiB);
+  EXPECT_THROW(buffer(12_MiB), out_of_memory);
+  EXPECT_THROW(set_per_process_memory_fraction(1.5), invalid_use);
+  {
+    auto const registered = on_out_of_memory([&](memory_report const& r) {
+      EXPECT_EQ(r.requested, 12_MiB);
+      a.reset();
+      return true;
+    });
+    buffer b(12_MiB);
+    EXPECT_EQ(b.size(), 12_MiB);
+  }
+  set_memory_limit(0);
+  buffer c(40_MiB);
+  EXPECT_LE(memory_reserved(), 64_MiB);
+  c.reset();
+  EXPECT_GE(empty_cache(), 40_MiB);
+}
+
+TEST_F(memory_api, asking_for_statistics_uses_no_device) {
+  EXPECT_EQ(memory_allocated(1), 0u);
+  EXPECT_EQ(memory_stats(1).segment.all.allocated, 0);
+  EXPECT_EQ(empty_cache(1), 0u);
+  buffer b(10_MiB);
+  EXPECT_EQ(memory_reserved(0), 10_MiB);
+  EXPECT_EQ(memory_report_now().allocated, 10_MiB);
+  EXPECT_NE(memory_summary().find("10,485,760"), std::string::npos) << memory_summary();
+  reset_peak_memory_stats();
+  b.reset();
+  EXPECT_EQ(max_memory_allocated(), 10_MiB);
+  reset_peak_memory_stats();
+  EXPECT_EQ(max_memory_allocated(), 0u);
+}
+
+}  // namespace
+}  // namespace weir
