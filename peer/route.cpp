@@ -104,8 +104,10 @@ void check_stream(plan const& p, clock::timeline const& line, here at) {
   throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()), "Pass a stream of a device that the memory lies on", at);
 }
 
-void synchronize(runtime::impl& r, clock::stamp s, char const* operation, plan const& p, here at) {
-  auto const waited = r.part<clock::clocks>().synchronize(s);
+void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p, here at) {
+  auto waited = r.part<clock::clocks>().synchronize(s);
+  // The caller may free or reuse its memory once this throws: a refused wait is tried another way before that.
+  if (!waited.ok() && waited.what != driver::code::lost && r.machine().synchronize_stream(line.device(), line.handle()).ok()) waited = {};
   if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
 }
 
@@ -145,7 +147,7 @@ void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, 
   if (a.dst == a.src) return;
   switch (p.by) {
     case route::host:
-      synchronize(r, line.now(), "copy", p, at);
+      synchronize(r, line, line.now(), "copy", p, at);
       std::memcpy(a.dst, a.src, a.bytes);
       return;
     case route::engine:
@@ -173,7 +175,7 @@ void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, 
 
 stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, here at) {
   auto const done = line.now();
-  if (host_waits || r.options().launch_blocking) synchronize(r, done, "copy", last, at);
+  if (host_waits || r.options().launch_blocking) synchronize(r, line, done, "copy", last, at);
   return streams::public_stamp(done);
 }
 
@@ -241,7 +243,7 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
   p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
   auto& line = p.dst.on_host() ? streams::current_line(r) : streams::current_line(r, p.dst.device);
   if (p.dst.on_host()) {
-    peer::synchronize(r, line.now(), "set", p, at);
+    peer::synchronize(r, line, line.now(), "set", p, at);
     std::memset(dst, static_cast<int>(value), bytes);
   } else {
     peer::mark(p.dst, line, at);

@@ -106,8 +106,13 @@ element only_element(tensor const& t, here at) {
   tensors::require_defined(t, "tensor::item", "tensor", at);
   if (t.numel() != 1) throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements", "item() is of one element: index first", at);
   element e{};
-  if (t.device().is_cpu()) std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
-  else copy(*tensors::place_of(t), e.bytes, t.data(), size_of(t.dtype()), blocking::yes, at);
+  if (t.device().is_cpu()) {
+    std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
+  } else {  // straight to a pinned block: no staging for a few bytes
+    tensor const landed = tensors::make_at(tensor_access::block_of(t).owner, -1, memory_kind::pinned, {}, t.dtype(), at);
+    copy(*tensors::place_of(t), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);
+    std::memcpy(e.bytes, landed.data(), size_of(t.dtype()));
+  }
   return e;
 }
 }  // namespace
