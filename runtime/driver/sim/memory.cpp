@@ -341,6 +341,7 @@ void memory::each_part(touch const& t, F visit) {
 }
 
 std::string memory::begin(std::span<use const> uses) {
+  if (uses.empty()) return {};
   base::lock_guard lock(mutex_);
   for (use const& u : uses) {
     if (std::string wrong = judge_locked(u); !wrong.empty()) return wrong;
@@ -350,6 +351,7 @@ std::string memory::begin(std::span<use const> uses) {
 }
 
 void memory::end(std::span<use const> uses) {
+  if (uses.empty()) return;
   base::lock_guard lock(mutex_);
   for (use const& u : uses) each_part(u.what, [](int& users) { --users; });
   if (waiting_to_unmap_ > 0) unused_.notify_all();
