@@ -31,6 +31,7 @@ class crew final : public schedule {
   void given(base::unique_lock& lock, stream& s) override {
     settle(s);
     if (s.queue.size() > full_queue && s.busy) {
+      auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
       ++waiting_for_room_;
       wake_engines_locked();
       room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2 || !s.busy; });
