@@ -82,6 +82,9 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   if (lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
   }
+  if (process_was_forked()) [[unlikely]] {
+    throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
+  }
   stream_memory& mine = memory_of(home);
   {
     section const hold(mine, counts_);
@@ -160,7 +163,7 @@ device_allocator::located device_allocator::must_locate(void const* p, region* r
 }
 
 void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
-  if (!p) return;
+  if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
   region* const r = must_find(p, "deallocate", at);
   stream_memory& m = *r->owner.load();
   clock::timeline* to_fence = nullptr;
@@ -219,9 +222,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
     if (to_fence) m.freed_since_fence = 0;
   }
   if (to_fence && to_fence->alive() != clock::life::retired) {
-    auto const made = to_fence->fence();
-    if (made.ok()) counts_.fenced();
-    note(made.is);
+    if (to_fence->fence().ok()) counts_.fenced();
   }
 }
 

@@ -241,8 +241,8 @@ piece* arena::commit(growth& g) {
   return p;
 }
 
-void arena::roll_back(growth& g) noexcept {
-  piece* p = g.window;
+void arena::settle_reserved(piece& window) noexcept {
+  piece* p = &window;
   region& r = *p->in;
   address const end = p->end();
   for (address a = p->at; a < end;) {  // stretches that are mapped, and that are not
@@ -256,28 +256,28 @@ void arena::roll_back(growth& g) noexcept {
   }
 }
 
-piece* arena::reserve_handle(region& r, handle const& h) {
-  piece* p = r.first;
-  free_.each([&](piece& q) {
-    if (q.in == &r && q.at <= h.at && h.at + h.bytes <= q.end()) p = &q;
-  });
+piece* arena::reserve(piece& free, address from, address to) {
   while (spare_.size() < 3) {
     spare_.reserve(pieces_.size() + 3);
     spare_.push_back(&pieces_.emplace_back());
   }
+  piece* p = &free;
   free_.erase(*p);
-  if (h.at > p->at) {
-    piece* const right = cut(*p, h.at);
+  if (from > p->at) {
+    piece* const right = cut(*p, from);
     free_.insert(*p);
     p = right;
   }
-  if (p->end() > h.at + h.bytes) free_.insert(*cut(*p, h.at + h.bytes));
+  if (p->end() > to) free_.insert(*cut(*p, to));
   p->is = state::reserved;
   return p;
 }
 
-void arena::now_gap(piece& p) noexcept { put_gap(p); }
-void arena::now_free(piece& p) noexcept { put_free(p); }
+piece* arena::reserve_free(region& r, address from, address to) {
+  piece* p = r.first;
+  while (p->end() <= from) p = p->after;
+  return reserve(*p, from, to);
+}
 
 void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {
   auto say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };

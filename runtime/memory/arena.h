@@ -27,6 +27,13 @@ struct growth {
   std::size_t missing_bytes = 0;
 };
 
+// Handles on their way back to the driver, and the reserved piece that holds their place.
+struct released {
+  piece* place = nullptr;
+  region* in = nullptr;
+  std::vector<handle> handles;
+};
+
 class arena {
  public:
   arena() noexcept = default;
@@ -51,26 +58,40 @@ class arena {
   // Reserves the window that needs fewest unmapped bytes. False: no hole is large enough.
   bool plan(std::size_t bytes, std::size_t alignment, growth&);
   piece* commit(growth&);            // Requires: all of `missing` is mapped. Ensures: live
-  void roll_back(growth&) noexcept;  // what is mapped becomes free, the rest gap
+  void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
-  // Wholly free handles. `likes(handle, stamp number)`.
-  template <class Likes>
-  handle* find_free_handle(Likes likes) const {
-    handle* found = nullptr;
+  // Takes whole handles that `may` go (handle, number of its piece's stamp) out of the free pieces, each stretch of neighbours
+  // as one reserved piece, until `want` bytes are found or all was looked at; then `release_done` says what is unmapped since.
+  template <class May>
+  std::vector<released> reserve_handles(std::size_t want, May may) {
+    std::vector<released> all;
+    std::vector<piece*> candidates;
     free_.each([&](piece& p) {
-      if (found || p.bytes < p.in->page_bytes) return;
-      for (address a = p.at; a < p.end() && !found;) {
-        handle* const h = p.in->page(a);
-        if (h->at >= p.at && h->at + h->bytes <= p.end() && likes(*h, p.freed)) found = h;
-        a = h->at + h->bytes;
-      }
+      if (p.bytes >= p.in->page_bytes) candidates.push_back(&p);
     });
-    return found;
+    std::size_t found = 0;
+    for (piece* p : candidates) {
+      if (found >= want) break;
+      released out{nullptr, p->in, {}};
+      for (address a = p->at; a < p->end() && found < want;) {
+        handle const& h = *p->in->page(a);
+        a = h.at + h.bytes;
+        bool const goes = h.at >= p->at && a <= p->end() && may(h, p->freed);
+        if (goes) {
+          out.handles.push_back(h);
+          found += h.bytes;
+        } else if (!out.handles.empty()) {
+          break;  // one stretch a piece; the next call finds the next
+        }
+      }
+      if (out.handles.empty()) continue;
+      out.place = reserve(*p, out.handles.front().at, out.handles.back().at + out.handles.back().bytes);
+      all.push_back(std::move(out));
+    }
+    return all;
   }
-  // Takes the handle's place out of the free pieces: reserved, while it is unmapped without the lock.
-  piece* reserve_handle(region&, handle const&) noexcept(false);
-  void now_gap(piece&) noexcept;     // Requires: reserved, and unmapped since
-  void now_free(piece&) noexcept;    // Requires: reserved, and mapped still
+  piece* reserve_free(region&, address from, address to);  // Requires: inside one free piece
+  void release_done(piece& place) noexcept { settle_reserved(place); }
 
   piece& first_piece(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
@@ -85,6 +106,8 @@ class arena {
   void link_after(piece& left, piece& right) noexcept;
   void absorb_next(piece&) noexcept;              // the next piece's bytes become this one's; the next is gone
   piece* cut(piece&, address);                    // the right part, same state; in no bin and no list
+  piece* reserve(piece& free, address from, address to);
+  void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
   piece* carve(piece* free, address at, std::size_t bytes);
   void put_free(piece&) noexcept;                 // merges and bins
   void put_gap(piece&) noexcept;

@@ -22,6 +22,7 @@ class stream_memory {
   slabs small;
   pending_blocks pending;
   std::map<address, handle> handles;     // by place
+  std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes
 };
 
@@ -110,6 +111,7 @@ class device_allocator final : public allocator {
   driver::status fill(growth const&, mapped&);
   void undo(mapped&);
   void release(driver::memory_handle, std::size_t bytes, mapped&);
+  std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
   void* own_pending(stream_memory& mine, request const&);
   void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
 
@@ -120,6 +122,7 @@ class device_allocator final : public allocator {
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
+  std::size_t release(stream_memory&, released const&);
   std::size_t return_orphans();
   bool wait_for_oldest();                                        // Blocks. false: nothing to wait for
 
@@ -131,7 +134,7 @@ class device_allocator final : public allocator {
     since = by.now().n;  // others may rely on it only behind `by`
     return true;
   }
-  void note(driver::status s) noexcept {
+  void note(driver::status s) noexcept {  // of a call that names this device alone; the clocks note theirs
     if (s.what == driver::code::lost) lost_.store(true);
   }
 

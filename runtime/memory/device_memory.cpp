@@ -110,7 +110,6 @@ driver::status device_allocator::grant(void const* p, int reader) {
   if (auto const s = machine_.open(reader); !s.ok()) return s;
   for (handle const& h : missing) {  // the block is live: its handles stay
     driver::status const s = machine_.grant(h.at, h.bytes, reader);
-    note(s);
     if (!s.ok()) return s;
     base::lock_guard hold(m.lock);
     m.handles[h.at].readers |= bit;

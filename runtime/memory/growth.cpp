@@ -48,7 +48,6 @@ std::size_t device_allocator::poll_pending(stream_memory& m) {
     bool news = false;
     for (clock::stamp s : fronts) {
       auto const done = clocks_.poll(s);
-      note(done.is);
       news |= done.ok() && done.value;
     }
     if (!news) return bytes;
@@ -107,6 +106,7 @@ driver::status device_allocator::fill(growth const& g, mapped& out) {
       }
       out.handles.push_back({h.value, at, n});
       if (auto const s = machine_.grant(at, n, device_); !s.ok()) return s;
+      out.handles.back().readers = own_bit();
       at += n;
     }
   }
@@ -165,6 +165,9 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (!s.ok()) {
     counts_.refund(g.missing_bytes - kept);
     mine.pieces.roll_back(g);
+    for (handle const& h : made.handles) {  // mapped, and the driver lets nobody use it nor take it back: its place stays taken
+      if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_free(in, h.at, h.at + h.bytes), &in, {h}});
+    }
     note(s);
     return s;
   }
@@ -197,7 +200,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   }
   section const hold(mine, counts_);
   region* const in = space_.adopt_segment(got.value, bytes, mine);
-  handle const h{driver::memory_handle::none, got.value, bytes};
+  handle const h{driver::memory_handle::none, got.value, bytes, own_bit()};
   in->set_pages(h, &(mine.handles[h.at] = h));
   mine.pieces.add_region(*in, state::free);
   counts_.handle_mapped();

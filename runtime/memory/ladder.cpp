@@ -11,6 +11,7 @@ namespace weir::memory {
 namespace {
 constexpr std::int64_t patience_ns = 2'000'000'000;  // for one fence, where ranks may be waiting for each other
 constexpr std::int64_t nap_ns = 200'000;
+constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
 }  // namespace
 
 void* device_allocator::ladder(stream_memory& mine, request const& r, driver::status why) {
@@ -51,7 +52,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   };
 
   if (attempt()) return out;
-  for (bool called_back = false;;) {
+  bool called_back = false;
+  for (int round = 0; round < most_rounds; ++round) {
     if (step("pending blocks", [&] {
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) bytes += poll_pending(*m);
@@ -71,7 +73,6 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
             }
             if (newest.n == 0) continue;
             auto const done = clocks_.poll(newest);
-            note(done.is);
             if (done.ok() && done.value) bytes += r.rounded;
           }
           return bytes;
@@ -107,20 +108,22 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     clock::timeline const* const other = clock::find(s.stream);
     return other && !(home.carries_collectives() && other->carries_collectives());
   };
-  // Its own blocks: wait for what other streams still do with them.
+  // Its own blocks: wait for what other streams still do with them. The first that is large enough alone, else all.
   std::vector<clock::stamp> stamps;
   {
     section const hold(mine, counts_);
+    bool alone = false;
     mine.pending.each([&](held_block const& b) {
-      if (std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
+      if (alone || !std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) return;
+      alone = b.whole && round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
+      if (alone) stamps.clear();
+      stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
     });
   }
   std::sort(stamps.begin(), stamps.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n > b.n; });
   for (std::size_t i = 0; i < stamps.size(); ++i) {
     if (i && stamps[i].stream == stamps[i - 1].stream) continue;  // the newest of a stream covers its others
-    driver::status const s = home.wait(stamps[i]);
-    note(s);
-    if (s.ok()) counts_.waited();
+    if (home.wait(stamps[i]).ok()) counts_.waited();
   }
   if (!stamps.empty()) {
     section const hold(mine, counts_);
@@ -143,9 +146,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
       });
     }
     if (newest.n == 0 || !allowed(newest) || passed(home, newest)) continue;
-    driver::status const s = home.wait(newest);
-    note(s);
-    if (!s.ok()) continue;
+    if (!home.wait(newest).ok()) continue;
     counts_.waited();
     if (void* const p = from_others(mine, r, ~std::size_t{0})) {
       gave += bytes;
@@ -182,101 +183,112 @@ std::size_t device_allocator::return_handles(std::size_t want) {
 
 std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t want) {
   std::size_t bytes = 0;
+  std::vector<released> again;
   {
     section const hold(m, counts_);
-    while (slab* const s = m.small.any_empty()) return_run(m, *s);
+    again.swap(m.unusable);
   }
-  std::uint64_t refused_before = 0;  // the smallest stamp found to be incomplete: not asked again
-  while (bytes < want) {
-    handle h;
-    piece* place = nullptr;
-    region* in = nullptr;
+  for (released const& g : again) bytes += release(m, g);
+  std::uint64_t refused = 0;  // the smallest stamp found to be incomplete: not asked again
+  for (bool more = true; more && bytes < want;) {
     clock::stamp to_ask;
+    std::vector<released> going;
     {
       section const hold(m, counts_);
-      std::uint64_t const id = to_ask.stream = m.home.load()->id();
-      handle* const found = m.pieces.find_free_handle([&](handle const&, std::uint64_t freed) {
-        if (clocks_.complete({id, freed})) return true;
-        if (!refused_before || freed < refused_before) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
+      while (slab* const s = m.small.any_empty()) return_run(m, *s);
+      to_ask.stream = m.home.load()->id();
+      going = m.pieces.reserve_handles(want - bytes, [&](handle const&, std::uint64_t freed) {
+        if (clocks_.complete({to_ask.stream, freed})) return true;
+        if (!refused || freed < refused) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
         return false;
       });
-      if (found) {
-        h = *found;
-        in = space_.find(reinterpret_cast<void const*>(h.at));
-        place = m.pieces.reserve_handle(*in, *found);
-        if (h.physical == driver::memory_handle::none) {  // a segment is its whole region
-          in->set_pages(h, nullptr);
-          m.handles.erase(h.at);
+      for (released const& g : going) {
+        for (handle const& h : g.handles) {  // segments: nobody may find the region while it goes
+          if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
         }
       }
     }
-    if (!place) {
+    if (going.empty()) {
       if (!to_ask.n) break;
       auto const done = clocks_.poll(to_ask);
-      note(done.is);
-      if (!done.ok() || !done.value) refused_before = to_ask.n;
-      if (!done.ok()) break;
+      if (!done.ok() || !done.value) refused = to_ask.n;
+      more = done.ok();
       continue;
     }
-    bool const segment = h.physical == driver::memory_handle::none;
-    driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
-    note(s);
-    bool const released = s.ok() && (segment || machine_.release(h.physical).ok());
-    section const hold(m, counts_);
-    if (!s.ok()) {
-      if (segment) in->set_pages(h, &(m.handles[h.at] = h));
-      m.pieces.now_free(*place);
-      break;
-    }
-    if (segment) {
-      m.pieces.now_gap(*place);
-      m.pieces.drop_region(*in);
-      space_.drop_segment(in);
-    } else {
-      in->set_pages(h, nullptr);
-      m.handles.erase(h.at);
-      m.pieces.now_gap(*place);
-    }
-    counts_.handle_gone();
-    if (released) {
-      counts_.refund(h.bytes);
-      bytes += h.bytes;
-    } else {
-      orphans_.lock()->push_back({h.physical, 0, h.bytes});
+    for (released const& g : going) {
+      std::size_t const gave = release(m, g);
+      bytes += gave;
+      more &= gave > 0;
     }
   }
   return bytes;
 }
 
+// Unmaps what was reserved, and commits. Returns: bytes the driver has back.
+std::size_t device_allocator::release(stream_memory& m, released const& g) {
+  std::vector<handle> gone;
+  mapped back;
+  std::size_t bytes = 0;
+  bool segment = false;
+  for (handle const& h : g.handles) {
+    segment = h.physical == driver::memory_handle::none;
+    driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
+    note(s);
+    if (!s.ok()) continue;
+    gone.push_back(h);
+    bytes += h.bytes;
+    if (!segment) release(h.physical, h.bytes, back);
+  }
+  section const hold(m, counts_);
+  for (handle const& h : gone) {
+    g.in->set_pages(h, nullptr);
+    m.handles.erase(h.at);
+    counts_.handle_gone();
+  }
+  counts_.refund(bytes - back.orphaned);
+  if (segment && gone.empty()) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));
+  if (gone.empty() && !(g.handles.front().readers & own_bit())) {
+    m.unusable.push_back(g);
+    return 0;
+  }
+  m.pieces.release_done(*g.place);
+  if (segment && !gone.empty()) {
+    m.pieces.drop_region(*g.in);
+    space_.drop_segment(g.in);
+  }
+  return bytes - back.orphaned;
+}
+
 bool device_allocator::wait_for_oldest() {
   bool collectives = false;
-  clock::stamp oldest;
+  std::vector<clock::stamp> incomplete;
   for (stream_memory* m : memories()) {
     section const hold(*m, counts_);
     clock::timeline const& home = *m->home.load();
     collectives |= home.carries_collectives();
     for (clock::stamp s : m->pending.fronts()) {
       if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
-      if (!oldest.stream && !clocks_.complete(s)) oldest = s;
+      if (!clocks_.complete(s)) incomplete.push_back(s);
     }
-    if (oldest.stream) continue;
+    clock::stamp oldest;
     m->pieces.each_free([&](piece const& p) {
       if (p.freed && (!oldest.n || p.freed < oldest.n) && !clocks_.complete({home.id(), p.freed})) oldest = {home.id(), p.freed};
     });
+    if (oldest.n) incomplete.push_back(oldest);
   }
-  if (!oldest.stream) return false;
-  if (!collectives) {
-    driver::status const s = clocks_.synchronize(oldest);
-    note(s);
-    return s.ok();
-  }
-  // Ranks may be waiting for this very thread: patience has an end.
-  for (std::int64_t const until = base::now_ns() + patience_ns; base::now_ns() < until;) {
-    auto const done = clocks_.poll(oldest);
-    note(done.is);
-    if (!done.ok()) return false;
-    if (done.value) return true;
-    base::sleep_ns(nap_ns);
+  for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
+    if (!collectives) {
+      if (clocks_.synchronize(s).ok()) return true;
+      continue;
+    }
+    // Ranks may be waiting for this very thread: patience has an end.
+    for (std::int64_t const until = base::now_ns() + patience_ns; base::now_ns() < until;) {
+      auto const done = clocks_.poll(s);
+      if (!done.ok()) break;
+      if (done.value) return true;
+      base::sleep_ns(nap_ns);
+    }
+    if (clocks_.lost(device_)) return false;
   }
   return false;
 }
@@ -285,9 +297,7 @@ std::size_t device_allocator::empty_cache() {
   if (lost()) return 0;
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) {
-    driver::status const is = clocks_.complete(s) ? driver::status{} : clocks_.synchronize(s);
-    note(is);
-    return is.ok();
+    return clocks_.complete(s) || clocks_.synchronize(s).ok();
   };
   for (stream_memory* m : memories()) {
     clock::stamp newest;

@@ -61,7 +61,7 @@ struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
   address at = 0;
   std::size_t bytes = 0;
-  std::uint64_t readers = 0;  // bit d: device d may use it too
+  std::uint64_t readers = 0;  // bit d: device d may use it
 };
 
 // A contiguous range of addresses whose blocks all belong to one arena.

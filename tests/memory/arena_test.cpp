@@ -138,11 +138,13 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         continue;
       }
       if (random() % 16 == 0) {  // a wholly free handle goes back
-        if (handle* const h = a.pieces.find_free_handle([](handle const&, std::uint64_t) { return true; })) {
-          piece* const place = a.pieces.reserve_handle(*a.in, *h);
-          a.in->set_pages(*h, nullptr);
-          a.handles.erase(h->at);
-          a.pieces.now_gap(*place);
+        for (released const& g : a.pieces.reserve_handles(1 + random() % (6 * page), [&](handle const&, std::uint64_t) { return random() % 4 != 0; })) {
+          for (handle const& h : g.handles) {
+            if (random() % 4 == 0) continue;  // the driver would not
+            a.in->set_pages(h, nullptr);
+            a.handles.erase(h.at);
+          }
+          a.pieces.release_done(*g.place);
         }
       }
     }

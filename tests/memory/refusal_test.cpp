@@ -106,6 +106,35 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
   }
 }
 
+TEST(refused_pairs, a_handle_that_the_driver_neither_lets_be_used_nor_takes_back_is_handed_to_nobody_and_given_back_later) {
+  scenario s;
+  s.bench.control->fail_call("grant", 1, driver::code::failed);
+  s.bench.control->fail_call("unmap", 1, driver::code::failed);
+  EXPECT_THROW((void)s.device.allocate(s.a, 60'000, 0, at), driver_error);
+  EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 64 << 10) << "it is still held of the driver";
+  void* const p = s.device.allocate(s.a, 60'000, 0, at);
+  EXPECT_TRUE(s.bench.machine().fill(0, s.a.handle(), p, 1, 4, 15'000).ok());
+  ASSERT_TRUE(s.bench.clocks().synchronize(s.a.now()).ok());
+  EXPECT_EQ(s.bench.control->findings(), std::vector<std::string>{});
+  s.device.deallocate(p, nullptr, at);
+  s.device.empty_cache();
+  EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
+  s.expect_sound("after all was given back");
+}
+
+TEST(refused_pairs, memory_that_was_unmapped_but_not_taken_back_stays_counted_and_goes_later) {
+  scenario s;
+  void* const p = s.device.allocate(s.a, 60'000, 0, at);
+  s.device.deallocate(p, nullptr, at);
+  s.bench.control->fail_call("release", 1, driver::code::failed);
+  s.bench.control->fail_call("release", 2, driver::code::failed);
+  EXPECT_EQ(s.device.empty_cache(), 0u);
+  EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 64 << 10);
+  s.expect_sound("while the driver would not take it");
+  EXPECT_EQ(s.device.empty_cache(), std::size_t{64} << 10);
+  EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(codes, refused_calls, ::testing::Values(driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted),
                          [](auto const& info) { 
                            std::string name(driver::name_of(info.param));

@@ -18,14 +18,30 @@ namespace {
 
 using tests::memory_bench;
 
+struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: segments only
+  using faulty::faulty;
+  weir::driver::result<weir::driver::device_info> info(int device) override {
+    auto i = faulty::info(device);
+    i.value.maps = false;
+    return i;
+  }
+};
+
 class program {
  public:
   explicit program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 1), devices_(below(3) == 0 ? 2 : 1), capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
     if (below(4) == 0) o.device_limit = capacity_ / 2;
-    bench_.emplace(simulated{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1}, o);
+    simulated const like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
+    maps_ = below(10) != 0;
+    if (maps_) {
+      bench_.emplace(like, o);
+    } else {
+      bench_.emplace(like, o, [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
+    }
     for (int i = 0, n = 2 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(i % devices_));
+    unkind_ = below(6) == 0;
     if (below(8) == 0) {
       for (auto* l : lines_) l->set_carries_collectives(below(2) == 0);
     }
@@ -33,8 +49,16 @@ class program {
 
   // Returns: what went wrong; empty: nothing.
   std::string run() {
-    for (int i = 0, n = 20 + below(60); i < n && wrong_.empty(); ++i) step();
+    for (int i = 0, n = 20 + below(60); i < n && wrong_.empty(); ++i) {
+      if (unkind_ && below(6) == 0) refuse_some_call();
+      step();
+    }
+    if (unkind_) dynamic_cast<driver::faulty&>(machine()).forget_orders();
     if (wrong_.empty()) end();
+    if (!wrong_.empty()) {
+      for (auto const& w : bench_->control->findings()) wrong_ += "; the machine found: " + w;
+      wrong_ += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") + (devices_ > 1 ? ", two devices" : "");
+    }
     return wrong_;
   }
 
@@ -120,6 +144,12 @@ class program {
          "enqueue");
   }
 
+  void refuse_some_call() {  // of those that only weir makes
+    static constexpr std::array<char const*, 6> names{"create", "map", "grant", "unmap", "release", "create_segment"};
+    static constexpr std::array<driver::code, 3> codes{driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted};
+    bench_->control->fail_call(names[static_cast<std::size_t>(below(6))], static_cast<std::uint64_t>(1 + below(4)), codes[static_cast<std::size_t>(below(3))]);
+  }
+
   void order(int before, int after) {  // what `before` was given so far, before what `after` is given next
     if (before == after) return;
     say(before, " before ", after);
@@ -155,7 +185,10 @@ class program {
       p = a.allocate(line(s), bytes, alignment, here::current());
     } catch (out_of_memory const& e) {
       ++ooms;
-      if (a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail("out of memory on an empty device:\n" + e.report().text());
+      if (!unkind_ && maps_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail("out of memory on an empty device:\n" + e.report().text());
+      return;
+    } catch (error const& e) {
+      if (!unkind_) fail("allocate: " + std::string(e.operands()));
       return;
     }
     ++allocations;
@@ -226,22 +259,26 @@ class program {
     blocks_.pop_back();
   }
 
-  void copy_block() {
+  void copy_block() {  // on one device, or from one to the other
     piece_of_memory* const from = some_block();
     if (!from || from->bytes == 0) return;
-    int const s = some_line_of(device_of(from->home));
+    int const s = below(static_cast<int>(lines_.size())), here_is = device_of(from->home), there = device_of(s);
     void* p = nullptr;
     try {
-      p = on(device_of(s)).allocate(line(s), from->bytes, 0, here::current());
-    } catch (out_of_memory const&) {
+      p = on(there).allocate(line(s), from->bytes, 0, here::current());
+    } catch (error const&) {
       ++ooms;
       return;
     }
     ++allocations;
-    on(device_of(s)).mark(from->at, line(s), here::current());
+    on(here_is).mark(from->at, line(s), here::current());
     order(from->ordered, s);
     say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
-    must(machine().copy(device_of(s), line(s).handle(), p, from->at, from->bytes), "copy");
+    if (here_is == there) {
+      must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
+    } else {
+      must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
+    }
     from->readers.push_back(s);
     blocks_.push_back({static_cast<unsigned char*>(p), from->bytes, from->pattern, s, s, {}});
   }
@@ -325,6 +362,7 @@ class program {
   int const devices_;
   std::size_t const capacity_;
   std::string wrong_;
+  bool maps_ = true, unkind_ = false;
   std::vector<piece_of_memory> blocks_;
   std::vector<clock::timeline*> lines_;
   std::optional<memory_bench> bench_;
