@@ -54,10 +54,17 @@ whereabouts whereabouts_of(runtime::impl& r, void const* p) noexcept {
 }
 
 void check_use(whereabouts const& is, use const& u, clock::timeline& line, here at) {
-  if (!is.known()) return;
   auto const refuse = [&](std::string what, std::string remedy) {
     throw invalid_use("launch", std::string(verb(u.how)) + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what), std::move(remedy), at);
   };
+  if (!is.known()) {  // a GPU may reach what is not weir's, pageable memory too where the system can; simulated devices reach their own memory and pinned memory
+    driver::driver& machine = line.owner().machine();
+    if (!machine.simulated()) return;
+    if (auto const place = machine.find(u.address); place.ok() && place.value.in == driver::where::pageable) {
+      refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
+    }
+    return;
+  }
   if (!is.block.base && is.block.bytes == 0) {
     refuse("no live block of " + gpu_name(is.device->device()) + " is there", "It was freed, or the address is wrong: keep the buffer or tensor until the launch has returned");
   }

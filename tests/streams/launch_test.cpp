@@ -134,6 +134,15 @@ TEST_F(Launch, AFreedBlockAndOneThatIsTooSmallAreRefused) {
   EXPECT_NE(freed.find("no live block"), std::string::npos) << freed;
 }
 
+TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
+  stream s;
+  std::vector<float> const mine(100);
+  std::string const why = refusal([&] { launch(s, {reads(mine)}, no_gpu, [] {}); });
+  EXPECT_NE(why.find("pageable"), std::string::npos) << why;
+  EXPECT_NO_THROW(launch(s, {}, no_gpu, [] {}));
+  s.ref().synchronize();
+}
+
 TEST_F(Launch, ARefusedUseLeavesTheOthersUnmarked) {
   stream home, user;
   void* const x = allocate(home, 4096);
