@@ -1,6 +1,9 @@
 // Streams through the public surface, on machines whose streams the test moves.
 #include "weir/stream.h"
 
+#include <mutex>
+#include <thread>
+
 #include "tests/streams/stepped_machine.h"
 
 namespace weir {
@@ -133,6 +136,38 @@ TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_dev
   c.ref().wait(b);
   c.ref().synchronize();
   EXPECT_EQ(log, std::vector{2});
+}
+
+TEST(streams_of_many_threads, leases_are_exclusive_and_one_event_may_be_recorded_waited_for_and_asked_by_all) {
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1}};
+  std::mutex lock;
+  std::set<std::uint64_t> out;
+  event shared[2];
+  std::vector<std::thread> threads;
+  for (int me = 0; me < 4; ++me) {
+    threads.emplace_back([&, me] {
+      runtime_guard in{rt};
+      device_guard on{me % 2};
+      event& e = shared[me % 2];
+      for (int i = 0; i < 200; ++i) {
+        stream s{i % 3 ? priority::normal : priority::high};
+        {
+          std::lock_guard const hold(lock);
+          EXPECT_TRUE(out.insert(s.ref().id()).second) << "two leases of one stream";
+        }
+        stream_guard inside{s};
+        e.record();
+        current_stream().wait(shared[(me + 1) % 2]);
+        (void)e.query();
+        if (i % 16 == 0) e.synchronize();
+        if (i % 64 == 0) synchronize();
+        std::lock_guard const hold(lock);
+        out.erase(s.ref().id());
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(rt.get().part<clock::clocks>().validate(), std::vector<std::string>{});
 }
 
 }  // namespace
