@@ -122,25 +122,41 @@ void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
 void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
   int const other_device = line.device() == p.src.device ? p.dst.device : p.src.device;
   auto& other = streams::current_line(r, other_device);
-  auto const ordered = [&](driver::status s) {
-    if (!s.ok()) throw_refusal(s, "copy", text_of(p), "The streams of both devices could not be ordered: the same call may be made again", at);
+  auto const refused = [&](driver::status s) {
+    throw_refusal(s, "copy", text_of(p), "The streams of both devices could not be ordered: the same call may be made again", at);
   };
-  ordered(line.wait(other.now()));
+  // Once something is enqueued the streams must come out ordered: if a wait is refused, the host waits for them instead.
+  auto const order_after = [&](clock::timeline& later, clock::timeline& earlier) {
+    if (later.wait(earlier.now()).ok()) return;
+    if (auto const done = r.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done);
+  };
+  if (auto const before = line.wait(other.now()); !before.ok()) refused(before);
   if (p.by == route::staged) {
     auto& from = line.device() == p.src.device ? line : other;
     auto& to = line.device() == p.src.device ? other : line;
+    if (auto const before = other.wait(line.now()); !before.ok()) refused(before);
     mark(p.src, from, at);
     mark(p.dst, to, at);
-    r.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
-    ordered(line.wait(other.now()));
+    try {
+      r.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
+    } catch (device_lost const&) {
+      throw;
+    } catch (...) {
+      order_after(line, other);
+      order_after(other, line);
+      throw;
+    }
+    order_after(line, other);
   } else {
     mark(p.src, line, at);
     mark(p.dst, line, at);
     streams::enqueue_peer_copy(line, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
-    auto const& far = line.device() == p.src.device ? p.dst : p.src;
-    if (far.memory && !far.memory->granted(far.at, line.device())) r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
   }
-  ordered(other.wait(line.now()));
+  order_after(other, line);
+  auto const& far = line.device() == p.src.device ? p.dst : p.src;
+  if (p.by == route::peer && far.memory && !far.memory->granted(far.at, line.device())) {
+    r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
+  }
 }
 
 void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {

@@ -19,6 +19,7 @@ namespace {
 constexpr int most_threads = 12;                            // the link is full then
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_slots = 8;
+constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
 std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
@@ -281,8 +282,8 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);
-  std::size_t chunk = std::min(bytes, largest_chunk);
-  std::size_t const wanted = std::min<std::size_t>(4, (bytes + chunk - 1) / chunk);
+  std::size_t chunk = std::min(bytes, std::clamp((bytes / between_slots + smallest_chunk - 1) / smallest_chunk * smallest_chunk, finest_chunk, largest_chunk));
+  std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
   my.wait_for_room(to, wanted * chunk, where);
   std::vector<slot> slots;
   slots.reserve(wanted);

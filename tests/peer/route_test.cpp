@@ -188,7 +188,7 @@ struct scenario {
 };
 void PrintTo(scenario const& one, std::ostream* out) { *out << one.name; }
 scenario const scenarios[] = {
-    {"pageable_out_and_back", 3_MiB, true,
+    {"pageable_out_and_back", 600_KiB, true,
      [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte*, std::byte* from, std::byte* to) {
        copy(s, gpu, from, o.bytes, non_blocking);
        copy(s, to, gpu, o.bytes);
@@ -201,13 +201,13 @@ scenario const scenarios[] = {
        copy(s, in_pinned, gpu, o.bytes);
        std::memcpy(to, in_pinned, o.bytes);
      }},
-    {"over_the_link", 1_MiB, true,
+    {"over_the_link", 16_KiB, true,
      [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
        copy(s, gpu0, from, o.bytes, non_blocking);
        copy(t, gpu1, gpu0, o.bytes);
        copy(t, to, gpu1, o.bytes);
      }},
-    {"staged_between_devices", 5_MiB, false,
+    {"staged_between_devices", 600_KiB, false,
      [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
        copy(s, gpu0, from, o.bytes, non_blocking);
        copy(s, gpu1, gpu0, o.bytes);
