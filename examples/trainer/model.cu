@@ -15,27 +15,32 @@ using std::int32_t;
 using std::int64_t;
 using std::size_t;
 
+using index = std::uint32_t;  // no activation has 2^32 elements, and dividing 32 bits is many times faster
+
 struct look_up {  // x[r, c, e] = table[inputs[r, c], e]
   float* x;
   float const* table;
   int32_t const* inputs;
-  int embedding;
-  WEIR_FN void operator()(size_t i) const { x[i] = table[inputs[i / embedding] * embedding + i % embedding]; }
+  index embedding;
+  WEIR_FN void operator()(size_t i) const {
+    index const place = static_cast<index>(i) / embedding, e = static_cast<index>(i) % embedding;
+    x[i] = table[static_cast<index>(inputs[place]) * embedding + e];
+  }
 };
 
 struct add_bias {
   float* y;
   float const* bias;
-  int columns;
-  WEIR_FN void operator()(size_t i) const { y[i] += bias[i % columns]; }
+  index columns;
+  WEIR_FN void operator()(size_t i) const { y[i] += bias[static_cast<index>(i) % columns]; }
 };
 
 struct add_bias_relu {
   float* y;
   float const* bias;
-  int columns;
+  index columns;
   WEIR_FN void operator()(size_t i) const {
-    float const v = y[i] + bias[i % columns];
+    float const v = y[i] + bias[static_cast<index>(i) % columns];
     y[i] = v > 0 ? v : 0;
   }
 };
@@ -170,19 +175,19 @@ model::trace model::forward(device_batch const& b) {
   int64_t const width = int64_t{shape_.context} * shape_.embedding;
   t.x = weir::empty({b.rows, width});
   weir::tensor const& table = parameters_[0].value;
-  run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)}, look_up{t.x.data<float>(), table.data<float>(), b.inputs, shape_.embedding});
+  run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)}, look_up{t.x.data<float>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
   weir::tensor const* in = &t.x;
   for (int layer = 0; layer < shape_.layers; ++layer) {
     weir::tensor h = weir::empty({b.rows, shape_.hidden});
     weir::matmul_out(h, *in, weight(layer).value);
-    run(h.numel(), {weir::reads(bias(layer).value), weir::updates(h)}, add_bias_relu{h.data<float>(), bias(layer).value.data<float>(), shape_.hidden});
+    run(h.numel(), {weir::reads(bias(layer).value), weir::updates(h)}, add_bias_relu{h.data<float>(), bias(layer).value.data<float>(), static_cast<index>(shape_.hidden)});
     t.h.push_back(std::move(h));
     in = &t.h.back();
   }
   t.logits = weir::empty({b.rows, shape_.vocabulary});
   weir::matmul_out(t.logits, *in, weight(shape_.layers).value);
   run(t.logits.numel(), {weir::reads(bias(shape_.layers).value), weir::updates(t.logits)},
-      add_bias{t.logits.data<float>(), bias(shape_.layers).value.data<float>(), shape_.vocabulary});
+      add_bias{t.logits.data<float>(), bias(shape_.layers).value.data<float>(), static_cast<index>(shape_.vocabulary)});
   return t;
 }
 
