@@ -107,8 +107,8 @@ int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
   return d.index();
 }
 
-clock::timeline& current_line(runtime::impl& r, int device) {
-  seat& s = seat_in(r);
+namespace {
+inline clock::timeline& line_in(seat& s, int device) {
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
   if (chosen) {
     if (chosen->alive() != clock::life::retired) [[likely]] return *chosen;
@@ -116,8 +116,14 @@ clock::timeline& current_line(runtime::impl& r, int device) {
   }
   return s.pool->default_line(device, here::current());
 }
+}  // namespace
 
-clock::timeline& current_line(runtime::impl& r) { return current_line(r, seat_in(r).device); }
+clock::timeline& current_line(runtime::impl& r, int device) { return line_in(seat_in(r), device); }
+
+clock::timeline& current_line(runtime::impl& r) {
+  seat& s = seat_in(r);
+  return line_in(s, s.device);
+}
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
 std::string describe(clock::timeline const& t) { return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device()); }
