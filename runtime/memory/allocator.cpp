@@ -28,6 +28,14 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks
 }
 
 stream_memory& device_allocator::memory_of(clock::timeline& t) {
+  auto& near = recent_[t.id() % recent_.size()];
+  if (stream_memory* const m = near.load(base::memory_order_acquire); m && m->home.load(base::memory_order_acquire) == &t) return *m;
+  stream_memory& found = find_memory(t);
+  near.store(&found, base::memory_order_release);
+  return found;
+}
+
+stream_memory& device_allocator::find_memory(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;

@@ -87,6 +87,7 @@ class device_allocator final : public allocator {
   };
 
   stream_memory& memory_of(clock::timeline&);
+  stream_memory& find_memory(clock::timeline&);
   stream_memory* inherit(clock::timeline& heir);  // Requires: making_
   std::vector<stream_memory*> memories() const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
@@ -150,6 +151,7 @@ class device_allocator final : public allocator {
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
   base::atomic<std::size_t> streams_{0};                         // = memories_.size()
+  std::array<base::atomic<stream_memory*>, 64> recent_{};        // by stream id: where to look first
   base::guarded<std::vector<handle>> orphans_;                   // unmapped, but the driver would not take them back yet
 };
 

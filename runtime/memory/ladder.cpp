@@ -294,7 +294,7 @@ bool device_allocator::wait_for_oldest() {
 }
 
 std::size_t device_allocator::empty_cache() {
-  if (lost()) return 0;
+  if (lost() || process_was_forked()) return 0;
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) {
     return clocks_.complete(s) || clocks_.synchronize(s).ok();

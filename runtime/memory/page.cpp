@@ -50,7 +50,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), pages_(n / page + 1), starts_(n / granule + 2), started_(n / granule + 2) {}
+    : base(b), bytes(n), page_bytes(page), owner(o), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(n / granule + 2), started_(n / granule + 2) {}
 
 void region::set_pages(handle const& where, handle* value) noexcept {
   for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
@@ -100,7 +100,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     if (!got.ok()) return got.is;
     base_ = got.value;
     reserved_ = bytes;
-    extent_ = std::max(round_down(std::min(memory / 4, bytes / 16), page_), page_);
+    extent_ = std::max(std::bit_floor(std::min(memory / 4, bytes / 16)), page_);
+    extent_shift_ = std::countr_zero(extent_);
     extents_ = bytes / extent_;
     by_extent_.reset(new base::atomic<region*>[extents_]);
     return {};
@@ -142,7 +143,7 @@ region* address_space::find(void const* p) const noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (base_) {
     std::size_t const offset = a - base_;
-    return offset < extent_ * extents_ ? by_extent_[offset / extent_].load(base::memory_order_acquire) : nullptr;
+    return offset < extents_ << extent_shift_ ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire) : nullptr;
   }
   base::lock_guard hold(lock_);
   auto after = segments_.upper_bound(a);

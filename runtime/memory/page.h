@@ -3,7 +3,7 @@
 //
 // Invariants
 //   every page of a region has exactly one handle, or none; a handle's pages are all its own
-//   an address has one owner: region = regions[(address - base) / extent], found by subtraction
+//   an address has one owner: region = by_extent[(address - base) / extent], found by subtraction
 #pragma once
 #include <cstdlib>
 #include <map>
@@ -22,8 +22,9 @@ class stream_memory;
 struct piece;
 struct slab;
 
-inline constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) / to * to; }
-inline constexpr std::size_t round_down(std::size_t n, std::size_t to) noexcept { return n / to * to; }
+// Requires: `to` is a power of two, as pages, granules, units and alignments are.
+inline constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) & ~(to - 1); }
+inline constexpr std::size_t round_down(std::size_t n, std::size_t to) noexcept { return n & ~(to - 1); }
 
 // Zeroed when made, touched by the system only where used.
 template <class T>
@@ -74,7 +75,7 @@ class region {
   base::atomic<stream_memory*> owner;
   piece* first = nullptr;  // the piece at `base`
 
-  handle* page(address a) const noexcept { return pages_[(a - base) / page_bytes]; }
+  handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   void set_pages(handle const& where, handle* value) noexcept;
   // Which block covers an address: a block is entered at its start, a slab's run at each of its granules.
   void enter(piece&) noexcept;
@@ -83,6 +84,7 @@ class region {
 
  private:
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
+  int const page_shift_;
   sparse_array<handle*> pages_;
   sparse_array<piece*> starts_;  // a granule
   bit_tree started_;
@@ -112,6 +114,7 @@ class address_space {  // one a device
   driver::driver& machine_;
   int const device_;
   driver::device_info info_;
+  int extent_shift_ = 0;
   std::size_t page_ = 0, reserved_ = 0, extent_ = 0, extents_ = 0, used_ = 0;  // used_ under lock_
   address base_ = 0;
   bool abandoned_ = false;

@@ -1,5 +1,7 @@
 // The allocator of one device on stepped machines: what is reused when, what is refused, and what the ladder does.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/support/memory_bench.h"
 
@@ -222,6 +224,35 @@ TEST_F(allocator_test, wholly_free_handles_of_one_stream_serve_another_when_memo
   sound();
 }
 
+TEST_F(allocator_test, handles_that_only_their_stream_may_use_yet_are_waited_for_before_memory_is_said_to_be_out) {
+  std::vector<void*> all;
+  for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
+  busy(a);
+  for (void* p : all) give(p);
+  EXPECT_NE(take(b, 3'500 << 10), nullptr);  // no piece is that large, and pages may not be unmapped under a's work
+  EXPECT_TRUE(bench.clocks().complete({a.id(), 1}));
+  sound();
+}
+
+TEST_F(allocator_test, a_miss_polls_once_however_many_blocks_are_pending) {
+  std::vector<void*> all;
+  for (int i = 0; i < 5000; ++i) all.push_back(take(a, 64));
+  auto const gate = bench.machine().hold(0, b.handle());
+  ASSERT_TRUE(gate.ok());
+  for (void* p : all) device().mark(p, b, at), give(p);
+  auto const before = bench.clocks().counted().polls;
+  std::uint64_t const hits = device().statistics().cache_hits;
+  int misses = 0;
+  for (int i = 0; i < 20; ++i) take(a, 40'000 + static_cast<std::size_t>(i) * 512), ++misses;
+  EXPECT_LE(bench.clocks().counted().polls - before, 20u);
+  EXPECT_LT(device().statistics().cache_hits - hits, 20u) << "these did miss";
+  ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
+  ASSERT_TRUE(bench.control->run());
+  for (int i = 0; i < 40 && device().statistics().pending_bytes.all.current; ++i) take(a, 20'000);
+  EXPECT_EQ(device().statistics().pending_bytes.all.current, 0);
+  sound();
+}
+
 TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything_works_afterwards) {
   void* const p = take(a, 3 << 20);
   try {
@@ -365,6 +396,62 @@ TEST_F(allocator_test, addresses_have_one_owner) {
   EXPECT_EQ(memory::device_memory::owner_in_process(q), &other.on(0));
   EXPECT_THROW(device().deallocate(q, nullptr, at), invalid_use);
   other.on(0).deallocate(q, nullptr, at);
+}
+
+TEST(allocator_pages, handles_are_the_largest_powers_of_two_that_fit_the_gap) {
+  memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& s = bench.stream(0);
+  void* const p = d.allocate(s, 110 << 20, 0, at);
+  EXPECT_EQ(d.statistics().segment.all.current, 6) << "32 + 32 + 32 + 8 + 4 + 2 MiB";
+  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 110 << 20);
+  void* const small = d.allocate(s, 100, 0, at);
+  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 112 << 20);
+  d.deallocate(p, nullptr, at);
+  d.deallocate(small, nullptr, at);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+TEST(allocator_pages, with_a_second_stream_active_a_fence_is_recorded_for_each_16_MiB_freed_and_none_without) {
+  memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& a = bench.stream(0);
+  auto const free_64_MiB = [&] {
+    for (int i = 0; i < 64; ++i) d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
+  };
+  free_64_MiB();
+  EXPECT_EQ(d.statistics().fences, 0u);
+  EXPECT_EQ(bench.clocks().counted().fences, 0u);
+  (void)d.allocate(bench.stream(0), 100, 0, at);
+  free_64_MiB();
+  EXPECT_GE(d.statistics().fences, 4u);
+  EXPECT_LE(d.statistics().fences, 5u);
+}
+
+TEST(allocator_forked, a_child_gets_a_typed_error_and_leaves_the_parents_memory_alone) {
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& s = bench.stream(0);
+  void* const p = d.allocate(s, 100'000, 0, at);
+  pid_t const child = ::fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      (void)d.allocate(s, 100, 0, at);
+    } catch (not_supported const&) {
+      d.deallocate(p, nullptr, at);
+      code = d.empty_cache() == 0 ? 0 : 2;
+    } catch (...) {
+      code = 3;
+    }
+    ::_exit(code);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(d.find(p));
+  d.deallocate(p, nullptr, at);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
 TEST(allocator_teardown, memory_still_held_is_reported_and_stays_with_its_owner) {
