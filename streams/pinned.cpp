@@ -197,7 +197,7 @@ struct pinned_memory::state {
       r.pending = p->tally.pending();
       r.reserved = p->tally.reserved();
       r.largest_hole = p->space.largest_free();
-      r.capacity = r.limit;
+      r.capacity = os::memory_of_host();
     }
     throw out_of_memory(std::move(r), at);
   }
@@ -280,18 +280,22 @@ void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at)
   auto grown = state_->grow(rounded, aligned, bytes, block);
   if (block) return block;
   std::vector<rung> ladder;
+  auto const give_back_and_grow = [&](std::string_view name) {
+    std::int64_t const start = base::now_ns();
+    std::size_t const gave = state_->trim();
+    ladder.push_back({name, gave, base::now_ns() - start});
+    grown = state_->grow(rounded, aligned, bytes, block);
+    return block;
+  };
   if (grown.what == driver::code::out_of_memory) {
     ++state_->in.lock()->tally.now().num_alloc_retries;
-    ladder.push_back({"idle pages given back", state_->trim(), 0});
-    grown = state_->grow(rounded, aligned, bytes, block);
-    if (block) return block;
+    if (give_back_and_grow("idle pages given back")) return block;
   }
   if (grown.what == driver::code::out_of_memory) {
-    block = state_->wait_for_room(bytes, rounded, aligned);
-    if (block) return block;
-    ladder.push_back({"idle pages given back after a wait", state_->trim(), 0});
-    grown = state_->grow(rounded, aligned, bytes, block);
-    if (block) return block;
+    std::int64_t const start = base::now_ns();
+    if ((block = state_->wait_for_room(bytes, rounded, aligned))) return block;
+    ladder.push_back({"waiting for copies under way", 0, base::now_ns() - start});
+    if (give_back_and_grow("idle pages given back")) return block;
   }
   if (grown.what == driver::code::out_of_memory || grown.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
   throw_refusal(grown, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);

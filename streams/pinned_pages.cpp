@@ -44,6 +44,8 @@ void touch_by_many(std::byte* base, std::size_t bytes) {
 
 driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes) {
   bytes = round_up(bytes, os::page_size());
+  // A system that promises more than it has would end the process when the pages are touched.
+  if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is) return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus lets the base lie on a huge page, and goes back at once
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
   if (!first) return {{driver::code::out_of_memory, 0}, {}};

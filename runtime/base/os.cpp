@@ -95,6 +95,11 @@ std::uint64_t random_number() noexcept {
   return number;
 }
 
+std::size_t memory_of_host() noexcept {
+  long const pages = ::sysconf(_SC_PHYS_PAGES);
+  return pages > 0 ? static_cast<std::size_t>(pages) * page_size() : 0;
+}
+
 int usable_processors() noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);

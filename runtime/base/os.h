@@ -21,6 +21,7 @@ bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  //
 void* map_memory(std::size_t bytes) noexcept;                                 // private zeroed pages of one's own. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;
+std::size_t memory_of_host() noexcept;                                        // bytes of physical memory; 0: not known
 
 // Files without a name -------------------------------------------------------------------------------------------
 int make_memory_file(char const* name) noexcept;                              // closed on exec; -1: refused

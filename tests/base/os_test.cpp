@@ -40,6 +40,8 @@ TEST(os, what_cannot_be_had_is_refused) {
   EXPECT_FALSE(run_this_thread_on({}));
 }
 
+TEST(os, the_host_has_memory) { EXPECT_GT(memory_of_host(), page_size()); }
+
 TEST(os, a_child_knows_that_it_is_one) {
   auto const here = fork_generation();
   pid_t const child = ::fork();

@@ -2,6 +2,9 @@
 // Threads: order is proved by gates, never by time.
 #include "streams/pinned.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <thread>
 
 #include "tests/peer/machine_fixture.h"
@@ -142,6 +145,18 @@ TEST_F(pinned_pool, a_size_that_overflowed_is_refused) {
   expect_valid();
 }
 
+TEST_F(pinned_pool, more_than_the_host_has_is_out_of_memory_of_the_cpu) {
+  try {
+    pool.allocate(std::size_t{1} << 45, 0, line_);
+    FAIL() << "no out_of_memory";
+  } catch (out_of_memory const& e) {
+    EXPECT_TRUE(e.report().on.is_cpu());
+    EXPECT_GT(e.report().capacity, 0u);
+    EXPECT_LT(e.report().capacity, e.report().rounded);
+  }
+  expect_valid();
+}
+
 TEST_F(pinned_pool, find_and_owns_know_live_blocks_and_their_insides) {
   auto* const a = static_cast<std::byte*>(pool.allocate(4096, 0, line_));
   auto const found = pool.find(a + 4095);
@@ -219,6 +234,37 @@ TEST_F(pinned_pool, what_a_lost_device_used_is_never_handed_out_again) {
   pool.deallocate(b, line_);
 }
 
+TEST(pinned_fork, a_child_gets_a_typed_error_and_the_parents_memory_is_untouched) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  auto* const held_by_parent = static_cast<char*>(m.pinned().allocate(4096, 0, line_));
+  std::memset(held_by_parent, 5, 4096);
+  pid_t const child = ::fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      m.pinned().allocate(64, 0, line_);
+    } catch (weir::error const& e) {
+      code = e.operation() == "allocate" ? 0 : 2;
+    } catch (...) {
+      code = 3;
+    }
+    try {
+      m.pinned().deallocate(held_by_parent, line_);  // nothing of the parent's is touched
+      m.pinned().trim();
+    } catch (...) {
+      code = 4;
+    }
+    ::_exit(code);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(held_by_parent[4095], 5);
+  m.pinned().deallocate(held_by_parent, line_);
+  EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
+}
+
 TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
   test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 8_MiB});
   auto& pool = m.pinned();
@@ -229,6 +275,7 @@ TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().limit, 8_MiB);
     EXPECT_EQ(e.report().allocated, 6_MiB);
+    EXPECT_NE(e.report().text().find("The limit forbids it"), std::string::npos) << e.report().text();
     EXPECT_TRUE(e.report().on.is_cpu());
   }
   pool.deallocate(a, line_);
