@@ -1,7 +1,5 @@
 // The allocator of one device on stepped machines: what is reused when, what is refused, and what the ladder does.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/support/memory_bench.h"
 
@@ -10,15 +8,6 @@ namespace {
 
 using tests::memory_bench;
 constexpr here at{"a test", "a test", 1};
-
-struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
-  using faulty::faulty;
-  weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
-    i.value.maps = false;
-    return i;
-  }
-};
 
 struct allocator_test : ::testing::Test {
   explicit allocator_test(options o = {}) : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
@@ -396,110 +385,6 @@ TEST_F(allocator_test, addresses_have_one_owner) {
   EXPECT_EQ(memory::device_memory::owner_in_process(q), &other.on(0));
   EXPECT_THROW(device().deallocate(q, nullptr, at), invalid_use);
   other.on(0).deallocate(q, nullptr, at);
-}
-
-TEST(allocator_pages, handles_are_the_largest_powers_of_two_that_fit_the_gap) {
-  memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
-  memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
-  void* const p = d.allocate(s, 110 << 20, 0, at);
-  EXPECT_EQ(d.statistics().segment.all.current, 6) << "32 + 32 + 32 + 8 + 4 + 2 MiB";
-  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 110 << 20);
-  void* const small = d.allocate(s, 100, 0, at);
-  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 112 << 20);
-  d.deallocate(p, nullptr, at);
-  d.deallocate(small, nullptr, at);
-  EXPECT_EQ(d.validate(), std::vector<std::string>{});
-}
-
-TEST(allocator_pages, with_a_second_stream_active_a_fence_is_recorded_for_each_16_MiB_freed_and_none_without) {
-  memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
-  memory::allocator& d = bench.on(0);
-  clock::timeline& a = bench.stream(0);
-  auto const free_64_MiB = [&] {
-    for (int i = 0; i < 64; ++i) d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
-  };
-  free_64_MiB();
-  EXPECT_EQ(d.statistics().fences, 0u);
-  EXPECT_EQ(bench.clocks().counted().fences, 0u);
-  (void)d.allocate(bench.stream(0), 100, 0, at);
-  free_64_MiB();
-  EXPECT_GE(d.statistics().fences, 4u);
-  EXPECT_LE(d.statistics().fences, 5u);
-}
-
-TEST(allocator_forked, a_child_gets_a_typed_error_and_leaves_the_parents_memory_alone) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
-  memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
-  void* const p = d.allocate(s, 100'000, 0, at);
-  pid_t const child = ::fork();
-  if (child == 0) {
-    int code = 1;
-    try {
-      (void)d.allocate(s, 100, 0, at);
-    } catch (not_supported const&) {
-      d.deallocate(p, nullptr, at);
-      code = d.empty_cache() == 0 ? 0 : 2;
-    } catch (...) {
-      code = 3;
-    }
-    ::_exit(code);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT_TRUE(d.find(p));
-  d.deallocate(p, nullptr, at);
-  EXPECT_EQ(d.validate(), std::vector<std::string>{});
-}
-
-TEST(allocator_teardown, memory_still_held_is_reported_and_stays_with_its_owner) {
-  std::vector<std::string> left;
-  ::testing::internal::CaptureStderr();
-  {
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
-    bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
-    clock::timeline& s = bench.stream(0);
-    (void)bench.on(0).allocate(s, 100'000, 0, at);
-    bench.on(0).deallocate(bench.on(0).allocate(s, 1 << 20, 0, at), nullptr, at);
-    ASSERT_TRUE(bench.machine().destroy_stream(0, s.handle()).ok());
-  }
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("1 block (100352 B)"), std::string::npos);
-  std::size_t mappings = 0;
-  for (auto const& l : left) mappings += l.find("mapping") != std::string::npos;
-  EXPECT_GT(mappings, 0u) << "the held block's pages";
-}
-
-TEST(allocator_teardown, nothing_is_left_of_a_runtime_whose_blocks_were_all_freed) {
-  std::vector<std::string> left{"never called"};
-  {
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
-    bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
-    clock::timeline& s = bench.stream(0);
-    clock::timeline& t = bench.stream(0);
-    void* const p = bench.on(0).allocate(s, 1 << 20, 0, at);
-    bench.on(0).mark(p, t, at);
-    bench.on(0).deallocate(p, nullptr, at);
-    for (auto* l : {&s, &t}) ASSERT_TRUE(bench.machine().destroy_stream(0, l->handle()).ok());
-  }
-  EXPECT_EQ(left, std::vector<std::string>{});
-}
-
-TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {},
-                     [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
-  memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
-  std::vector<void*> all;
-  for (std::size_t bytes : {100, 5000, 40'000, 1'000'000, 0}) all.push_back(d.allocate(s, bytes, 0, at));
-  EXPECT_EQ(d.find(static_cast<char*>(all[3]) + 999'999)->base, all[3]);
-  EXPECT_EQ(d.validate(), std::vector<std::string>{});
-  EXPECT_THROW((void)d.allocate(s, 3'500'000, 0, at), out_of_memory);
-  EXPECT_THROW(d.deallocate(static_cast<char*>(all[3]) + 512, nullptr, at), invalid_use);
-  for (void* p : all) d.deallocate(p, nullptr, at);
-  EXPECT_NE(d.allocate(s, 3'500'000, 0, at), nullptr) << "the ladder gives whole segments back";
-  EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
 }  // namespace
