@@ -77,6 +77,9 @@ file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools t
 if(WEIR_SANITIZE)
   list(REMOVE_ITEM scripts package_test.sh)  # a consumer would have to be built with the same sanitizer
 endif()
+if(NOT TARGET weir_tool)
+  list(REMOVE_ITEM scripts weir_test.sh)
+endif()
 foreach(script ${scripts})
   string(REPLACE "_test.sh" "" name ${script})
   add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})

@@ -1,0 +1,12 @@
+// The subcommands of the tool: one function and one file each.
+// Threads: one.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace weir::tool {
+
+// Prints the machine: devices, memory, links. Throws: the library's errors, boost::program_options::error.
+int info(std::vector<std::string> const& arguments);
+
+}  // namespace weir::tool
