@@ -1,0 +1,81 @@
+// The address space of a device: one reservation, and regions found by subtraction.
+#include <gtest/gtest.h>
+
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+
+struct address_space_test : ::testing::Test {
+  address_space_test() {
+    auto made = driver::sim::make({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    machine = std::move(made.machine);
+    control = made.control;
+    EXPECT_TRUE(machine->open(0).ok());
+    info = machine->info(0).value;
+  }
+  std::unique_ptr<driver::driver> machine;
+  driver::sim::controls* control;
+  driver::device_info info;
+  alignas(16) char place[sizeof(stream_memory)] = {};
+  stream_memory& nobody = reinterpret_cast<stream_memory&>(place);  // only its address is kept
+};
+
+TEST_F(address_space_test, an_address_has_one_owner_found_by_subtraction) {
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  std::vector<region*> all;
+  while (region* const r = space.take(1, nobody)) all.push_back(r);
+  ASSERT_GE(all.size(), 64u) << "many streams find room";
+  std::size_t bytes = 0;
+  for (region* r : all) {
+    bytes += r->bytes;
+    EXPECT_EQ(space.find(reinterpret_cast<void*>(r->base)), r);
+    EXPECT_EQ(space.find(reinterpret_cast<void*>(r->base + r->bytes - 1)), r);
+    EXPECT_NE(space.find(reinterpret_cast<void*>(r->base + r->bytes)), r);
+  }
+  EXPECT_EQ(bytes, 64 * info.total_memory) << "the whole reservation serves";
+  EXPECT_EQ(space.find(&bytes), nullptr);
+  EXPECT_EQ(space.find(nullptr), nullptr);
+}
+
+TEST_F(address_space_test, a_region_is_at_least_as_large_as_what_it_is_taken_for) {
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  region* const r = space.take(40 * info.total_memory, nobody);
+  ASSERT_NE(r, nullptr);
+  EXPECT_GE(r->bytes, 40 * info.total_memory);
+  EXPECT_EQ(space.take(40 * info.total_memory, nobody), nullptr);
+}
+
+TEST_F(address_space_test, the_reservation_is_halved_until_it_fits) {
+  for (std::uint64_t k = 1; k <= 3; ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  std::size_t bytes = 0;
+  while (region* const r = space.take(1, nobody)) bytes += r->bytes;
+  EXPECT_EQ(bytes, 8 * info.total_memory);
+}
+
+TEST_F(address_space_test, its_size_is_an_option_and_another_refusal_is_passed_on) {
+  {
+    address_space space(*machine, 0);
+    ASSERT_TRUE(space.open(info, 16 << 20).ok());
+    std::size_t bytes = 0;
+    while (region* const r = space.take(1, nobody)) bytes += r->bytes;
+    EXPECT_EQ(bytes, std::size_t{16} << 20);
+  }
+  control->fail_call("reserve", 1, driver::code::failed);
+  address_space refused(*machine, 0);
+  EXPECT_EQ(refused.open(info, 0).what, driver::code::failed);
+}
+
+TEST_F(address_space_test, the_reservation_is_given_back_at_the_end) {
+  { address_space space(*machine, 0); ASSERT_TRUE(space.open(info, 0).ok()); }
+  EXPECT_EQ(control->census(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace weir::memory
