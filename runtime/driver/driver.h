@@ -6,10 +6,13 @@
 //   * `device` is an ordinal of this driver, 0 <= device < device_count(). Streams and events belong to one device and
 //     are named together with it.
 //   * Enqueueing calls (copy, copy_peer, fill, record, wait, host_function, enqueue) and query never wait for device work
-//     while fewer than 1,000 operations are queued on the stream. Every other call MAY block until all work given so far,
-//     on every device, is done: never make one with a lock held that an allocation on another stream needs.
-//   * Any call may answer lost (a sticky error of that device; every later launch, copy, stream or event call on it
-//     answers the same), forked (the process is a fork of the one that made the driver) or unloading (the process ends).
+//     while fewer than 250 operations are queued on the device; with more, until there is room. Every other call MAY block
+//     until all work given so far, on every device, is done (unpin and release_segment always do): never make one with a
+//     lock held that an allocation on another stream needs.
+//   * Any call may answer lost: a sticky error of that device. Then every call on its streams and events, memory, create,
+//     create_segment and release_segment answer the same; make_current, map, unmap, grant, release, find, reserve and
+//     unreserve go on, and pin and unpin while another device lives. Or forked: the process is a fork of the one that made
+//     the driver. Or unloading: the process ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -150,7 +153,7 @@ class driver {
   virtual status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;  // device and pinned memory only; any pageable byte: invalid; 0 bytes: nothing, ok. The host side may be read or written at any time until completion
   virtual status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) = 0;  // works without access, staged by the driver
   virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) = 0;  // count patterns of 1, 2 or 4 bytes
-  virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same
+  virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same, soon
   virtual status enqueue(int device, stream_handle, std::span<touch const>, work) = 0;  // simulated work. CUDA: not_supported
   virtual void recheck() {}                                            // some work's ready() answers true from now on
   virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers

@@ -9,7 +9,7 @@
 namespace weir::driver::sim {
 namespace {
 
-constexpr std::size_t full_queue = 2048;  // operations; a call that appends to a moving stream waits while it has more
+constexpr std::size_t full_queue = 1024;  // operations; a call that appends to a stream waits while it has more
 
 class crew final : public schedule {
  public:
@@ -30,11 +30,11 @@ class crew final : public schedule {
 
   void given(base::unique_lock& lock, stream& s) override {
     settle(s);
-    if (s.queue.size() > full_queue && s.busy) {
+    if (s.queue.size() > full_queue) {
       auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
       ++waiting_for_room_;
       wake_engines_locked();
-      room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2 || !s.busy; });
+      room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2; });
       --waiting_for_room_;
     }
     leave(lock);
@@ -107,6 +107,7 @@ class crew final : public schedule {
       if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost) advance(s);
       all_.forget_if_finished(*s);
     }
+    if (waiting_for_room_ > 0) room_.notify_all();
   }
 
   void advance(std::shared_ptr<stream> const& s) {
@@ -229,7 +230,6 @@ class crew final : public schedule {
       for (auto& waits : standing_) todo_.push_back(std::move(waits));
       standing_.clear();
       settle_all();
-      if (waiting_for_room_ > 0) room_.notify_all();
       if (waiting_for_rest_ > 0 && busy_ == 0) rest_.notify_all();
       if (!all_.dropped.empty() || !to_wake_.empty()) {
         leave(lock);

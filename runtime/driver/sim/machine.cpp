@@ -152,7 +152,7 @@ result<memory_info> machine::memory(int device) {
   return {fine, pages_.room(device)};
 }
 
-status machine::make_current(int device) { return may_call(device, need::exists); }
+status machine::make_current(int device) { return may_call(device, need::opened); }
 
 result<peer_info> machine::peer(int from, int to) {
   if (status const s = may_call(); !s.ok()) return {s};
@@ -160,6 +160,27 @@ result<peer_info> machine::peer(int from, int to) {
   if (from == to) return {fine, {}};
   bool const linked = pages_.linked(from, to);
   return {fine, {linked, linked, linked ? 1 : 0}};
+}
+
+// As NVIDIA's driver does before it gives up memory that is not mapped by pages. Work that can never run is not waited for.
+status machine::wait_for_all(int only) {
+  base::unique_lock lock(all_.mutex);
+  std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
+  for (int d = 0; d < devices_; ++d) {
+    if (only >= 0 && d != only) continue;
+    for (auto const& s : all_.devices[static_cast<std::size_t>(d)].live) now.emplace_back(s, s->given);
+  }
+  for (auto const& [s, position] : now) {
+    if (all_.hopeless(*s, position)) continue;
+    if (schedule_->until(lock, *s, position) == outcome::stuck && !all_.hopeless(*s, position)) return {code::failed};
+  }
+  if (only >= 0) return check(only, need::alive);  // that may have lost it
+  return fine;
+}
+
+bool machine::any_alive() const {
+  base::lock_guard lock(all_.mutex);
+  return std::any_of(all_.devices.begin(), all_.devices.end(), [](auto const& d) { return !d.lost; });
 }
 
 // Addresses and pages -----------------------------------------------------------------------------------------------
@@ -205,7 +226,7 @@ status machine::unmap(address at, std::size_t bytes) {
 }
 
 status machine::grant(address at, std::size_t bytes, int device) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return s;
+  if (status const s = may_call(device, need::opened); !s.ok()) return s;
   blocking_call(7, device, bytes);
   return pages_.grant(at, bytes, device);
 }
@@ -217,28 +238,26 @@ result<address> machine::create_segment(int device, std::size_t bytes) {
 }
 
 status machine::release_segment(int device, address at) {
-  if (status const s = may_call(device, need::opened); !s.ok()) return s;
-  if (how_ != running::threads) {
-    blocking_call(9, device);
-    base::lock_guard lock(all_.mutex);
-    schedule_->before_unmap();
-  }
+  if (status const s = may_call(device, need::alive); !s.ok()) return s;
+  blocking_call(9, device);
+  if (!pages_.is_segment(device, at)) return invalid;
+  if (status const s = wait_for_all(device); !s.ok()) return s;
   return pages_.release_segment(device, at);
 }
 
 status machine::pin(void* host, std::size_t bytes) {
   if (status const s = may_call(); !s.ok()) return s;
   blocking_call(10, bytes);
+  if (!any_alive()) return {code::lost};
   return pages_.pin(host, bytes);
 }
 
 status machine::unpin(void* host) {
   if (status const s = may_call(); !s.ok()) return s;
-  if (how_ != running::threads) {
-    blocking_call(11);
-    base::lock_guard lock(all_.mutex);
-    schedule_->before_unmap();
-  }
+  blocking_call(11);
+  if (!pages_.is_pin(reinterpret_cast<address>(host))) return invalid;
+  if (!any_alive()) return {code::lost};
+  if (status const s = wait_for_all(-1); !s.ok()) return s;
   return pages_.unpin(host);
 }
 
@@ -316,7 +335,12 @@ std::vector<std::string> machine::census() const {
     base::lock_guard lock(all_.mutex);
     all_.census(found);
   }
-  pages_.census(found);
+  std::vector<bool> lost;
+  {
+    base::lock_guard lock(all_.mutex);
+    for (auto const& d : all_.devices) lost.push_back(d.lost);
+  }
+  pages_.census(found, lost);
   return found;
 }
 

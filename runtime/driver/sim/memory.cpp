@@ -267,6 +267,17 @@ place memory::find(address at) const {
   return {};
 }
 
+bool memory::is_segment(int device, address at) const {
+  base::lock_guard lock(mutex_);
+  auto const m = mappings_.find(at);
+  return m != mappings_.end() && m->second.segment && handles_[m->second.handle].device == device;
+}
+
+bool memory::is_pin(address at) const {
+  base::lock_guard lock(mutex_);
+  return pins_.count(at) != 0;
+}
+
 memory_info memory::room(int device) const {
   base::lock_guard lock(mutex_);
   return {banks_[static_cast<std::size_t>(device)]->free_bytes(), shape_.bytes};
@@ -364,19 +375,22 @@ std::uint64_t memory::name_of(address at) const {
   return 0;
 }
 
-void memory::census(std::vector<std::string>& found) const {
+void memory::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   base::lock_guard lock(mutex_);
   for (auto const& [at, r] : reservations_) {
     if (!r.of_segment) found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
   }
   for (auto const& [at, m] : mappings_) {
-    auto const device = std::to_string(handles_[m.handle].device);
+    int const owner = handles_[m.handle].device;
+    if (m.segment && lost[static_cast<std::size_t>(owner)]) continue;
+    auto const device = std::to_string(owner);
     found.push_back((m.segment ? "segment of " : "mapping of ") + std::to_string(m.bytes) + " bytes of device " + device);
   }
   for (std::size_t i = 0; i < handles_.size(); ++i) {
     physical const& p = handles_[i];
     if (p.device >= 0 && !p.released) found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) + " bytes of device " + std::to_string(p.device));
   }
+  if (std::find(lost.begin(), lost.end(), false) == lost.end()) return;
   for (auto const& [at, p] : pins_) found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
 }
 

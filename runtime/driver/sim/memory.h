@@ -46,6 +46,8 @@ class memory {
   status pin(void* host, std::size_t bytes);
   status unpin(void* host);
   place find(address) const;
+  bool is_segment(int device, address) const;
+  bool is_pin(address) const;
   memory_info room(int device) const;
 
   void use_up(int device, std::size_t bytes);
@@ -60,8 +62,8 @@ class memory {
 
   // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
   std::uint64_t name_of(address) const;
-  // What is alive, by name.
-  void census(std::vector<std::string>&) const;
+  // What is alive and can be given back, by name: a lost device's segments cannot, nor can pins when all devices are lost.
+  void census(std::vector<std::string>&, std::vector<bool> const& lost) const;
 
  private:
   struct reservation {

@@ -83,6 +83,8 @@ class machine final : public driver, public controls {
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
   status append(int device, stream_handle, operation&&);     // drops its work when refused
   status answer(outcome) const;
+  status wait_for_all(int only);                             // Blocks: until all work given so far is done, of all devices (-1) or one
+  bool any_alive() const;                                    // some device is not lost
   // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
   template <class... Numbers>
   void blocking_call(Numbers... numbers);
