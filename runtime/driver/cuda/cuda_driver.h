@@ -3,6 +3,8 @@
 #pragma once
 #include <array>
 #include <map>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -115,12 +117,14 @@ class cuda_driver final : public driver {
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
   status may_call() const noexcept;                        // of process and thread, not of any device
   int any_device() noexcept;                               // opened, alive if there is one; -1: none opened
+  int pinning_device();                                    // as any_device, but opens one when none that lives is open
+  std::string left_behind();                               // what was made and not taken back, in words; empty: nothing
   void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
   CUresult ask_witness(int device) noexcept;
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
-  bool in_books(address, std::size_t bytes) noexcept;
+  std::optional<bool> in_books(address, std::size_t bytes) noexcept;
   status enqueue_host_call(int device, stream_handle, work);
 
   entries const& api_;
@@ -146,6 +150,7 @@ class call {
   enum class mode {
     enqueues,  // takes part in the stream's capture, if there is one
     asks,      // must not disturb anybody's capture: relaxed for its time
+    survives,  // asks, and CUDA answers it on a lost device as on any other
   };
   call(cuda_driver&, int device, mode) noexcept;
   ~call();

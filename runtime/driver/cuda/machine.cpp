@@ -1,9 +1,11 @@
 // Opening the CUDA machine: devices, contexts, what each call may do, and the loss of a device.
 // Threads: any.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 
+#include "runtime/base/os.h"
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
@@ -24,12 +26,19 @@ cuda_driver::~cuda_driver() {
     }
     g->closed.clear();
   }
-  bool const calls_left = !pending_.lock()->calls.empty();
-  for (int i = 0; i < count_; ++i) {
-    if (!at(i).context.load()) continue;
-    if (calls_left && at(i).lost.load() == 0) synchronize_device(i);  // host functions still name this driver
-    drop_pending(i);
+  // Host functions still name this driver. Where a device was lost, another may wait for its events for ever: then a while
+  // has to do, and what did not run by then is dropped.
+  bool any_lost = false;
+  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;
+  if (any_lost) {
+    auto p = pending_.lock();
+    call_over_.wait_for(p.lock(), std::chrono::seconds(2), [&] { return p->calls.empty(); });
+  } else if (!pending_.lock()->calls.empty()) {
+    for (int i = 0; i < count_; ++i) {
+      if (at(i).context.load()) synchronize_device(i);
+    }
   }
+  for (int i = 0; i < count_; ++i) drop_pending(i);
   std::vector<base::thread> droppers;
   {
     auto p = pending_.lock();
@@ -37,7 +46,8 @@ cuda_driver::~cuda_driver() {
     droppers.swap(p->droppers);
   }
   for (auto& dropper : droppers) dropper.join();
-  if (auto g = gates_.lock(); g->words) {
+  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;  // the waits above may have met another loss
+  if (auto g = gates_.lock(); g->words && !any_lost) {  // it waits for all work; after a loss that may be for ever
     if (int const device = any_device(); device >= 0) {
       call in(*this, device, call::mode::asks);
       if (!in.refused()) api_.cuMemFreeHost(g->words);
@@ -45,10 +55,32 @@ cuda_driver::~cuda_driver() {
   }
   for (int i = 0; i < count_; ++i) {
     device_state& d = at(i);
-    if (!d.context.load() || d.lost.load() != 0) continue;  // a lost context is left to the end of the process
-    api_.cuStreamDestroy(d.witness);
-    api_.cuDevicePrimaryCtxRelease(d.id);
+    if (!d.context.load()) continue;
+    if (d.lost.load() == 0) api_.cuStreamDestroy(d.witness);
+    // The last release of a context waits for its work too.
+    if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
   }
+  try {
+    if (std::string const left = left_behind(); !left.empty()) os::print_error("weir: the CUDA driver ends and leaves to the process " + left);
+  } catch (...) {}  // no memory for the words
+}
+
+std::string cuda_driver::left_behind() {
+  std::string text;
+  auto const say = [&](std::size_t n, char const* what) {
+    if (n == 0) return;
+    text += (text.empty() ? "" : ", ") + std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
+  };
+  auto const b = books_.lock();
+  say(b->reservations.size(), "reservation");
+  say(b->mappings.size(), "mapping");
+  say(b->handles.size(), "memory handle");
+  say(b->segments.size(), "segment");
+  say(b->pins.size(), "pinned range");
+  for (int i = 0; i < count_; ++i) {
+    if (int const lost = at(i).lost.load()) text += (text.empty() ? "nothing but gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " + std::to_string(lost);
+  }
+  return text;
 }
 
 status cuda_driver::may_call() const noexcept {
@@ -65,6 +97,16 @@ int cuda_driver::any_device() noexcept {
     if (opened < 0) opened = i;
   }
   return opened;
+}
+
+// Pinned memory may be wanted before any device is.
+int cuda_driver::pinning_device() {
+  int const found = any_device();
+  if (found >= 0 && at(found).lost.load(base::memory_order_relaxed) == 0) return found;
+  for (int i = 0; i < count_; ++i) {
+    if (!at(i).context.load(base::memory_order_acquire) && open(i).ok()) return i;
+  }
+  return found;
 }
 
 // CUDA may answer a call on one device with the error of another whose memory or event it touches. So every opened device
@@ -173,13 +215,11 @@ result<memory_info> cuda_driver::memory(int device) {
 }
 
 status cuda_driver::make_current(int device) {
-  CUcontext context = nullptr;
-  {
-    call in(*this, device, call::mode::enqueues);
-    if (in.refused()) return in.refusal();
-    context = in.context();
-  }
-  return to_status(api_.cuCtxSetCurrent(context));  // after `in`, which restores what it found
+  if (status const may = may_call(); !may.ok()) return may;
+  if (!exists(device)) return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
+  CUcontext const context = at(device).context.load(base::memory_order_acquire);
+  if (!context) return {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
+  return to_status(api_.cuCtxSetCurrent(context));
 }
 
 status cuda_driver::synchronize_device(int device) {
@@ -211,7 +251,8 @@ call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), 
     refusal_ = {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
     return;
   }
-  if (int const lost = d.lost.load(base::memory_order_relaxed)) {
+  int const lost = d.lost.load(base::memory_order_relaxed);
+  if (lost != 0 && mode_ != mode::survives) {
     refusal_ = {code::lost, lost};
     return;
   }
@@ -221,16 +262,16 @@ call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), 
     r = driver.api_.cuCtxPushCurrent(context);
     pushed_ = r == CUDA_SUCCESS;
   }
-  if (r != CUDA_SUCCESS) {
+  if (r != CUDA_SUCCESS && lost == 0) {
     refusal_ = answer(r);
     return;
   }
   context_ = context;
-  if (mode_ == mode::asks) driver.api_.cuThreadExchangeStreamCaptureMode(&before_);
+  if (mode_ != mode::enqueues) driver.api_.cuThreadExchangeStreamCaptureMode(&before_);
 }
 
 call::~call() {
-  if (context_ && mode_ == mode::asks) driver_.api_.cuThreadExchangeStreamCaptureMode(&before_);
+  if (context_ && mode_ != mode::enqueues) driver_.api_.cuThreadExchangeStreamCaptureMode(&before_);
   if (pushed_) {
     CUcontext popped = nullptr;
     driver_.api_.cuCtxPopCurrent(&popped);

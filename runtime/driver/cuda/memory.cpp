@@ -174,7 +174,7 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
 }
 
 status cuda_driver::grant(address at, std::size_t bytes, int device) {
-  call in(*this, device, call::mode::asks);
+  call in(*this, device, call::mode::survives);
   if (in.refused()) return in.refusal();
   if (bytes == 0 || wraps(at, bytes)) return invalid;
   {
@@ -223,7 +223,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
   address const at = reinterpret_cast<address>(host);
   if (status const may = may_call(); !may.ok()) return may;
   if (!host || bytes == 0 || at % host_page != 0 || bytes % host_page != 0 || wraps(at, bytes)) return invalid;
-  call in(*this, any_device(), call::mode::asks);
+  call in(*this, pinning_device(), call::mode::asks);
   if (in.refused()) return in.refusal();
   {
     auto b = books_.lock();
@@ -280,7 +280,7 @@ result<place> cuda_driver::find(void const* p) {
   }
   int const device = any_device();
   if (device < 0) return {{}, {}};  // no context of ours: nothing is known of foreign memory
-  call in(*this, device, call::mode::asks);
+  call in(*this, device, call::mode::survives);
   if (in.refused()) return {in.refusal()};
   unsigned type = 0;
   int ordinal = -1;
@@ -295,23 +295,27 @@ result<place> cuda_driver::find(void const* p) {
   return {{}, {.in = where::device, .device = ordinal}};
 }
 
-// Whole ranges of ours: a copy of pinned or device memory that lies in one of them, or runs over neighbouring pins.
-bool cuda_driver::in_books(address at, std::size_t bytes) noexcept {
+// Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies over
+// neighbouring mappings, not over neighbouring pins, and dies of a reserved address where nothing is mapped.
+std::optional<bool> cuda_driver::in_books(address at, std::size_t bytes) noexcept {
   auto b = books_.lock();
-  for (ranges const* in : {&b->pins, &b->reservations, &b->segments}) {
+  for (ranges const* in : {&b->mappings, &b->pins, &b->segments}) {
     auto found = containing(*in, at);
     if (found == in->end()) continue;
     address next = found->first + found->second.bytes;
-    while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
+    if (in == &b->mappings) {
+      while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
+    }
     return next - at >= bytes;
   }
-  return false;
+  if (overlaps(b->reservations, at, bytes)) return false;
+  return std::nullopt;
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
   address next = reinterpret_cast<address>(p);
   if (wraps(next, bytes)) return false;
-  if (in_books(next, bytes)) return true;
+  if (auto const ours = in_books(next, bytes)) return *ours;
   for (address const end = next + bytes; next < end;) {  // memory of others, one allocation after another
     unsigned type = 0;
     CUdeviceptr start = 0;
