@@ -15,6 +15,8 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
   auto* const h = pinned(4096);
   EXPECT_OK(machine().record(0, s, f));
   finish(0, s);
+  auto const segment = machine().create_segment(0, page());
+  ASSERT_OK(segment.is);
   crash(0, s);
   int const number = machine().query_stream(0, s).native;
   driver::work nothing;
@@ -32,6 +34,16 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
       [&] { return machine().copy(0, s, b.words(), h, 4); },
       [&] { return machine().fill(0, s, b.words(), 1, 4, 1); },
       [&] { return machine().host_function(0, s, nothing); },
+      [&] { return machine().copy_peer(0, s, b.words(), 0, h, 0, 4); },
+      [&] { return machine().elapsed_ms(e, f).is; },
+      [&] { return machine().capturing(0, s).is; },
+      [&] { return machine().hold(0, s).is; },
+      [&] { return machine().memory(0).is; },
+      [&] { return machine().create(0, page()).is; },
+      [&] { return machine().create_segment(0, page()).is; },
+      [&] { return machine().release_segment(0, segment.value); },
+      [&] { return machine().destroy_event(0, e); },
+      [&] { return machine().destroy_stream(0, s); },
   };
   for (std::size_t i = 0; i < calls.size(); ++i) {
     SCOPED_TRACE(i);
@@ -39,6 +51,49 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
     EXPECT_EQ(said.what, code::lost) << driver::name_of(said.what);
     EXPECT_EQ(said.native, number);
   }
+}
+
+TEST_P(loss, m15_pages_and_addresses_can_still_be_made_and_given_back) {
+  if (!alone()) return;
+  auto const s = stream(0);
+  auto const at = machine().reserve(2 * page(), 0), late = machine().reserve(page(), 0);
+  auto const handle = machine().create(0, page()), other = machine().create(0, page());
+  ASSERT_OK(at.is);
+  ASSERT_OK(handle.is);
+  EXPECT_OK(machine().map(at.value, page(), handle.value));
+  EXPECT_OK(machine().grant(at.value, page(), 0));
+  crash(0, s);
+  EXPECT_OK(machine().map(at.value + page(), page(), other.value));
+  EXPECT_OK(machine().grant(at.value, 2 * page(), 0));
+  auto const where = machine().find(reinterpret_cast<void*>(at.value + page()));
+  EXPECT_OK(where.is);
+  EXPECT_EQ(where.value.in, driver::where::device);
+  EXPECT_OK(machine().find(&at).is);
+  EXPECT_OK(machine().unmap(at.value, page()));
+  EXPECT_OK(machine().unmap(at.value + page(), page()));
+  EXPECT_OK(machine().release(handle.value));
+  EXPECT_OK(machine().release(other.value));
+  EXPECT_OK(machine().unreserve(at.value, 2 * page()));
+  EXPECT_OK(machine().unreserve(late.value, page()));
+  EXPECT_OK(machine().reserve(page(), 0).is);
+  EXPECT_OK(machine().make_current(0));
+}
+
+TEST_P(loss, m15_host_memory_is_pinned_as_long_as_any_device_lives) {
+  if (!alone()) return;
+  auto* const h = pinned(4096);
+  std::vector<stream_handle> streams;
+  int const n = machine().device_count();
+  NEED_DEVICES(n);
+  for (int d = 0; d < n; ++d) streams.push_back(stream(d));
+  void* const more = h;
+  EXPECT_OK(machine().unpin(more));
+  for (int d = 0; d < n; ++d) {
+    EXPECT_OK(machine().pin(more, 4096)) << d << " devices are lost";
+    EXPECT_OK(machine().unpin(more));
+    crash(d, streams[static_cast<std::size_t>(d)]);
+  }
+  EXPECT_SAYS(code::lost, machine().pin(more, 4096));
 }
 
 TEST_P(loss, m7_m15_pending_work_never_runs_and_is_dropped_and_its_event_never_completes) {
@@ -107,6 +162,32 @@ TEST_P(loss, m11_work_that_reaches_unmapped_addresses_loses_its_device) {
   a_device_will_be_lost();
   store(0, s, b.words(), 2);
   EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
+}
+
+TEST_P(loss, m11_held_work_whose_pages_are_unmapped_loses_its_device_unless_the_unmap_waited) {
+  if (!alone()) return;
+  auto const s = stream(0);
+  auto const b = memory(0);
+  auto const held = machine().hold(0, s);
+  ASSERT_OK(held.is);
+  a_device_will_be_lost();
+  store(0, s, b.words(), 2);
+  std::atomic<bool> unmapped{false};
+  auto const unmap = [&] {
+    EXPECT_OK(machine().unmap(b.at, b.bytes));
+    unmapped = true;
+  };
+  std::thread other;
+  if (seeded()) {
+    unmap();  // does not wait while a gate is closed
+  } else {
+    other = std::thread(unmap);
+    for (int i = 0; i < 100 && !unmapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  bool const waited = !unmapped;
+  EXPECT_OK(machine().open_gate(held.value));
+  if (other.joinable()) other.join();
+  EXPECT_SAYS(waited ? code::ok : code::lost, machine().synchronize_stream(0, s));
 }
 
 TEST_P(loss, m11_mapped_memory_is_out_of_reach_until_it_is_granted) {

@@ -42,6 +42,51 @@ TEST_P(memory, m9_one_pageable_byte_is_enough_to_refuse_a_copy) {
   ::munmap(pages, 3 * 4096);
 }
 
+TEST_P(memory, m9_a_copy_of_addresses_where_nothing_is_mapped_is_refused) {
+  auto const s = stream(0);
+  auto* const h = pinned(4096);
+  std::size_t const p = page();
+  auto const at = machine().reserve(4 * p, 0);
+  ASSERT_OK(at.is);
+  auto* const base = reinterpret_cast<char*>(at.value);
+  std::vector<memory_handle> handles;
+  for (std::size_t k = 0; k < 2; ++k) {
+    handles.push_back(machine().create(0, p).value);
+    EXPECT_OK(machine().map(at.value + k * p, p, handles.back()));
+  }
+  EXPECT_OK(machine().grant(at.value, 2 * p, 0));
+  EXPECT_OK(machine().copy(0, s, base + p - 64, h, 128)) << "over two mappings side by side";
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, base + 2 * p, h, 64));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, h, base + 3 * p, 64));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, base + 2 * p - 64, h, 128));
+  EXPECT_SAYS(code::invalid, machine().fill(0, s, base + 2 * p, 0, 4, 4));
+  EXPECT_OK(machine().fill(0, s, base + p - 64, 0, 4, 32));
+  finish(0, s);
+  EXPECT_OK(machine().unmap(at.value, p));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, base + p - 64, h, 128));
+  EXPECT_OK(machine().copy(0, s, base + p, h, 128));
+  finish(0, s);
+  EXPECT_OK(machine().unmap(at.value + p, p));
+  for (memory_handle const handle : handles) EXPECT_OK(machine().release(handle));
+  EXPECT_OK(machine().unreserve(at.value, 4 * p));
+}
+
+TEST_P(memory, m9_a_copy_ends_where_its_pin_ends_though_another_begins_there) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const pages = static_cast<char*>(::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_OK(machine().pin(pages, 4096));
+  ASSERT_OK(machine().pin(pages + 4096, 4096));
+  EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4032, 128));
+  EXPECT_OK(machine().copy(0, s, b.words(), pages + 4032, 64));
+  EXPECT_OK(machine().fill(0, s, pages + 4096, 7, 4, 2));
+  finish(0, s);
+  EXPECT_EQ(pages[4096], 7);
+  EXPECT_OK(machine().unpin(pages));
+  EXPECT_OK(machine().unpin(pages + 4096));
+  ::munmap(pages, 2 * 4096);
+}
+
 TEST_P(memory, m9_addresses_are_found_where_they_are) {
   auto const b = conformance::memory(0);
   auto* const h = pinned(4096);
@@ -152,6 +197,33 @@ TEST_P(memory, m11_work_given_before_a_remap_hits_the_new_page_or_the_unmap_wait
   EXPECT_OK(machine().unreserve(elsewhere.value, page()));
   EXPECT_OK(machine().unmap(b.at, page()));
   EXPECT_OK(machine().release(fresh.value));
+}
+
+TEST_P(memory, unpin_and_release_segment_wait_for_all_work_given_so_far) {
+  if (seeded()) GTEST_SKIP() << "a seeded machine has one thread here: it would wait for ever";
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const pages = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_OK(machine().pin(pages, 4096));
+  auto const segment = machine().create_segment(0, page());
+  ASSERT_OK(segment.is);
+  for (bool const pin : {true, false}) {
+    SCOPED_TRACE(pin ? "unpin" : "release_segment");
+    auto const held = machine().hold(0, s);
+    ASSERT_OK(held.is);
+    store(0, s, b.words(), 2);
+    std::atomic<bool> over{false};
+    std::thread gives_up([&] {
+      EXPECT_OK(pin ? machine().unpin(pages) : machine().release_segment(0, segment.value));
+      over = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_FALSE(over);
+    EXPECT_OK(machine().open_gate(held.value));
+    gives_up.join();
+    EXPECT_OK(machine().query_stream(0, s));
+  }
+  ::munmap(pages, 4096);
 }
 
 TEST_P(memory, m12_two_mappings_of_one_handle_show_the_same_bytes_to_ordered_work) {
@@ -281,7 +353,9 @@ TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_thr
       auto const said = machine().peer(i, j);
       ASSERT_OK(said.is);
       if (!said.value.access) continue;
+      EXPECT_SAYS(code::invalid, machine().copy(i, s, b.words(), a.words(), 4));
       EXPECT_OK(machine().grant(b.at, b.bytes, i));
+      EXPECT_OK(machine().copy(i, s, b.words(), a.words(), 4));
       store(i, s, b.words() + 1, mark + 1);
       relay(i, s, a.words() + 1, b.words() + 1);
       finish(i, s);
@@ -289,6 +363,25 @@ TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_thr
       EXPECT_EQ(read(a, 1), mark + 1);
     }
   }
+}
+
+TEST_P(memory, m16_a_grant_ends_with_its_mapping) {
+  NEED_DEVICES(2);
+  if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
+  auto const s = stream(1);
+  auto const b = conformance::memory(0), mine = conformance::memory(1);
+  write(b, 3);
+  EXPECT_OK(machine().grant(b.at, b.bytes, 1));
+  relay(1, s, mine.words(), b.words());
+  finish(1, s);
+  EXPECT_EQ(read(mine), 3u);
+  EXPECT_OK(machine().unmap(b.at, b.bytes));
+  EXPECT_OK(machine().map(b.at, b.bytes, b.handle));
+  EXPECT_OK(machine().grant(b.at, b.bytes, 0));
+  EXPECT_SAYS(code::invalid, machine().copy(1, s, mine.words() + 1, b.words(), 4));
+  EXPECT_OK(machine().copy_peer(1, s, mine.words() + 1, 1, b.words(), 0, 4));
+  finish(1, s);
+  EXPECT_EQ(read(mine, 1), 3u);
 }
 
 }  // namespace
