@@ -89,7 +89,8 @@ set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 
 # No test: it prints what this machine's CUDA does where its documentation is silent.
 if(WEIR_WITH_CUDA)
-  add_executable(cuda_probe tests/conformance/cuda_probe.cpp)
+  file(GLOB probes CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/conformance/*_probe.cpp)
+  add_executable(cuda_probe ${probes})
   weir_own_code(cuda_probe)
   weir_kernels(cuda_probe tests/conformance/kernels.cu)
   target_include_directories(cuda_probe PRIVATE ${PROJECT_SOURCE_DIR})

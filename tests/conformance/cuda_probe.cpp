@@ -1,131 +1,18 @@
 // What CUDA does where its documentation is silent: prints a table of answers, from which the simulated machine is corrected.
 // Threads: one, and one more for calls that may block. Each group of questions runs in a process of its own, for some end a GPU.
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "runtime/driver/cuda/symbols.h"
-#include "tests/conformance/kernels.h"
+#include "tests/conformance/probe.h"
+
 extern char** environ;
 namespace {
 using namespace weir::conformance;
-using clock_type = std::chrono::steady_clock;
-weir::driver::cuda::entries const* cu = nullptr;
-constexpr std::size_t page = std::size_t{2} << 20;
-double us_since(clock_type::time_point t) { return std::chrono::duration<double, std::micro>(clock_type::now() - t).count(); }
-void say(std::string const& question, std::string const& answer) { std::printf("  %-72s %s\n", question.c_str(), answer.c_str()); std::fflush(stdout); }
-std::string number(CUresult r) { return r == CUDA_SUCCESS ? "ok" : std::to_string(static_cast<int>(r)); }
-void must(CUresult r, char const* what) {
-  if (r == CUDA_SUCCESS) return;
-  std::printf("  %s answers %d: the rest of this group is not asked\n", what, static_cast<int>(r));
-  std::fflush(stdout);
-  std::_Exit(3);
-}
-#define MUST(call) must(call, #call)
-struct gpu {
-  int ordinal = 0;
-  CUcontext context = nullptr;
-  CUstream s = nullptr, other = nullptr;
-  explicit gpu(int i) : ordinal(i) {
-    CUdevice d = 0;
-    MUST(cu->cuDeviceGet(&d, i));
-    MUST(cu->cuDevicePrimaryCtxRetain(&context, d));
-    use();
-    MUST(cu->cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0));
-    MUST(cu->cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0));
-    if (load_kernels() != 0) std::_Exit(3);
-  }
-  void use() const { MUST(cu->cuCtxSetCurrent(context)); }
-};
-
-int devices() {
-  int n = 0;
-  cu->cuDeviceGetCount(&n);
-  return n;
-}
-
-struct pages {  // one handle of one page, mapped and granted to its device
-  CUdeviceptr at = 0;
-  CUmemGenericAllocationHandle handle = 0;
-  explicit pages(int device) : handle(make(device)) {
-    MUST(cu->cuMemAddressReserve(&at, page, page, 0, 0));
-    MUST(cu->cuMemMap(at, page, 0, handle, 0));
-    MUST(grant(at, device));
-  }
-  static CUmemGenericAllocationHandle make(int device) {
-    CUmemAllocationProp p{};
-    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    p.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    CUmemGenericAllocationHandle h = 0;
-    MUST(cu->cuMemCreate(&h, page, &p, 0));
-    return h;
-  }
-  static CUresult grant(CUdeviceptr at, int device) {
-    CUmemAccessDesc a{};
-    a.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    a.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return cu->cuMemSetAccess(at, page, &a, 1);
-  }
-  std::uint32_t* words() const { return reinterpret_cast<std::uint32_t*>(at); }
-};
-
-struct held {  // a stream that waits for a word
-  std::uint32_t volatile* word = nullptr;
-  held(gpu const& g, CUstream s) {
-    g.use();
-    void* p = nullptr;
-    MUST(cu->cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
-    word = static_cast<std::uint32_t volatile*>(p);
-    *word = 0;
-    CUdeviceptr d = 0;
-    MUST(cu->cuMemHostGetDevicePointer(&d, p, 0));
-    MUST(cu->cuStreamWaitValue32(s, d, 1, CU_STREAM_WAIT_VALUE_GEQ));
-  }
-  void open() { *word = 1; }
-};
-
-// Makes the call on another thread while `h` is closed, for 300 ms at most; then opens it.
-bool waits(char const* question, gpu const& g, held& h, std::function<CUresult()> const& call, bool open_after = true) {
-  std::atomic<bool> done{false};
-  CUresult r = CUDA_SUCCESS;
-  double took = 0;
-  std::thread t([&] {
-    cu->cuCtxSetCurrent(g.context);
-    auto const start = clock_type::now();
-    r = call();
-    took = us_since(start);
-    done = true;
-  });
-  for (int i = 0; i < 300 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  bool const waited = !done;
-  if (waited || open_after) h.open();
-  t.join();
-  char text[96];
-  std::snprintf(text, sizeof text, waited ? "WAITS for the held work, then %s" : "does not wait: %s, %.0f us", number(r).c_str(), took);
-  say(question, text);
-  return waited;
-}
-
-std::uint32_t word_at(gpu const& g, std::uint32_t* at) {
-  void* p = nullptr;
-  g.use();
-  MUST(cu->cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_PORTABLE));
-  CUresult const r = cu->cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(p), reinterpret_cast<CUdeviceptr>(at), 4, g.other);
-  if (r != CUDA_SUCCESS || cu->cuStreamSynchronize(g.other) != CUDA_SUCCESS) return 0xffffffff;
-  return *static_cast<std::uint32_t*>(p);
-}
+using namespace weir::conformance::probe;
 
 void unmap_unused() {
   gpu const g(0);
@@ -159,25 +46,6 @@ void unmap_remap() {
   });
   say("  then the stream", number(cu->cuStreamSynchronize(g.s)));
   say("  the new page holds", waited ? "(waited)" : word_at(g, p.words()) == 5 ? "the store" : "not the store");
-}
-
-void unmap_peers() {
-  if (devices() < 2) return say("unmap with peers mapped", "needs 2 GPUs");
-  gpu const a(0), b(1);
-  a.use();
-  pages const p(0), q(0);
-  MUST(pages::grant(p.at, 1));
-  MUST(pages::grant(q.at, 1));
-  held h(b, b.s);
-  a.use();
-  waits("unmap of a range granted to a peer, an unrelated stream of the PEER held", a, h, [&] { return cu->cuMemUnmap(q.at, page); }, false);
-  h.open();
-  cu->cuStreamSynchronize(b.s);
-  held h2(b, b.s);
-  launch_store(b.s, p.words(), 1);
-  waits("unmap of a range that held work of the PEER will write", a, h2, [&] { return cu->cuMemUnmap(p.at, page); });
-  say("  then the peer's stream", number(cu->cuStreamSynchronize(b.s)));
-  say("  then the owner's stream", number(cu->cuStreamQuery(a.s)));
 }
 
 void blocking() {
@@ -239,9 +107,9 @@ void sticky() {
   CUstream witness = nullptr, spare = nullptr;
   MUST(cu->cuStreamCreateWithPriority(&witness, CU_STREAM_NON_BLOCKING, 0));
   MUST(cu->cuStreamCreateWithPriority(&spare, CU_STREAM_NON_BLOCKING, 0));
-  void* const host = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* const host = host_memory(page);
   MUST(cu->cuMemHostRegister(host, page, CU_MEMHOSTREGISTER_PORTABLE));
-  void* const host2 = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* const host2 = host_memory(page);
   CUdeviceptr plain = 0, at = 0;
   MUST(cu->cuMemAlloc(&plain, page));
   auto const handle = pages::make(0);
@@ -259,7 +127,7 @@ void sticky() {
   }
   launch_crash(g.s);
   say("cuStreamSynchronize of the stream that crashed", number(cu->cuStreamSynchronize(g.s)));
-  auto const hex = reinterpret_cast<CUdeviceptr>(host);
+  auto const hex = address_of(host);
   say("cuStreamQuery, a stream that never had work", number(cu->cuStreamQuery(witness)));
   say("cuStreamQuery, a held stream", number(cu->cuStreamQuery(g.other)));
   say("cuEventQuery, complete before", number(cu->cuEventQuery(done)));
@@ -311,7 +179,8 @@ void sticky() {
     b->use();
     say("on device 1: cuStreamQuery", number(cu->cuStreamQuery(b->s)));
     pages const q(1);
-    say("on device 1: a kernel (runtime's number), then synchronize", std::to_string(launch_store(b->s, q.words(), 3)) + ", " + number(cu->cuStreamSynchronize(b->s)));
+    int const launched = launch_store(b->s, q.words(), 3);
+    say("on device 1: a kernel (runtime's number), then synchronize", std::to_string(launched) + ", " + number(cu->cuStreamSynchronize(b->s)));
     say("on device 1: the stream that waits for device 0's pending event", number(cu->cuStreamQuery(b->other)));
     say("on device 1: cuStreamWaitEvent for device 0's pending event", number(cu->cuStreamWaitEvent(b->s, pending, 0)));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -322,6 +191,13 @@ void sticky() {
     say("on device 1: cuMemAlloc", number(cu->cuMemAlloc(&x, page)));
     CUstream alive = nullptr;
     say("on device 1: cuStreamCreate", number(cu->cuStreamCreateWithPriority(&alive, CU_STREAM_NON_BLOCKING, 0)));
+    CUresult const copied = cu->cuMemcpyAsync(q.at, hex, 64, alive);
+    say("on device 1: copy from memory that device 0 registered", number(copied) + ", then " + number(cu->cuStreamSynchronize(alive)));
+    comes_back("on device 1: cuMemHostUnregister of what device 1 registered", *b, [=] { return cu->cuMemHostUnregister(host2); });
+    comes_back("on device 1: cuMemHostUnregister of what device 0 registered", *b, [=] { return cu->cuMemHostUnregister(host); });
+    comes_back("on device 1: cuMemFree", *b, [=] { return cu->cuMemFree(x); });
+    comes_back("on device 1: cuCtxSynchronize", *b, [] { return cu->cuCtxSynchronize(); });
+    comes_back("on device 1: cuStreamDestroy of the stream that waits for device 0's event", *b, [=] { return cu->cuStreamDestroy(b->other); });
     g.use();
   }
   CUdevice d = 0;
@@ -329,31 +205,6 @@ void sticky() {
   say("cuDevicePrimaryCtxRelease", number(cu->cuDevicePrimaryCtxRelease(d)));
   CUcontext again = nullptr;
   say("cuDevicePrimaryCtxRetain again", number(cu->cuDevicePrimaryCtxRetain(&again, d)));
-}
-
-void peer_copies() {
-  if (devices() < 2) return say("peer copies", "needs 2 GPUs");
-  gpu const a(0), b(1);
-  pages const p(0), q(1);
-  a.use();
-  launch_store(a.s, p.words(), 21);
-  say("cuMemcpyPeerAsync, neither side granted", number(cu->cuMemcpyPeerAsync(q.at, b.context, p.at, a.context, 4, a.s)));
-  say("  then synchronize", number(cu->cuStreamSynchronize(a.s)));
-  say("  the bytes", word_at(b, q.words()) == 21 ? "arrived" : "WRONG");
-  a.use();
-  say("cuMemcpyPeerAsync on the target's stream", number(cu->cuMemcpyPeerAsync(q.at + 4, b.context, p.at, a.context, 4, b.s)));
-  say("  then synchronize", number(cu->cuStreamSynchronize(b.s)));
-  say("cuMemcpyAsync (default kind), neither side granted", number(cu->cuMemcpyAsync(q.at, p.at, 4, a.s)));
-  say("  then synchronize", number(cu->cuStreamSynchronize(a.s)));
-  MUST(pages::grant(q.at, 0));
-  say("cuMemcpyAsync (default kind), target granted to the stream's device", number(cu->cuMemcpyAsync(q.at, p.at, 4, a.s)));
-  say("  then synchronize", number(cu->cuStreamSynchronize(a.s)));
-  CUresult const set = cu->cuMemsetD32Async(q.at, 1, 1, a.s);
-  say("cuMemsetD32Async of a granted peer's memory, then synchronize", number(set) + ", " + number(cu->cuStreamSynchronize(a.s)));
-  pages const lone(1);
-  a.use();
-  CUresult const bad = cu->cuMemsetD32Async(lone.at, 1, 1, a.s);
-  say("cuMemsetD32Async of an ungranted peer's memory, then synchronize", number(bad) + ", " + number(cu->cuStreamSynchronize(a.s)));
 }
 
 void odd_addresses() {
@@ -447,9 +298,14 @@ struct group {
   char const* name;
   void (*ask)();
 };
-constexpr group groups[] = {{"blocking", blocking},       {"unmap-unused", unmap_unused},   {"unmap-used", unmap_used},
-                            {"unmap-remap", unmap_remap}, {"unmap-peers", unmap_peers},     {"sticky", sticky},
-                            {"peer-copies", peer_copies}, {"odd-addresses", odd_addresses}, {"costs", costs}};
+constexpr group groups[] = {
+    {"blocking", blocking},           {"depth", depth},
+    {"depth-others", depth_others},   {"unmap-unused", unmap_unused},
+    {"unmap-used", unmap_used},       {"unmap-remap", unmap_remap},
+    {"unmap-peers", unmap_peers},     {"peer-blocking", peer_blocking},
+    {"peer-copies", peer_copies},     {"peer-fault", peer_fault},
+    {"sticky", sticky},               {"odd-addresses", odd_addresses},
+    {"costs", costs}};
 
 int run_group(char const* name) {
   std::string self = "/proc/self/exe", argument = name;
@@ -458,7 +314,7 @@ int run_group(char const* name) {
   std::fflush(stdout);
   if (::posix_spawn(&child, self.c_str(), nullptr, nullptr, arguments, environ) != 0) return -1;
   int status = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 4500; ++i) {
     if (::waitpid(child, &status, WNOHANG) == child) {
       if (WIFSIGNALED(status)) std::printf("  (ended by signal %d)\n", WTERMSIG(status));
       return 0;
@@ -467,7 +323,7 @@ int run_group(char const* name) {
   }
   ::kill(child, SIGKILL);
   ::waitpid(child, &status, 0);
-  std::printf("  (did not end within 30 s)\n");
+  std::printf("  (did not end within 45 s)\n");
   return 0;
 }
 
