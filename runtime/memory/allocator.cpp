@@ -36,6 +36,12 @@ stream_memory& device_allocator::memory_of(clock::timeline& t) {
 }
 
 stream_memory& device_allocator::find_memory(clock::timeline& t) {
+  {
+    base::lock_guard hold(making_);
+    auto const found = by_stream_.find(t.id());
+    if (found != by_stream_.end()) return *found->second;
+  }
+  ask_the_retired();
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
@@ -43,6 +49,13 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   memories_.push_back(std::make_unique<stream_memory>(t));
   streams_.store(memories_.size());
   return *(by_stream_[t.id()] = memories_.back().get());
+}
+
+void device_allocator::ask_the_retired() {
+  for (stream_memory* m : memories()) {
+    clock::timeline& line = *m->home.load();
+    if (line.alive() == clock::life::retired && !clocks_.complete(line.now())) (void)clocks_.poll(line.now());
+  }
 }
 
 // A registration that has ended leaves its arena, with all that is cached there, to the next stream.

@@ -89,6 +89,7 @@ class device_allocator final : public allocator {
   stream_memory& memory_of(clock::timeline&);
   stream_memory& find_memory(clock::timeline&);
   stream_memory* inherit(clock::timeline& heir);  // Requires: making_
+  void ask_the_retired();                         // whether their work is complete, so that they can be inherited
   std::vector<stream_memory*> memories() const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
   static located locate(region&, address) noexcept;
@@ -120,6 +121,7 @@ class device_allocator final : public allocator {
   void* ladder(stream_memory& mine, request const&, driver::status why);
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
   std::size_t poll_pending(stream_memory&);                      // asks the driver about each front, then settles
+  std::size_t poll_others(stream_memory& mine, request const&);
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
@@ -156,11 +158,13 @@ class device_allocator final : public allocator {
 };
 
 // The user's callbacks for the last but one rung.
+// Threads: any. No lock is held while one runs; remove() returns when nobody runs it any more, but for the calling thread itself.
 class callbacks {
  public:
   std::uint64_t add(ladder_callback, void* state, int order);
   void remove(std::uint64_t) noexcept;
-  bool call(memory_report const&);  // in order, with no lock held; true: one of them freed something
+  // In order; true: one of them freed something. Not again from inside a callback: an allocation made there fails plainly.
+  bool call(memory_report const&);
 
  private:
   struct entry {
@@ -169,8 +173,12 @@ class callbacks {
     ladder_callback run;
     void* state;
   };
-  base::guarded<std::vector<entry>> all_;
-  base::atomic<std::uint64_t> next_{1};
+  bool others_run() const noexcept;  // Requires: the lock
+  base::mutex lock_;
+  base::condition done_;
+  std::vector<entry> all_;                // under lock_
+  std::vector<std::uint64_t> running_;    // under lock_; threads
+  std::uint64_t next_ = 1;                // under lock_
 };
 
 std::string hex(void const*);

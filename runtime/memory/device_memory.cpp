@@ -9,26 +9,54 @@
 namespace weir::memory {
 
 std::uint64_t callbacks::add(ladder_callback run, void* state, int order) {
-  std::uint64_t const id = next_.fetch_add(1);
-  auto all = all_.lock();
-  auto const at = std::find_if(all->begin(), all->end(), [&](entry const& e) { return e.order > order; });
-  all->insert(at, {id, order, run, state});
-  return id;
+  base::lock_guard hold(lock_);
+  auto const at = std::find_if(all_.begin(), all_.end(), [&](entry const& e) { return e.order > order; });
+  all_.insert(at, {next_, order, run, state});
+  return next_++;
+}
+
+bool callbacks::others_run() const noexcept {
+  std::uint64_t const me = base::this_thread_id();
+  return std::any_of(running_.begin(), running_.end(), [&](std::uint64_t t) { return t != me; });
 }
 
 void callbacks::remove(std::uint64_t id) noexcept {
-  auto all = all_.lock();
-  std::erase_if(*all, [&](entry const& e) { return e.id == id; });
+  base::unique_lock hold(lock_);
+  std::erase_if(all_, [&](entry const& e) { return e.id == id; });
+  done_.wait(hold, [&] { return !others_run(); });
 }
 
 bool callbacks::call(memory_report const& r) {
-  std::vector<entry> const now = *all_.lock();
+  std::uint64_t const me = base::this_thread_id();
+  std::vector<entry> now;
+  {
+    base::lock_guard hold(lock_);
+    if (all_.empty() || std::find(running_.begin(), running_.end(), me) != running_.end()) return false;
+    now = all_;
+    running_.push_back(me);
+  }
+  struct leave {
+    callbacks& in;
+    std::uint64_t me;
+    ~leave() {
+      base::lock_guard hold(in.lock_);
+      std::erase(in.running_, me);
+      in.done_.notify_all();
+    }
+  } const on_exit{*this, me};
   bool freed = false;
-  for (entry const& e : now) freed |= e.run(e.state, r);
+  for (entry const& e : now) {
+    {
+      base::lock_guard hold(lock_);  // removed by one that ran before it?
+      if (std::none_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; })) continue;
+    }
+    freed |= e.run(e.state, r);
+  }
   return freed;
 }
 
 struct device_memory::state {
+  explicit state(weir::runtime::impl& r) : runtime(r) {}
   weir::runtime::impl& runtime;
   memory::callbacks callbacks;
   base::mutex making;
@@ -43,7 +71,7 @@ base::guarded<std::vector<device_memory*>>& alive() {
 }
 }  // namespace
 
-device_memory::device_memory(weir::runtime::impl& r) : state_(new state{r, {}, {}, {}, {}}) {
+device_memory::device_memory(weir::runtime::impl& r) : state_(new state(r)) {
   (void)r.part<clock::clocks>();  // torn down after this one
   state_->at.reset(new base::atomic<device_allocator*>[static_cast<std::size_t>(r.device_count())]);
   alive().lock()->push_back(this);

@@ -61,24 +61,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
         })) {
       return out;
     }
-    if (step("complete blocks of other streams", [&] {
-          std::size_t bytes = 0;
-          for (stream_memory* m : memories()) {
-            if (m == &mine) continue;
-            clock::stamp newest;
-            {
-              section const hold(*m, counts_);
-              newest.stream = m->home.load()->id();
-              m->pieces.each_free([&](piece const& p) { newest.n = std::max(newest.n, p.freed); });
-            }
-            if (newest.n == 0) continue;
-            auto const done = clocks_.poll(newest);
-            if (done.ok() && done.value) bytes += r.rounded;
-          }
-          return bytes;
-        })) {
-      return out;
-    }
+    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone); })) return out;
     if (step("blocks behind a device wait", [&] {
           std::size_t gave = 0;
           out = behind_waits(mine, r, gave);
@@ -100,6 +83,30 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   }
   counts_.ran_out();
   throw out_of_memory(describe_failure(), r.at);
+}
+
+// Asks about the free pieces that would do, oldest first: what was freed later is complete later.
+std::size_t device_allocator::poll_others(stream_memory& mine, request const& r) {
+  std::size_t bytes = 0;
+  for (stream_memory* m : memories()) {
+    if (m == &mine) continue;
+    std::uint64_t stream = 0;
+    std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
+    {
+      section const hold(*m, counts_);
+      stream = m->home.load()->id();
+      m->pieces.each_free([&](piece const& p) {
+        if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
+      });
+    }
+    for (auto const& [n, there] : by_stamp) {
+      if (clocks_.complete({stream, n})) continue;  // looked at already
+      auto const done = clocks_.poll({stream, n});
+      if (!done.ok() || !done.value) break;
+      bytes += there;
+    }
+  }
+  return bytes;
 }
 
 void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
