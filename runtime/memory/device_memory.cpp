@@ -184,13 +184,14 @@ memory_report device_allocator::report() const {
 
 std::vector<std::string> device_allocator::validate() const {
   std::vector<std::string> wrong;
-  std::size_t mapped = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
+  std::size_t mapped = 0, unusable = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_memory* m : memories()) {
     base::lock_guard hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
     m->pieces.validate(wrong, who);
     m->small.validate(wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
+    for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_pieces += m->pieces.free_pieces();
     std::size_t held = 0, queued = 0;
     m->pending.each([&](held_block const& b) { queued += b.bytes; });
@@ -223,7 +224,8 @@ std::vector<std::string> device_allocator::validate() const {
   same("allocated bytes", n.allocated_bytes.all.current, live);
   same("free pieces", n.inactive.all.current, free_pieces);
   same("pending bytes", n.pending_bytes.all.current, pending);
-  if (reserved == 0) {  // no growth under way
+  if (reserved == unusable) {  // nothing under way
+    cached += unusable;
     same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);

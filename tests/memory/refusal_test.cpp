@@ -112,6 +112,7 @@ TEST(refused_pairs, a_handle_that_the_driver_neither_lets_be_used_nor_takes_back
   s.bench.control->fail_call("unmap", 1, driver::code::failed);
   EXPECT_THROW((void)s.device.allocate(s.a, 60'000, 0, at), driver_error);
   EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 64 << 10) << "it is still held of the driver";
+  s.expect_sound("while it is held");
   void* const p = s.device.allocate(s.a, 60'000, 0, at);
   EXPECT_TRUE(s.bench.machine().fill(0, s.a.handle(), p, 1, 4, 15'000).ok());
   ASSERT_TRUE(s.bench.clocks().synchronize(s.a.now()).ok());

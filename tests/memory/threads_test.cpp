@@ -154,5 +154,52 @@ TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
+TEST(memory_threads, a_callback_is_not_called_after_its_registration_ended) {
+  memory_bench bench({.devices = 1, .memory = 8 << 20});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& keeper = bench.stream(0);
+  void* const held = d.allocate(keeper, 6 << 20, 0, at);
+  std::atomic<bool> stop{false};
+  std::atomic<int> calls{0}, late{0}, ooms{0};
+  struct state {
+    std::atomic<bool> alive{true};
+    std::atomic<int>*calls, *late;
+  };
+  std::vector<std::thread> hungry;
+  for (int i = 0; i < 2; ++i) {
+    hungry.emplace_back([&, line = &bench.stream(0)] {
+      while (!stop) {
+        try {
+          d.deallocate(d.allocate(*line, 4 << 20, 0, at), nullptr, at);
+        } catch (out_of_memory const&) {
+          ++ooms;
+        }
+      }
+    });
+  }
+  for (int i = 0; i < 3000 && (i < 200 || calls < 20); ++i) {
+    auto s = std::make_unique<state>();
+    s->calls = &calls, s->late = &late;
+    auto const id = bench.memory().add_callback(
+        [](void* p, memory_report const&) {
+          auto& self = *static_cast<state*>(p);
+          ++*self.calls;
+          if (!self.alive) ++*self.late;
+          return false;
+        },
+        s.get(), i % 3);
+    std::this_thread::yield();
+    bench.memory().remove_callback(id);
+    s->alive = false;
+  }
+  stop = true;
+  for (auto& t : hungry) t.join();
+  EXPECT_GT(ooms.load(), 0);
+  EXPECT_GT(calls.load(), 0);
+  EXPECT_EQ(late.load(), 0);
+  d.deallocate(held, nullptr, at);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
 }  // namespace
 }  // namespace weir
