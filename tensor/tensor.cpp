@@ -42,8 +42,12 @@ storage::state::~state() {
     if (how == held::pageable) {
       ::operator delete(data, std::align_val_t(64));
     } else if (how == held::block && !process_is_ending() && !process_was_forked()) {
-      if (kind == memory_kind::device) owner->part<memory::device_memory>().on(device.index()).deallocate(data, nullptr, here::current());
-      else owner->part<streams::pinned_memory>().deallocate(data, here::current());
+      // By address: the runtime may have ended, then the block stays as it is.
+      if (kind != memory_kind::device) {
+        if (auto* const host = streams::pinned_memory::owner(data)) host->deallocate(data, here::current());
+      } else if (memory::allocator* const its = memory::device_memory::owner_in_process(data)) {
+        its->deallocate(data, nullptr, here::current());
+      }
     }
   } catch (...) {  // the device is lost, or somebody else freed the block: nothing is left to give back
   }
@@ -240,12 +244,8 @@ tensor tensor::operator[](std::int64_t i) const {
 void tensor::record_stream(stream_ref user) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
-  clock::timeline& line = streams::line_of(user);
-  if (block.kind == memory_kind::pinned) {
-    block.owner->part<streams::pinned_memory>().mark(block.data, line);
-  } else if (auto* allocator = block.owner->part<memory::device_memory>().owner(block.data)) {
-    allocator->mark(block.data, line, here::current());
-  }
+  if (block.how == storage::state::held::borrowed && !find_block(block.data)) return;  // not weir's: the caller keeps it alive
+  weir::record_stream(block.data, user);
 }
 
 // uses ------------------------------------------------------------------------------------------------------------------
