@@ -165,7 +165,7 @@ span_of gradient_buckets::gradients() const {
 void gradient_buckets::ready(int i, stream_ref writer, here at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::ready", at);
-  clock::timeline& line = streams::line_of(writer);
+  clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::ready", at);
   if (line.device() != s.all->device(s.rank)) {
     throw invalid_use("gradient_buckets::ready", s.named(i) + " from a stream of gpu:" + std::to_string(line.device()) + ", the rank's device is gpu:" + std::to_string(s.all->device(s.rank)), "Give the stream that wrote the gradient", at);
   }
@@ -188,6 +188,7 @@ void gradient_buckets::ready(int i, stream_ref writer, here at) {
 void gradient_buckets::finish(stream_ref reader, here at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
+  clock::timeline& line = streams::line_or_throw(reader, "gradient_buckets::finish", at);
   std::string missing;
   int more = 0;
   for (int i = 0; i < size(); ++i) {
@@ -199,7 +200,7 @@ void gradient_buckets::finish(stream_ref reader, here at) {
   }
   s.start_full_buckets(at);  // again, where a start was refused
   clock::timeline& side = streams::line_of(*s.side);
-  require(streams::line_of(reader).wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
+  require(line.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
   for (state::one& o : s.ones) o.was_ready = false;
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;

@@ -52,6 +52,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     }
     return found;
   }
+  if (memory::device_memory::owner_in_process(at)) refuse(pointer_text(at) + " is device memory of another runtime", "Copy with the runtime whose memory it is");
   auto const ask = [&](void const* one) {
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + pointer_text(one), "The driver could not say where this lies", where);

@@ -225,12 +225,12 @@ stamp copy(void* dst, void const* src, size_t bytes, blocking b, here at) {
 }
 
 stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, here at) {
-  auto& line = streams::line_of(s);
+  auto& line = streams::line_or_throw(s, "copy", at);
   return peer::copy_one(line.owner(), &line, {dst, src, bytes}, b, at);
 }
 
 stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
-  auto& line = streams::line_of(s);
+  auto& line = streams::line_or_throw(s, "copy", at);
   auto& r = line.owner();
   std::vector<peer::plan> plans;
   plans.reserve(items.size());

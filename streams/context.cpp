@@ -128,8 +128,7 @@ int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
 std::string describe(clock::timeline const& t) { return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device()); }
 
-clock::timeline& line_or_throw(stream_ref s, std::string_view operation, here at) {
-  if (auto* const line = weir::detail::stream_access::line(s)) [[likely]] return *line;
+void throw_moved_from(std::string_view operation, here at) {
   throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
 }
 

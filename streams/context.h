@@ -28,7 +28,7 @@ inline runtime::impl& current_runtime() { return runtime::current().get(); }  //
 // The ordinal a device means for this thread. Throws: invalid_use (cpu where a gpu is needed; no such device: names how many there are)
 int resolve(device, runtime::impl&, std::string_view operation, here);
 
-inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }  // Requires: not of a stream that was moved from
+inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }  // Requires: not of a stream that was moved from (the caller has asked line_or_throw)
 inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(&t); }
 clock::timeline& current_line(runtime::impl&, int device);            // the thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
 clock::timeline& current_line(runtime::impl&);                        // of the current device
@@ -39,7 +39,11 @@ inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_
 // For messages: "stream 7 of gpu:1".
 std::string describe(clock::timeline const&);
 // The stream behind a handle. Throws: invalid_use (the stream was moved from)
-clock::timeline& line_or_throw(stream_ref, std::string_view operation, here);
+[[noreturn]] void throw_moved_from(std::string_view operation, here);
+inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, here at) {
+  if (auto* const line = detail::stream_access::line(s)) [[likely]] return *line;
+  throw_moved_from(operation, at);
+}
 
 // The thread's current device, and with `stream` the current stream of that device, from now on.
 void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, here);

@@ -60,8 +60,12 @@ void check_use(whereabouts const& is, use const& u, clock::timeline& line, here 
   if (!is.known()) {  // a GPU may reach what is not weir's, pageable memory too where the system can; simulated devices reach their own memory and pinned memory
     driver::driver& machine = line.owner().machine();
     if (!machine.simulated()) return;
-    if (auto const place = machine.find(u.address); place.ok() && place.value.in == driver::where::pageable) {
+    auto const place = machine.find(u.address);
+    if (place.ok() && place.value.in == driver::where::pageable) {
       refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
+    }
+    if (place.ok() && place.value.in == driver::where::unknown_device) {
+      refuse("device memory of no device of this runtime", "Launch with the runtime whose memory it is");
     }
     return;
   }
@@ -118,7 +122,7 @@ void require_of(clock::timeline& line, driver::status s, std::string_view what, 
 }  // namespace
 
 bool begin_work(stream_ref s, std::span<use const> uses, here at) {
-  clock::timeline& line = streams::line_of(s);
+  clock::timeline& line = streams::line_or_throw(s, "launch", at);
   runtime::impl& r = line.owner();
   if (line.alive() == clock::life::retired) {
     throw invalid_use("launch", "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
@@ -186,7 +190,7 @@ void check_native_launch(stream_ref s, int native_code, here at) {
 namespace weir {
 
 void launch_host(stream_ref s, std::function<void()> body, here at) {
-  clock::timeline& line = streams::line_of(s);
+  clock::timeline& line = streams::line_or_throw(s, "launch_host", at);
   if (!body) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
   if (line.alive() == clock::life::retired) {
     throw invalid_use("launch_host", "stream " + std::to_string(line.id()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "runtime/base/os.h"
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
@@ -17,15 +18,35 @@ namespace {
 
 memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_memory>(); }
 
-[[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+std::string pointer_text(void const* p) {
   char text[24];
   std::snprintf(text, sizeof text, "%p", p);
-  throw invalid_use(operation, std::string(text) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
+  return text;
+}
+
+[[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+  throw invalid_use(operation, pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
                     "Pass the address of a block that weir allocated and that is still held", at);
+}
+
+// The owner of a block in the runtime of that stream: another runtime's stream would be gone before the block.
+memory::allocator* device_owner(void const* p, clock::timeline const& user) {
+  auto* const its = user.owner().part_if_made<memory::device_memory>();
+  return its ? its->owner(p) : nullptr;
+}
+streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user) {
+  auto* const its = user.owner().part_if_made<streams::pinned_memory>();
+  return its && its->reserves(p) ? its : nullptr;
+}
+[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user, here at) {
+  if (!find_block(p)) throw_foreign(operation, p, at);
+  throw invalid_use(operation, pointer_text(p) + " is a block of another runtime than " + streams::describe(user) + " of runtime " + std::to_string(user.owner().id()),
+                    "Use streams of the runtime whose block it is; order two runtimes on the host", at);
 }
 
 void* pageable(size_t bytes, size_t alignment, here at) {
   if (alignment & (alignment - 1)) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural", at);
+  if (alignment > 2_MiB) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
   if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
     throw invalid_use("buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
   }
@@ -33,6 +54,7 @@ void* pageable(size_t bytes, size_t alignment, here at) {
   if (void* const p = std::aligned_alloc(align, std::max(align, (bytes + align - 1) / align * align))) return p;
   memory_report r{};
   r.on = cpu;
+  r.capacity = os::memory_of_host();
   r.requested = r.rounded = bytes;
   throw out_of_memory(r, at);
 }
@@ -46,7 +68,7 @@ void* allocate(size_t bytes, size_t alignment, here at) {
 }
 
 void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
-  clock::timeline& home = streams::line_of(s);
+  clock::timeline& home = streams::line_or_throw(s, "allocate", at);
   return blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at);
 }
 
@@ -59,20 +81,24 @@ void deallocate(void* p, here at) {
 
 void deallocate(stream_ref last_use, void* p, here at) {
   if (!p) return;
-  clock::timeline& line = streams::line_of(last_use);
-  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, &line, at);
-  if (auto* const host = streams::pinned_memory::owner(p)) {
-    host->mark(p, line);
+  clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
+  if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
+  if (auto* const host = pinned_owner(p, line)) {
+    auto const found = host->find(p);
+    if (found && found->base == p) host->mark(p, line);
     return host->deallocate(p, at);
   }
-  throw_foreign("deallocate", p, at);
+  throw_stranger("deallocate", p, line, at);
 }
 
 void record_stream(void const* p, stream_ref user, here at) {
-  clock::timeline& line = streams::line_of(user);
-  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->mark(p, line, at);
-  if (auto* const host = streams::pinned_memory::owner(p)) return host->mark(p, line);
-  throw_foreign("record_stream", p, at);
+  clock::timeline& line = streams::line_or_throw(user, "record_stream", at);
+  if (memory::allocator* const a = device_owner(p, line)) return a->mark(p, line, at);
+  if (auto* const host = pinned_owner(p, line)) {
+    if (host->find(p)) return host->mark(p, line);
+    throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block", "It was freed before: record the stream while the block is held", at);
+  }
+  throw_stranger("record_stream", p, line, at);
 }
 
 std::optional<block_info> find_block(void const* p) noexcept {
@@ -140,7 +166,9 @@ void buffer::record_stream(stream_ref s, here at) const {
 void buffer::rebind(stream_ref home, here at) {
   memory::allocator* const a = data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
   if (!a) throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory", "Only device blocks have a home stream", at);
-  a->rebind(data_, streams::line_of(home), at);
+  clock::timeline& line = streams::line_or_throw(home, "buffer::rebind", at);
+  if (device_owner(data_, line) != a) throw_stranger("buffer::rebind", data_, line, at);
+  a->rebind(data_, line, at);
 }
 
 void* buffer::release() noexcept {
