@@ -2,7 +2,11 @@
 // Threads: as weir/sim.h says.
 #include "weir/sim.h"
 
+#include <algorithm>
+
+#include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
+#include "runtime/options.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 
@@ -18,7 +22,7 @@ simulation simulation::of(runtime& r, here at) {
 int simulation::ordinal(device d, std::string_view operation) const { return streams::resolve(d, runtime_->get(), operation, here::current()); }
 
 bool simulation::step(stream_ref s) {
-  clock::timeline& line = streams::line_of(s);
+  clock::timeline& line = streams::line_or_throw(s, "simulation::step", here::current());
   return controls_->step(line.device(), line.handle());
 }
 
@@ -29,6 +33,10 @@ void simulation::run(here at) {
 
 void simulation::fail_call(std::string_view call, std::uint64_t k) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
+  auto const names = driver::faulty::call_names();
+  auto const refuse = [](std::string operands, std::string remedy) { throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), here::current()); };
+  if (std::find(names.begin(), names.end(), call) == names.end()) refuse("no call is named \"" + std::string(call) + "\"", "Did you mean " + std::string(nearest(call, names)) + "?");
+  if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
   controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }
 

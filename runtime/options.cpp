@@ -78,7 +78,7 @@ char const* variable(char const* name) {
 
 }  // namespace
 
-std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) {
+std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {
   auto const edits = [](std::string_view a, std::string_view b) {
     std::vector<size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), size_t{0});

@@ -2,6 +2,7 @@
 // Threads: any; the environment is read, never written.
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -17,7 +18,8 @@ machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: i
 options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
 machine_choice devices_from_environment();
 // The candidate with the fewest edits from `word`.
-std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates);
+std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates);
+inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
 // "1.5 GiB" for a person.
 std::string bytes_text(size_t bytes);
 

@@ -248,7 +248,7 @@ pinned_memory::~pinned_memory() {
   }
   if (held) {
     try {
-      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay");
+      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay\n");
     } catch (...) {}
   }
 }

@@ -41,8 +41,15 @@ driver_error::driver_error(int code, std::string operation, std::string operands
 timed_out::timed_out(std::string operation, std::string operands, std::string remedy, here at)
     : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
+namespace {
+std::string last_line(std::string text) {  // of a report: what to do
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text.substr(text.rfind('\n') + 1);
+}
+}  // namespace
+
 out_of_memory::out_of_memory(memory_report report, here at)
-    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B", "See report()", at),
+    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B", last_line(report.text()), at),
       report_(std::make_shared<memory_report const>(std::move(report))),
       what_(std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at))) {}
 char const* out_of_memory::what() const noexcept { return what_->c_str(); }
