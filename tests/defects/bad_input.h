@@ -1,0 +1,81 @@
+// A simulated machine given bad input: what must be thrown, that nothing was lost, and the good program that must still work.
+// Threads: one.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weir/copy.h"
+#include "weir/observe.h"
+#include "weir/sim.h"
+
+namespace weir {
+
+struct bad_input : testing::Test {
+  std::optional<runtime> rt{std::in_place, simulated{.devices = 3, .memory = 64_MiB}, options{.pinned_limit = 16_MiB}};
+  std::optional<runtime_guard> in{std::in_place, *rt};
+
+  // What is held, byte for byte, on every device and of pinned memory.
+  static std::vector<std::int64_t> held() {
+    std::vector<std::int64_t> all;
+    auto const add = [&](memory_statistics const& s) {
+      for (stat_by_size const* one : {&s.allocation, &s.active, &s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.pending_bytes}) {
+        for (stat const* part : {&one->all, &one->small, &one->large}) {
+          all.push_back(part->current);
+        }
+      }
+    };
+    for (int d = 0; d < device_count(); ++d) add(memory_stats(d));
+    add(pinned_memory_stats());
+    return all;
+  }
+
+  // The same good program every time: every byte there and back through the default streams of two devices.
+  static void works_on() {
+    for (int d = 0; d < 2; ++d) {
+      std::vector<unsigned char> out(100'000), back(out.size());
+      for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(d));
+      buffer a(out.size(), {.on = d});
+      buffer page = pinned(out.size());
+      copy(a.data(), out.data(), out.size());
+      copy(page.data(), a.data(), out.size());
+      copy(back.data(), page.data(), out.size());
+      EXPECT_EQ(out, back);
+      synchronize(d);
+    }
+  }
+
+  template <class Error, class F>
+  static void refused(F f, std::vector<std::string> parts, unsigned line = __builtin_LINE()) {
+    testing::ScopedTrace const from("called", static_cast<int>(line), "called here");
+    auto const before = held();
+    try {
+      f();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (Error const& e) {
+      EXPECT_FALSE(e.operation().empty());
+      EXPECT_FALSE(e.remedy().empty()) << e.what();
+      std::string const said = std::string(e.operation()) + " | " + std::string(e.operands());
+      for (auto const& part : parts) EXPECT_NE(said.find(part), said.npos) << part << " in: " << e.what();
+    } catch (std::exception const& e) {
+      ADD_FAILURE() << "another error: " << e.what();
+    }
+    EXPECT_EQ(before, held()) << "memory was lost or made";
+  }
+
+  void TearDown() override {
+    if (!rt || !in) return;
+    works_on();
+    EXPECT_EQ(simulation::of(*rt).findings(), std::vector<std::string>{});
+  }
+};
+
+inline std::string text(void const* p) {
+  char out[24];
+  std::snprintf(out, sizeof out, "%p", p);
+  return out;
+}
+
+}  // namespace weir
