@@ -173,11 +173,13 @@ class callbacks {
     ladder_callback run;
     void* state;
   };
-  bool others_run() const noexcept;  // Requires: the lock
+  struct caller {
+    std::uint64_t thread, in;  // the id of the callback it runs; 0: between two
+  };
   base::mutex lock_;
   base::condition done_;
   std::vector<entry> all_;                // under lock_
-  std::vector<std::uint64_t> running_;    // under lock_; threads
+  std::vector<caller> running_;           // under lock_
   std::uint64_t next_ = 1;                // under lock_
 };
 

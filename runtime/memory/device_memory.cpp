@@ -15,15 +15,12 @@ std::uint64_t callbacks::add(ladder_callback run, void* state, int order) {
   return next_++;
 }
 
-bool callbacks::others_run() const noexcept {
-  std::uint64_t const me = base::this_thread_id();
-  return std::any_of(running_.begin(), running_.end(), [&](std::uint64_t t) { return t != me; });
-}
-
 void callbacks::remove(std::uint64_t id) noexcept {
+  std::uint64_t const me = base::this_thread_id();
   base::unique_lock hold(lock_);
-  std::erase_if(all_, [&](entry const& e) { return e.id == id; });
-  done_.wait(hold, [&] { return !others_run(); });
+  if (std::erase_if(all_, [&](entry const& e) { return e.id == id; }) == 0) return;
+  // Not for other callbacks: one of them may be removing itself, or wait for this very thread.
+  done_.wait(hold, [&] { return std::none_of(running_.begin(), running_.end(), [&](caller const& c) { return c.in == id && c.thread != me; }); });
 }
 
 bool callbacks::call(memory_report const& r) {
@@ -31,16 +28,16 @@ bool callbacks::call(memory_report const& r) {
   std::vector<entry> now;
   {
     base::lock_guard hold(lock_);
-    if (all_.empty() || std::find(running_.begin(), running_.end(), me) != running_.end()) return false;
+    if (all_.empty() || std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })) return false;
     now = all_;
-    running_.push_back(me);
+    running_.push_back({me, 0});
   }
   struct leave {
     callbacks& in;
     std::uint64_t me;
     ~leave() {
       base::lock_guard hold(in.lock_);
-      std::erase(in.running_, me);
+      std::erase_if(in.running_, [&](caller const& c) { return c.thread == me; });
       in.done_.notify_all();
     }
   } const on_exit{*this, me};
@@ -48,7 +45,10 @@ bool callbacks::call(memory_report const& r) {
   for (entry const& e : now) {
     {
       base::lock_guard hold(lock_);  // removed by one that ran before it?
-      if (std::none_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; })) continue;
+      bool const stands = std::any_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; });
+      std::find_if(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })->in = stands ? e.id : 0;
+      done_.notify_all();
+      if (!stands) continue;
     }
     freed |= e.run(e.state, r);
   }
@@ -252,11 +252,22 @@ device_allocator::~device_allocator() {
   try {
     (void)machine_.synchronize_device(device_);
     for (auto const& m : memories_) {
+      bool still_used = false;  // by streams of other devices, which that did not wait for
+      m->pending.each([&](held_block const& b) {
+        for (clock::stamp const s : b.stamps) {
+          clock::timeline const* const by = clock::find(s.stream);
+          if (!by || by->device() == device_ || clocks_.complete(s)) continue;
+          driver::status const done = clocks_.synchronize_device(by->device());
+          still_used |= !done.ok() && done.what != driver::code::lost;
+        }
+      });
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
       std::set<address> kept;
       for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
         for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
-          if (p->is != state::live && !(p->is == state::slab && p->cut->free + p->cut->pending < p->cut->slots)) continue;
+          bool const held = p->is == state::live || (p->is == state::slab && p->cut->free + p->cut->pending < p->cut->slots);
+          bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));
+          if (!held && !used) continue;
           for (address a = p->at; a < p->end();) {
             handle const* const h = r->page(a);
             a = h->at + h->bytes;

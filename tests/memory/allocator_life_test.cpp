@@ -3,6 +3,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+
+#include "runtime/memory/device_allocator.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
@@ -122,6 +127,94 @@ TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
   for (void* p : all) d.deallocate(p, nullptr, at);
   EXPECT_NE(d.allocate(s, 3'500'000, 0, at), nullptr) << "the ladder gives whole segments back";
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmapped_only_after_it) {
+  memory_bench bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory::callbacks none;
+  auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
+  clock::timeline& home = bench.stream(0);
+  clock::timeline& far = bench.stream(1);
+  void* const p = d->allocate(home, 300'000, 0, at);
+  ASSERT_TRUE(d->grant(p, 1).ok());
+  d->mark(p, far, at);
+  bool ran = false;
+  driver::touch const reads[] = {{reinterpret_cast<driver::address>(p), 300'000, false}};
+  ASSERT_TRUE(bench.machine().enqueue(1, far.handle(), reads, {[](void* ran) { *static_cast<bool*>(ran) = true; }, nullptr, &ran}).ok());
+  d->deallocate(p, nullptr, at);
+  d.reset();
+  EXPECT_TRUE(ran) << "the allocator ended before the work that uses its pages";
+  ASSERT_TRUE(bench.control->run());
+  for (std::string const& f : bench.control->findings()) EXPECT_EQ(f.find("stray"), std::string::npos) << f;
+}
+
+TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
+  struct slow {
+    std::atomic<bool> entered{false}, left{false};
+  } state;
+  memory::callbacks all;
+  auto const id = all.add(
+      [](void* s, memory_report const&) {
+        auto& self = *static_cast<slow*>(s);
+        self.entered = true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        self.left = true;
+        return false;
+      },
+      &state, 0);
+  std::thread out_of_room([&] { (void)all.call({}); });
+  while (!state.entered) std::this_thread::yield();
+  all.remove(id);
+  EXPECT_TRUE(state.left) << "what the callback uses may be gone now";
+  out_of_room.join();
+  state.entered = false;
+  (void)all.call({});
+  EXPECT_FALSE(state.entered);
+}
+
+TEST(allocator_callbacks, two_that_remove_themselves_on_two_threads_do_not_wait_for_each_other) {
+  struct shared {
+    memory::callbacks all;
+    std::atomic<int> inside{0};
+  } state;
+  struct one {
+    shared& of;
+    std::uint64_t id = 0;
+  } first{state}, second{state};
+  auto const meet_and_go = [](void* s, memory_report const&) {
+    auto& self = *static_cast<one*>(s);
+    ++self.of.inside;
+    while (self.of.inside < 2) std::this_thread::yield();
+    self.of.all.remove(self.id);
+    return true;
+  };
+  first.id = state.all.add(meet_and_go, &first, 0);
+  std::thread other([&] { (void)state.all.call({}); });
+  while (state.inside < 1) std::this_thread::yield();
+  second.id = state.all.add(meet_and_go, &second, -1);
+  EXPECT_TRUE(state.all.call({}));  // meets the other thread in the second of them
+  other.join();
+}
+
+TEST(allocator_callbacks, one_may_remove_itself_and_one_that_throws_is_left) {
+  struct once {
+    memory::callbacks all;
+    std::uint64_t id = 0;
+    int calls = 0;
+  } state;
+  auto const itself = [](void* s, memory_report const&) {
+    auto& self = *static_cast<once*>(s);
+    ++self.calls;
+    self.all.remove(self.id);
+    return true;
+  };
+  state.id = state.all.add(itself, &state, 0);
+  EXPECT_TRUE(state.all.call({}));
+  EXPECT_FALSE(state.all.call({}));
+  EXPECT_EQ(state.calls, 1);
+  auto const throws = state.all.add([](void*, memory_report const&) -> bool { throw std::runtime_error("no"); }, nullptr, 0);
+  EXPECT_THROW((void)state.all.call({}), std::runtime_error);
+  state.all.remove(throws);  // does not wait for a thread that is gone
 }
 
 }  // namespace
