@@ -292,10 +292,10 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   }
   base::lock_guard hold(m.lock);
   located const b = must_locate(p, r, "rebind", at);
-  // What `to` now waits for is behind its own stamps; a mark made meanwhile is not.
+  // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
   auto hand_over = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks) {
     home = &to;
-    std::erase_if(marks, [&](clock::timeline* t) { return std::any_of(before.begin(), before.end(), [&](clock::stamp s) { return s.stream == t->id(); }); });
+    std::erase(marks, &to);
   };
   if (b.cut) {
     auto& n = b.cut->noted_at(b.index);

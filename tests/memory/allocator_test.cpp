@@ -109,6 +109,21 @@ TEST_F(allocator_test, a_block_handed_over_belongs_to_its_new_stream_and_is_orde
   sound();
 }
 
+TEST_F(allocator_test, a_block_handed_over_still_waits_for_the_streams_it_was_marked_for) {
+  for (std::size_t bytes : {100, 300'000}) {
+    clock::timeline& c = bench.stream(0);
+    void* const p = take(a, bytes);
+    device().mark(p, c, at);
+    device().rebind(p, b, at);
+    device().rebind(p, a, at);
+    busy(c);  // after it was handed over, before it is freed
+    give(p);
+    EXPECT_GT(device().statistics().pending_bytes.all.current, 0) << "the mark stands until the block is freed";
+    ASSERT_TRUE(bench.control->run());
+    sound();
+  }
+}
+
 TEST_F(allocator_test, zero_bytes_have_an_address_of_their_own_and_are_freed) {
   void* const p = take(a, 0);
   void* const q = take(a, 0);
