@@ -235,7 +235,7 @@ pinned_memory::~pinned_memory() {
   for (auto const& [base, bytes] : p->space.segments()) {
     bool in_use = false, keep = false;
     for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
-      in_use |= one->second.is == state_of::pending;
+      in_use |= one->second.is == state_of::pending || one->second.is == state_of::quarantined;
       keep |= one->second.is == state_of::live;
     }
     if (in_use) continue;  // never complete: the engine may still write

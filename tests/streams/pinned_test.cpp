@@ -2,6 +2,7 @@
 // Threads: order is proved by gates, never by time.
 #include "streams/pinned.h"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -232,6 +233,20 @@ TEST_F(pinned_pool, what_a_lost_device_used_is_never_handed_out_again) {
   EXPECT_EQ(reserved(), std::int64_t(4_MiB));  // a's and b's
   expect_valid();
   pool.deallocate(b, line_);
+}
+
+TEST(pinned_end, pages_that_a_lost_device_may_still_write_are_not_given_back) {
+  void* a = nullptr;
+  {
+    test::machine m({.devices = 2, .memory = 64_MiB});
+    stream lost{device(1)};
+    a = m.pinned().allocate(2_MiB, 0, line_);
+    test::held gate(m, lost);
+    m.pinned().mark(a, streams::line_of(lost));
+    m.control().lose(1);
+    m.pinned().deallocate(a, line_);
+  }
+  EXPECT_EQ(::msync(a, 4096, MS_ASYNC), 0) << "no longer mapped";
 }
 
 TEST(pinned_fork, a_child_gets_a_typed_error_and_the_parents_memory_is_untouched) {
