@@ -245,8 +245,13 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
     peer::check_stream(p, line, at);
     host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
   }
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (items[i].bytes) peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at);
+  try {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (items[i].bytes) peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at);
+    }
+  } catch (...) {  // the caller may touch the host's memory now: those before it are done first
+    if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
+    throw;
   }
   return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
 }

@@ -1,4 +1,5 @@
 // What weir::copy refuses, and with which words; batches, guards, memory freed behind a copy, refused calls, lost devices.
+#include <atomic>
 #include <functional>
 
 #include "tests/peer/machine_fixture.h"
@@ -106,6 +107,22 @@ TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
   copy(s, right).synchronize();
   EXPECT_EQ(test::read_back(b.data(), n, 0), other);
   EXPECT_TRUE(copy(s, std::span<copy_item const>{}).query() || true);
+}
+
+TEST_F(routes, a_blocking_batch_refused_half_way_has_let_go_of_the_hosts_memory_when_it_throws) {
+  buffer q = pinned(n);
+  copy_item const two[] = {{p.data(), a.data(), n}, {q.data(), b.data(), n}};
+  held gate(m, s);
+  m.control().fail_call("copy", 2, driver::code::failed);
+  std::atomic<bool> opened{false};
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    opened = true;
+    gate.open();
+  });
+  EXPECT_THROW(copy(s, two, blocking::yes), driver_error);
+  EXPECT_TRUE(opened) << "the first copy may still write the host's memory";
+  later.join();
 }
 
 TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
