@@ -199,7 +199,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   std::size_t chunk = my.chunk_for(bytes);
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 2 / largest_chunk);
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest_chunk);  // the rest is with the engine
   all_filled filling{*my.crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
