@@ -49,7 +49,7 @@ void operation::uses(int device, std::vector<use>& into) const {
   }
 }
 
-void operation::run() {
+void operation::run() noexcept {  // work that throws ends the process, as it does on a GPU's host thread
   if (what == kind::copy) {
     std::memmove(dst, src, bytes);
   } else if (what == kind::fill) {

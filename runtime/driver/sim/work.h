@@ -52,7 +52,7 @@ struct operation {
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
   void uses(int device, std::vector<use>& into) const;
-  void run();        // the bytes, or the work itself. Requires: what it uses was begun
+  void run() noexcept;        // the bytes, or the work itself. Requires: what it uses was begun
   void drop() noexcept;  // its work, if that was not dropped yet
 };
 
