@@ -128,6 +128,8 @@ int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
 std::string describe(clock::timeline const& t) { return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device()); }
 
+void throw_forked(std::string_view operation, here at) { throw_refusal({driver::code::forked}, operation, "a child", "", at); }
+
 void throw_moved_from(std::string_view operation, here at) {
   throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
 }
@@ -152,7 +154,7 @@ weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* st
 }
 
 void leave(weir::detail::guard_mark mark) noexcept {
-  if (mark.number == 0) return;
+  if (mark.number == 0 || process_was_forked()) return;
   if (mark.thread != base::this_thread_id()) {
     misplaced.fetch_add(1);
     try {

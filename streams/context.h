@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "runtime/base/process.h"
 #include "runtime/clock/timeline.h"
 #include "weir/stream.h"
 
@@ -24,7 +25,12 @@ struct stream_access {  // the one way into the public handles
 
 namespace streams {
 
-inline runtime::impl& current_runtime() { return runtime::current().get(); }  // this thread's runtime_guard, else the process default
+// In a forked child locks may be held for ever by threads that are not there: no call gets as far as one.
+[[noreturn]] void throw_forked(std::string_view operation, here);
+inline runtime::impl& current_runtime() {  // this thread's runtime_guard, else the process default
+  if (process_was_forked()) [[unlikely]] throw_forked("runtime", here::current());
+  return runtime::current().get();
+}
 // The ordinal a device means for this thread. Throws: invalid_use (cpu where a gpu is needed; no such device: names how many there are)
 int resolve(device, runtime::impl&, std::string_view operation, here);
 
@@ -41,6 +47,7 @@ std::string describe(clock::timeline const&);
 // The stream behind a handle. Throws: invalid_use (the stream was moved from)
 [[noreturn]] void throw_moved_from(std::string_view operation, here);
 inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, here at) {
+  if (process_was_forked()) [[unlikely]] throw_forked(operation, at);
   if (auto* const line = detail::stream_access::line(s)) [[likely]] return *line;
   throw_moved_from(operation, at);
 }

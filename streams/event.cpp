@@ -57,6 +57,7 @@ void event::record(stream_ref s, here at) {
 
 bool event::query() const {
   if (!state_) return true;
+  if (process_was_forked()) streams::throw_forked("event::query", here::current());
   auto const now = state_->get();
   clock::timeline* const line = clock::find(now.line);
   if (!line) return true;
@@ -71,6 +72,7 @@ bool event::query() const {
 
 void event::synchronize(here at) const {
   if (!state_) return;
+  if (process_was_forked()) streams::throw_forked("event::synchronize", at);
   auto const now = state_->get();
   clock::timeline* const line = clock::find(now.line);
   if (!line) return;
@@ -86,6 +88,7 @@ milliseconds event::elapsed_time(event const& end, here at) const {
   if (!state_->options.timing || !end.state_->options.timing) {
     refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time", "Make both with event_options{.timing = true}");
   }
+  if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
   auto const a = state_->get();
   auto const b = end.state_->get();
   clock::timeline* const from = clock::find(a.line);
@@ -102,6 +105,7 @@ milliseconds event::elapsed_time(event const& end, here at) const {
 
 CUevent_st* event::native(here at) const {
   if (!state_) return nullptr;
+  if (process_was_forked()) streams::throw_forked("event::native", at);
   auto now = state_->now.lock();
   clock::timeline* const line = clock::find(now->line);
   if (!line) return nullptr;

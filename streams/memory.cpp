@@ -73,14 +73,14 @@ void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
 }
 
 void deallocate(void* p, here at) {
-  if (!p) return;
+  if (!p || process_was_forked()) return;  // a child's copy of the parent's block
   if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
   if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
   throw_foreign("deallocate", p, at);
 }
 
 void deallocate(stream_ref last_use, void* p, here at) {
-  if (!p) return;
+  if (!p || process_was_forked()) return;
   clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
   if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
   if (auto* const host = pinned_owner(p, line)) {
@@ -103,6 +103,7 @@ void record_stream(void const* p, stream_ref user, here at) {
 
 std::optional<block_info> find_block(void const* p) noexcept {
   std::optional<memory::block> found;
+  if (process_was_forked()) return std::nullopt;
   if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
     found = a->find(p);
   } else if (auto const* const host = streams::pinned_memory::owner(p)) {
@@ -138,6 +139,7 @@ void buffer::reset() noexcept {
   try {  // the runtime may be gone: then the block went, or stays, with it
     if (k == memory_kind::pageable) {
       std::free(p);
+    } else if (process_was_forked()) {  // the parent's
     } else if (k == memory_kind::pinned) {
       if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, here::current());
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
@@ -227,7 +229,7 @@ struct callback_registration::state {
 callback_registration::callback_registration(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
 callback_registration::callback_registration(callback_registration&&) noexcept = default;
 callback_registration::~callback_registration() {
-  if (state_ && memory::device_memory::is_alive(state_->in)) state_->in->remove_callback(state_->id);
+  if (state_ && !process_was_forked() && memory::device_memory::is_alive(state_->in)) state_->in->remove_callback(state_->id);
 }
 
 callback_registration on_out_of_memory(out_of_memory_callback call, int order) {

@@ -430,6 +430,7 @@ void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment
 }
 
 void deallocate_pinned(void* block) noexcept {
+  if (process_was_forked()) return;
   if (auto* const pool = streams::pinned_memory::owner(block)) {
     try {
       pool->deallocate(block, here::current());

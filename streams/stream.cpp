@@ -27,6 +27,7 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
 }  // namespace
 
 bool stamp::query() const {
+  if (process_was_forked()) streams::throw_forked("stamp::query", here::current());
   clock::timeline* const line = clock::find(stream_);
   if (!line) return true;
   auto const r = clocks_of(*line).poll({stream_, n_});
@@ -35,6 +36,7 @@ bool stamp::query() const {
 }
 
 void stamp::synchronize(here at) const {
+  if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
   clock::timeline* const line = clock::find(stream_);
   if (!line) return;
   require(clocks_of(*line).synchronize({stream_, n_}), "stamp::synchronize", streams::describe(*line), "", at);
@@ -107,7 +109,7 @@ stream& stream::operator=(stream&& from) noexcept {
 
 stream::~stream() {
   clock::timeline* const line = clock::find(id_);  // null: moved from, or its runtime is gone
-  if (!line || process_is_ending()) return;
+  if (!line || process_is_ending() || process_was_forked()) return;
   if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
 
@@ -128,7 +130,7 @@ foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at) : r
 
 foreign_stream::~foreign_stream() {
   clock::timeline* const line = clock::find(id_);
-  if (!line || process_is_ending()) return;
+  if (!line || process_is_ending() || process_was_forked()) return;
   clocks_of(*line).retire(*line);
 }
 

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 
+#include "runtime/base/process.h"
+
 namespace weir::clock {
 
-pooled_event::~pooled_event() { pool_->give_back(device_, kind_, handle_, !given_away()); }
+pooled_event::~pooled_event() {
+  if (!process_was_forked()) pool_->give_back(device_, kind_, handle_, !given_away());
+}
 
 event_pool::event_pool(driver::driver& machine, int devices) : machine_(machine) {
   contents_.lock()->devices.resize(static_cast<std::size_t>(devices));
