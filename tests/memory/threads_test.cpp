@@ -154,30 +154,5 @@ TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
-TEST(memory_threads, the_end_of_a_registration_waits_for_a_callback_that_another_thread_is_in) {
-  memory_bench bench({.devices = 1, .memory = 8 << 20});
-  memory::allocator& d = bench.on(0);
-  void* const held = d.allocate(bench.stream(0), 6 << 20, 0, at);
-  struct state {
-    std::atomic<bool> entered{false}, ended{false}, ended_inside{false};
-  } s;
-  auto const id = bench.memory().add_callback(
-      [](void* p, memory_report const&) {
-        auto& self = *static_cast<state*>(p);
-        self.entered = true;
-        for (int i = 0; i < 50 && !self.ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for a wrong end to show
-        self.ended_inside = self.ended.load();
-        return false;
-      },
-      &s, 0);
-  std::thread hungry([&, line = &bench.stream(0)] { EXPECT_THROW((void)d.allocate(*line, 4 << 20, 0, at), out_of_memory); });
-  while (!s.entered) std::this_thread::yield();
-  bench.memory().remove_callback(id);
-  s.ended = true;
-  hungry.join();
-  EXPECT_FALSE(s.ended_inside);
-  d.deallocate(held, nullptr, at);
-}
-
 }  // namespace
 }  // namespace weir
