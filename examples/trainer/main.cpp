@@ -1,13 +1,19 @@
 // A data-parallel trainer: a character-level language model on real text, a worker a device, gradients shared in buckets
 // while the backward pass still runs. Runs alike on GPUs and on simulated devices.
 // Threads: a worker a device, and this one, which watches.
+#include <algorithm>
 #include <boost/program_options.hpp>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "progress.h"
 #include "train.h"
@@ -23,6 +29,19 @@ struct asked {
   std::string devices;
   int replicas = 0;
 };
+
+std::size_t edits(std::string const& a, std::string const& b) {  // letters to change, add or leave out to make b of a
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      std::size_t const change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({change, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back();
+}
 
 std::optional<asked> parse(int argc, char** argv) {
   asked a;
@@ -47,7 +66,14 @@ std::optional<asked> parse(int argc, char** argv) {
       ("save", po::value(&s.save_file), "checkpoint to write at the end")
       ("losses", po::value(&s.losses_file), "file for the loss of every step, one a line");
   po::variables_map values;
-  po::store(po::parse_command_line(argc, argv, all), values);
+  try {
+    po::store(po::command_line_parser(argc, argv).options(all).positional({}).run(), values);
+  } catch (po::unknown_option const& e) {
+    std::string const name = e.get_option_name();
+    auto const& known = all.options();
+    auto const best = std::min_element(known.begin(), known.end(), [&](auto const& x, auto const& y) { return edits(name, "--" + x->long_name()) < edits(name, "--" + y->long_name()); });
+    throw std::runtime_error("no option is called " + name + "; did you mean --" + (*best)->long_name() + "?");
+  }
   if (values.count("help")) {
     std::cout << all;
     return {};
@@ -58,6 +84,7 @@ std::optional<asked> parse(int argc, char** argv) {
   };
   positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context), positive("embedding", s.shape.embedding);
   positive("hidden", s.shape.hidden), positive("layers", s.shape.layers);
+  if (!std::isfinite(s.rate) || !std::isfinite(s.momentum)) throw std::runtime_error("--rate and --momentum: must be numbers");
   return a;
 }
 
