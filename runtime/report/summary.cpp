@@ -10,9 +10,14 @@ namespace report {
 namespace {
 
 std::string grouped(std::int64_t n) {  // 1,234,567
-  std::string digits = std::to_string(n < 0 ? -n : n);
-  for (std::size_t at = digits.size(); at > 3;) digits.insert(at -= 3, ",");
-  return (n < 0 ? "-" : "") + digits;
+  std::string const digits = std::to_string(n < 0 ? -n : n);
+  std::string out;
+  if (n < 0) out += '-';
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i != 0 && (digits.size() - i) % 3 == 0) out += ',';
+    out += digits[i];
+  }
+  return out;
 }
 
 std::string row(char const* name, stat const& s) {
