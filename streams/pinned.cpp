@@ -183,6 +183,22 @@ struct pinned_memory::state {
     return nullptr;
   }
 
+  // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.
+  bool may_give_back() {
+    std::vector<clock::stamp> given = clocks.collectives_given();  // once: a stamp of now would need a new fence at each look
+    bool const moves = owner.machine().moves_by_itself();
+    std::int64_t const start = moves ? base::now_ns() : 0;
+    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
+      std::erase_if(given, [&](clock::stamp s) {
+        auto const done = clocks.poll(s);
+        return done.ok() ? done.value : done.is.what == driver::code::lost;
+      });
+      if (given.empty()) return true;
+      if (moves) base::sleep_ns(50'000);
+    }
+    return false;
+  }
+
   [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
     memory_report r{};
     r.on = cpu;
@@ -282,8 +298,9 @@ void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at)
   std::vector<rung> ladder;
   auto const give_back_and_grow = [&](std::string_view name) {
     std::int64_t const start = base::now_ns();
-    std::size_t const gave = state_->trim();
-    ladder.push_back({name, gave, base::now_ns() - start});
+    bool const may = state_->may_give_back();
+    std::size_t const gave = may ? state_->trim() : 0;
+    ladder.push_back({may ? name : "idle pages kept, for collectives are under way", gave, base::now_ns() - start});
     grown = state_->grow(rounded, aligned, bytes, block);
     return block;
   };

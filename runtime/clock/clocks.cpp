@@ -117,6 +117,15 @@ void clocks::note_complete(timeline& t, fence_ref const& f) {
   if (!f->event->given_away() && !f->stale.load()) t.observe(f->n, f->seen);
 }
 
+std::vector<stamp> clocks::collectives_given() const {
+  std::vector<stamp> given;
+  auto lines = state_->lines.lock();
+  for (auto& t : *lines) {
+    if (stamp const s = t->now(); t->carries_collectives() && !t->passed(s.n)) given.push_back(s);
+  }
+  return given;
+}
+
 bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(device).ok(); }
 
 clocks::counts clocks::counted() const noexcept {

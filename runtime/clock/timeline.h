@@ -128,6 +128,7 @@ class clocks {
   driver::status synchronize(stamp);                // Blocks: until complete
   driver::status synchronize_device(int device);    // Blocks: until all streams of the device are done, foreign ones too
   void note_complete(timeline&, fence_ref const&);  // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
+  std::vector<stamp> collectives_given() const;     // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;             // a call on that device answered lost
   struct counts { std::uint64_t fences = 0, waits = 0, polls = 0; };
   counts counted() const noexcept;

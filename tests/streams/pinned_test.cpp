@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/peer/machine_fixture.h"
+#include "weir/collective.h"
 
 namespace weir {
 namespace {
@@ -247,6 +248,19 @@ TEST(pinned_end, pages_that_a_lost_device_may_still_write_are_not_given_back) {
     m.pinned().deallocate(a, line_);
   }
   EXPECT_EQ(::msync(a, 4096, MS_ASYNC), 0) << "no longer mapped";
+}
+
+TEST(pinned_ranks, a_rank_short_of_pinned_memory_is_refused_rather_than_waiting_for_a_collective_that_waits_for_it) {
+  test::machine m({.devices = 2, .memory = 64_MiB}, options{.pinned_limit = 4_MiB});
+  m.pinned().deallocate(m.pinned().allocate(2_MiB, 0, line_), line_);  // idle pages that a larger block needs
+  device const both[] = {device(0), device(1)};
+  auto ranks = communicator::in_process(both);
+  buffer a(4096, {.on = device(0)}), b(4096, {.on = device(1)});
+  stamp const one = ranks[0].all_reduce({a.data(), 1024, float32});
+  EXPECT_THROW(m.pinned().allocate(4_MiB, 0, line_), out_of_memory);
+  ranks[1].all_reduce({b.data(), 1024, float32}).synchronize();
+  one.synchronize();
+  m.pinned().deallocate(m.pinned().allocate(4_MiB, 0, line_), line_);
 }
 
 TEST(pinned_fork, a_child_gets_a_typed_error_and_the_parents_memory_is_untouched) {
