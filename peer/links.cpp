@@ -234,7 +234,7 @@ std::vector<link> links() {
       }
       bool const verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
       auto const told = all.told(from, to);
-      auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::pcie;
+      auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
       table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
     }
   }

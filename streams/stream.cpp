@@ -91,6 +91,8 @@ CUstream_st* stream_ref::native(here at) const {
   return r.value;
 }
 
+event stream::record_event(here at) const { return ref_.record_event(at); }
+
 stream::stream(weir::priority p, here at) : stream(gpu, p, at) {}
 
 stream::stream(weir::device d, weir::priority p, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {

@@ -9,7 +9,7 @@ namespace weir {
 
 struct link {
   device from, to;              // `from` reads and writes memory of `to`
-  enum class kind : std::uint8_t { self, nvlink, pcie, host } by;  // host: no access, copies go through host memory
+  enum class kind : std::uint8_t { self, nvlink, direct, host } by;  // direct: PCIe, or NVLinks nobody counted; host: no access, copies go through host memory
   int nvlinks;                  // 0: none, or not known
   bool access;                  // what the driver claims
   bool native_atomics;

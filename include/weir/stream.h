@@ -72,6 +72,18 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
   operator stream_ref() const noexcept { return ref_; }  // Requires: not moved from
   stream_ref ref() const noexcept { return ref_; }
 
+  // What stream_ref offers, without writing ref().
+  weir::device device() const noexcept { return ref_.device(); }
+  std::uint64_t id() const noexcept { return ref_.id(); }
+  bool query() const { return ref_.query(); }
+  void synchronize(here at = here::current()) const { ref_.synchronize(at); }
+  weir::stamp stamp() const noexcept { return ref_.stamp(); }
+  void wait(weir::stamp s, here at = here::current()) const { ref_.wait(s, at); }
+  void wait(event const& e, here at = here::current()) const { ref_.wait(e, at); }
+  void wait(stream_ref other, here at = here::current()) const { ref_.wait(other, at); }
+  event record_event(here = here::current()) const;
+  CUstream_st* native(here at = here::current()) const { return ref_.native(at); }
+
  private:
   stream_ref ref_;
   std::uint64_t id_;

@@ -1,4 +1,5 @@
 // Streams through the public surface, on machines whose streams the test moves.
+#include "weir/launch.h"
 #include "weir/stream.h"
 
 #include <mutex>
@@ -136,6 +137,27 @@ TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_dev
   c.ref().wait(b);
   c.ref().synchronize();
   EXPECT_EQ(log, std::vector{2});
+}
+
+TEST(streams, a_stream_offers_what_its_reference_offers) {
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime_guard in{rt};
+  stream const a{1}, b{1};
+  EXPECT_EQ(a.device(), device(1));
+  EXPECT_EQ(a.id(), a.ref().id());
+  EXPECT_EQ(a.stamp(), a.ref().stamp());
+  std::vector<int> log;
+  launch_host(a, [&] { log.push_back(1); });
+  EXPECT_FALSE(a.query());
+  event const e = a.record_event();
+  b.wait(a);
+  b.wait(e);
+  b.wait(a.stamp());
+  launch_host(b, [&] { log.push_back(2); });
+  b.synchronize();
+  EXPECT_EQ(log, (std::vector{1, 2}));
+  EXPECT_TRUE(a.query());
+  EXPECT_THROW(a.native(), not_supported);
 }
 
 TEST(streams_of_many_threads, leases_are_exclusive_and_one_event_may_be_recorded_waited_for_and_asked_by_all) {

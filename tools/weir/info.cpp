@@ -17,7 +17,7 @@ std::string name_of(link const& l) {
   switch (l.by) {
     case link::kind::self: return "-";
     case link::kind::nvlink: return l.nvlinks ? "nvlink x" + std::to_string(l.nvlinks) : "nvlink";
-    case link::kind::pcie: return "pcie";
+    case link::kind::direct: return "direct";
     case link::kind::host: return "host";
   }
   return "?";
