@@ -135,7 +135,7 @@ int run(asked a) {
   }
   watcher.join();
   std::printf("validation loss %.4f over %lld characters\n", out.validation_loss, static_cast<long long>(out.validation_rows));
-  std::printf("parameters %s on %d replica%s (%016llx)\n", out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
+  std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets, out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
   if (s.sample > 0) std::printf("\n--- a sample ---\n%s\n----------------\n\n", out.sample.c_str());
   if (!s.losses_file.empty()) {
     std::ofstream file(s.losses_file);

@@ -2,6 +2,7 @@
 // Threads: see model.h.
 #include "model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "text.h"
@@ -139,6 +140,12 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
     inputs = outputs;
   }
   return rows;
+}
+
+std::size_t bucket_bytes(model_shape const& s) {
+  std::size_t all = 0;
+  for (auto const& row : parameter_table(s)) all += static_cast<std::size_t>(row.count()) * sizeof(float);
+  return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);  // smaller ones cost more to start than to send
 }
 
 device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {

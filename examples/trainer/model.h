@@ -25,6 +25,8 @@ struct parameter_row {
   std::int64_t count() const noexcept { return rows * columns; }
 };
 std::vector<parameter_row> parameter_table(model_shape const&);
+// How much gradient one reduction takes, bytes: a quarter of all, so that most of it runs behind the backward pass.
+std::size_t bucket_bytes(model_shape const&);
 
 // A batch on the device, and the block it lives in.
 struct device_batch {

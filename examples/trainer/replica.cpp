@@ -27,7 +27,7 @@ double report::loss(std::int64_t step) const noexcept {
 }
 
 replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
-    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.average = false}), model_(s.shape, ranks, buckets_, s.seed) {
+    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}), model_(s.shape, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
   for (slot& at : slots_) at.host = pinned({elements}, weir::int32);
   for (weir::tensor& at : loss_) at = pinned({}, weir::float32);

@@ -47,6 +47,7 @@ class replica {
   void train(std::int64_t first_step, std::int64_t last_step);
   double validation_loss_sum(std::int64_t& rows);  // of this replica's share
   std::string generate(int characters);
+  int buckets() const { return buckets_.bucket_count(); }
   std::uint64_t fingerprint() const;  // of the parameters' bits: equal on all replicas
   std::vector<float> save() const { return model_.save(); }
   void load(std::vector<float> const& values) { model_.load(values); }

@@ -25,6 +25,7 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   mine.fingerprint = r.fingerprint();
   mine.loss_sum = r.validation_loss_sum(mine.rows);
   if (ranks.rank() != 0) return;
+  all.buckets = r.buckets();
   all.sample = r.generate(s.sample);
   if (!s.save_file.empty()) all.values = r.save();
 }

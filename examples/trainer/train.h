@@ -13,6 +13,7 @@ struct outcome {
   double validation_loss = 0;               // nats a character
   std::int64_t validation_rows = 0;
   std::string sample;
+  int buckets = 0;            // reductions a step
   std::vector<float> values;  // model::save(), when a checkpoint is asked for
   bool agree() const noexcept;
 };
