@@ -14,17 +14,16 @@ if grep -rl "$work/first\|$root" "$work/prefix" --include='*.cmake'; then
   echo "the installed package names the place it was built or first installed in"
   exit 1
 fi
-arguments=(-S "$root/tests/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix;$root/.deps/usr" -DCMAKE_CUDA_ARCHITECTURES=90-real)
+arguments=(-DCMAKE_PREFIX_PATH="$work/prefix;$root/.deps/usr" -DCMAKE_CUDA_ARCHITECTURES=90-real)
 command -v ninja > /dev/null && arguments+=(-G Ninja)
-cmake "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
-# shellcheck disable=SC2144
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
 
 # A version of another major number is not this package.
 sed 's/weir 0.1 REQUIRED/weir 1.0 REQUIRED/' "$root/tests/consumer/CMakeLists.txt" > "$work/CMakeLists.txt"
 cp "$root"/tests/consumer/*.{cpp,cu,h} "$work/"
-if cmake -S "$work" -B "$work/build1" -DCMAKE_PREFIX_PATH="$work/prefix" > "$work/log" 2>&1; then
+if cmake -S "$work" -B "$work/build1" "${arguments[@]}" > "$work/log" 2>&1; then
   echo "version 0.1 answered a request for 1.0"
   exit 1
 fi
