@@ -245,6 +245,51 @@ TEST(sim_seeded, work_meets_the_pages_of_when_it_runs) {
   EXPECT_GT(ran, 10);
 }
 
+TEST(sim_seeded, a_fault_of_work_takes_the_other_devices_with_it_or_none) {
+  int taken = 0, spared = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE(seed);
+    bench b(seed, running::seeded, 3);
+    auto const s = b.stream(), t = b.stream(1), u = b.stream(2);
+    auto const e = b.event();
+    auto const closed = b.machine->hold(2, u);
+    int drops = 0;
+    b.machine->enqueue(2, u, {}, {[](void*) {}, [](void* n) { ++*static_cast<int*>(n); }, &drops});
+    touch const stray{reinterpret_cast<address>(b.device_page(1)), 4, true};
+    b.machine->enqueue(0, s, {&stray, 1}, task([] { FAIL() << "it ran"; }));
+    bool const early = b.machine->record(0, s, e).ok() && b.machine->wait(1, t, e).ok();
+    ASSERT_EQ(b.machine->synchronize_stream(0, s).what, code::lost);
+    bool const all = b.machine->query_stream(2, u).what == code::lost;
+    (all ? taken : spared) += 1;
+    ASSERT_EQ(b.machine->query_stream(1, t).what, all ? code::lost : early ? code::not_ready : code::ok);
+    ASSERT_EQ(b.machine->synchronize_stream(1, t).what, all ? code::lost : early ? code::failed : code::ok);
+    b.machine->open_gate(closed.value);
+    ASSERT_EQ(b.machine->synchronize_stream(2, u).what, all ? code::lost : code::ok);
+    ASSERT_EQ(drops, 1);
+  }
+  EXPECT_GT(taken, 20);
+  EXPECT_GT(spared, 20);
+}
+
+TEST(sim_seeded, a_host_that_waits_for_a_fault_elsewhere_is_told_whether_its_own_device_went_too) {
+  int taken = 0, spared = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE(seed);
+    bench b(seed);
+    auto const s = b.stream(), t = b.stream(1);
+    auto const e = b.event();
+    touch const stray{reinterpret_cast<address>(b.device_page(1)), 4, true};
+    b.machine->enqueue(0, s, {&stray, 1}, task([] { FAIL() << "it ran"; }));
+    if (!b.machine->record(0, s, e).ok() || !b.machine->wait(1, t, e).ok()) continue;
+    status const end = b.machine->synchronize_stream(1, t);
+    bool const all = b.machine->query_stream(1, t).what == code::lost;
+    ASSERT_EQ(end.what, all ? code::lost : code::failed);
+    (all ? taken : spared) += 1;
+  }
+  EXPECT_GT(taken, 10);
+  EXPECT_GT(spared, 10);
+}
+
 TEST(sim_seeded, a_call_that_may_block_sometimes_waits_for_all_work) {
   int waited = 0, did_not = 0;
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {

@@ -218,7 +218,7 @@ class crew final : public schedule {
       --busy_;
       if (!wrong.empty()) {
         all_.note_finding("stray: " + wrong);
-        all_.lose(s->device);
+        all_.fault(s->device);
       }
       if (device.lost) {
         all_.forget_queue(*s);

@@ -73,6 +73,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       if (linked) pages_.link(from, to, true);
     }
   }
+  if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
   schedule_ = how_ == running::threads ? make_crew(all_) : how_ == running::stepped ? make_stepper(all_) : make_wanderer(all_, tape_);
 }
 

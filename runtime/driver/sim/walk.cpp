@@ -57,7 +57,7 @@ void walk::start(stream& s) {
   if (std::string const wrong = all_.bytes.begin(mine.uses); !wrong.empty()) {
     running_.erase(s.id);
     all_.note_finding("stray: " + wrong);
-    all_.lose(s.device);
+    all_.fault(s.device);
     drop_all(all_.dropped);  // under the lock: whether other work is ready may hang on it
     return;
   }
@@ -142,7 +142,8 @@ outcome walk::drive(stream& target, std::uint64_t position) {
       path.pop_back();
       continue;
     }
-    if (all_.devices[static_cast<std::size_t>(s->device)].lost) return s == alive ? outcome::lost : outcome::stuck;
+    if (all_.devices[static_cast<std::size_t>(alive->device)].lost) return outcome::lost;
+    if (all_.devices[static_cast<std::size_t>(s->device)].lost) return outcome::stuck;
     if (move(*s, stride::whole)) continue;
     operation const& o = s->queue.front();
     if (o.what == operation::kind::wait) {

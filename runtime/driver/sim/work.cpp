@@ -121,6 +121,14 @@ void queues::lose(int device) {
   }
 }
 
+void queues::fault(int device) {
+  lose(device);
+  if (!spreads || !spreads()) return;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d].open) lose(static_cast<int>(d));
+  }
+}
+
 bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
   if (s.done >= position) return false;
   if (devices[static_cast<std::size_t>(s.device)].lost) return true;

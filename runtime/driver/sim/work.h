@@ -150,11 +150,13 @@ class queues {
   std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
   std::function<std::int64_t()> clock;  // ns, for timing events
   std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
+  std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
 
   // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
   void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
   // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
   void lose(int device);
+  void fault(int device);              // the same by work that ran there: what else is open may be lost with it
   void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
   void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
   // Can `position` of s never be reached, because it waits for a lost device?
