@@ -6,10 +6,12 @@
 //   * `device` is an ordinal of this driver, 0 <= device < device_count(). Streams and events belong to one device and
 //     are named together with it.
 //   * Enqueueing calls (copy, copy_peer, fill, record, wait, host_function, enqueue) and query never wait for device work
-//     while fewer than 250 operations are queued on the device; with more, until there is room. Every other call MAY block
+//     while fewer than 250 operations are queued on the device; with more, until there is room: then
+//     host functions on other streams and the making and destroying of events may wait too. Every other call MAY block
 //     until all work given so far, on every device, is done (unpin and release_segment always do): never make one with a
 //     lock held that an allocation on another stream needs.
-//   * Any call may answer lost: a sticky error of that device. Then every call on its streams and events, memory, create,
+//   * Any call may answer lost: a sticky error of that device. A fault of its work may lose the other open devices too:
+//     each says so by its own answers. Then every call on its streams and events, memory, create,
 //     create_segment and release_segment answer the same; make_current, map, unmap, grant, release, find, reserve and
 //     unreserve go on, and pin and unpin while another device lives. Or forked: the process is a fork of the one that made
 //     the driver. Or unloading: the process ends.
@@ -34,7 +36,7 @@ enum class code : std::uint8_t {
   invalid,           // an argument: no such device, handle or range; a pageable address in a copy
   not_permitted,     // here or now: inside a host function, in a capture
   not_supported,     // never on this machine
-  lost,              // sticky: this device is gone for the life of the process, others live
+  lost,              // sticky: this device is gone for the life of the process; others may live
   forked,            // this process is a fork of the one that made the driver
   unloading,         // the process is ending; the driver may be gone
   failed,            // anything else; native says what

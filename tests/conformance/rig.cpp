@@ -246,12 +246,16 @@ void conformance::relay(int device, stream_handle s, std::uint32_t* to, std::uin
 void conformance::crash(int device, stream_handle s) {
   crashed_ = true;
   if (on_cuda()) {
-    EXPECT_OK(run(device, s, {}, [] {}, [](CUstream_st* native) { return launch_crash(native); }));
+    if (lives(device, s)) {  // else it went with another device's fault
+      EXPECT_OK(run(device, s, {}, [] {}, [](CUstream_st* native) { return launch_crash(native); }));
+    }
     EXPECT_SAYS(code::lost, machine_->synchronize_stream(device, s));
   } else {
     control_->lose(device);
   }
 }
+
+bool conformance::lives(int device, stream_handle s) { return machine_->query_stream(device, s).what != code::lost; }
 
 void conformance::finish(int device, stream_handle s) { EXPECT_OK(machine_->synchronize_stream(device, s)); }
 

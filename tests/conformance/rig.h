@@ -92,6 +92,7 @@ class conformance : public testing::TestWithParam<choice> {
   void store(int device, stream_handle, std::uint32_t* to, std::uint32_t value);
   void relay(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
   void crash(int device, stream_handle);  // the device is lost when this has run
+  bool lives(int device, stream_handle);        // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }
 
   void finish(int device, stream_handle);  // waits for all work given so far
