@@ -31,7 +31,7 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
 struct rung { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed, or asked-for, moment
   device on = gpu;
-  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;
+  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not weir's, CUDA's own and libraries' memory too
   std::vector<rung> ladder;
   std::string text() const;  // what a person reads; ends in the likeliest remedies
 };

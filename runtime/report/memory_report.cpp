@@ -25,7 +25,7 @@ std::string memory_report::text() const {
   std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
   auto const row = [&out](char const* name, size_t bytes) { out += std::string("  ") + name + in_units(bytes) + '\n'; };
   row("capacity        ", capacity);
-  row("other processes ", other_processes);
+  row("outside weir    ", other_processes);
   if (limit != 0 && limit < capacity) row("limit           ", limit);
   row("reserved        ", reserved);
   row("  allocated     ", allocated);
@@ -40,7 +40,7 @@ std::string memory_report::text() const {
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += "The limit forbids it: raise it, or free memory.\n";
   } else if (other_processes > capacity / 2) {
-    out += "Other processes hold most of the device: end them, or use another device.\n";
+    out += "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
   } else if (allocated + pending + rounded <= capacity - other_processes && largest_hole < rounded) {
     out += "Enough bytes are free, but not in one piece: call empty_cache(), or allocate large blocks first.\n";
   } else if (pending > rounded) {

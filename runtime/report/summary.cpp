@@ -42,7 +42,7 @@ std::string summary(memory_statistics const& n, memory_report const& now) {
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
   out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " + grouped(static_cast<std::int64_t>(now.capacity)) +
-         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", other processes " + grouped(static_cast<std::int64_t>(now.other_processes)) + " B\n";
+         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(static_cast<std::int64_t>(now.other_processes)) + " B\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) + ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " +
          std::to_string(n.fences) + "\n";
   return out;
