@@ -40,6 +40,11 @@ weir_program(weir_tool tools/weir/*.cpp)
 if(TARGET weir_tool)
   weir_options(weir_tool)
   set_target_properties(weir_tool PROPERTIES OUTPUT_NAME weir)
+  find_package(ZLIB)  # without it, `weir replay` reads plain traces only
+  if(ZLIB_FOUND)
+    target_link_libraries(weir_tool PRIVATE ZLIB::ZLIB)
+    target_compile_definitions(weir_tool PRIVATE WEIR_WITH_ZLIB)
+  endif()
   install(TARGETS weir_tool)
 endif()
 

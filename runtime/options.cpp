@@ -38,25 +38,10 @@ std::optional<size_t> whole_number(std::string_view text) {
   return n;
 }
 
-// "512MiB", "2GiB", "4096": bytes.
-std::optional<size_t> size_value(std::string_view text) {
-  struct unit {
-    std::string_view name;
-    int shift;
-  };
-  for (unit const u : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
-    if (!text.ends_with(u.name)) continue;
-    auto const n = whole_number(text.substr(0, text.size() - u.name.size()));
-    if (!n || *n > (std::numeric_limits<size_t>::max() >> u.shift)) return {};
-    return *n << u.shift;
-  }
-  return whole_number(text);
-}
-
 void set_option(options& into, std::string_view key, std::string_view value) {
   for (auto const& row : size_rows) {
     if (key != row.name) continue;
-    auto const bytes = size_value(value);
+    auto const bytes = size_from_text(value);
     if (!bytes) refuse("WEIR_CONF", std::string(key) + ":" + quoted(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
     into.*row.at = *bytes;
     return;
@@ -77,6 +62,20 @@ char const* variable(char const* name) {
 }
 
 }  // namespace
+
+std::optional<size_t> size_from_text(std::string_view text) {
+  struct unit {
+    std::string_view name;
+    int shift;
+  };
+  for (unit const u : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
+    if (!text.ends_with(u.name)) continue;
+    auto const n = whole_number(text.substr(0, text.size() - u.name.size()));
+    if (!n || *n > (std::numeric_limits<size_t>::max() >> u.shift)) return {};
+    return *n << u.shift;
+  }
+  return whole_number(text);
+}
 
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {
   auto const edits = [](std::string_view a, std::string_view b) {

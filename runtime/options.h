@@ -20,6 +20,8 @@ machine_choice devices_from_environment();
 // The candidate with the fewest edits from `word`.
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates);
 inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
+// "512MiB", "2GiB", "4096": bytes. Nothing: it is no size.
+std::optional<size_t> size_from_text(std::string_view);
 // "1.5 GiB" for a person.
 std::string bytes_text(size_t bytes);
 

@@ -17,28 +17,23 @@ base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without 
 
 base::atomic<std::uint64_t> next_runtime_id{1};
 
-struct chosen {
-  std::unique_ptr<driver::driver> machine;
-  std::string why;
-};
-
-chosen choose_simulated(simulated const& like, std::string because) {
+driver::opened open_simulated(simulated const& like, std::string because) {
   auto made = driver::sim::make(like);
   int const n = like.devices;
   return {std::move(made.machine), std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
 }
 
-chosen choose(machine_choice const& asked) {
-  if (asked.which == machine_choice::kind::simulated) return choose_simulated(asked.sim, "");
+}  // namespace
+
+driver::opened open_machine(machine_choice const& asked) {
+  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, "");
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
     throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", here::current());
   }
-  return choose_simulated(asked.sim, " (no GPU: " + found.why + ")");
+  return open_simulated(asked.sim, " (no GPU: " + found.why + ")");
 }
-
-}  // namespace
 
 int detail::new_part_slot() noexcept {
   static base::atomic<int> next{0};
@@ -119,7 +114,7 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
 
 runtime::runtime(weir::options o) {
   watch_process();
-  chosen c = choose(devices_from_environment());
+  driver::opened c = open_machine(devices_from_environment());
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
 }
 
@@ -128,8 +123,17 @@ runtime::runtime(simulated like, weir::options o) {
   if (like.devices < 1 || like.devices > 64) {
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", here::current());
   }
-  chosen c = choose_simulated(like, "");
+  driver::opened c = open_simulated(like, "");
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
+}
+
+runtime::runtime(std::unique_ptr<driver::driver> machine, weir::options o, std::string why) {
+  watch_process();
+  impl_ = new impl(*this, std::move(machine), o, std::move(why));
+}
+
+std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver> machine, options o, std::string why) {
+  return std::unique_ptr<runtime>(new runtime(std::move(machine), o, std::move(why)));
 }
 
 runtime::~runtime() {

@@ -12,6 +12,12 @@
 
 namespace weir {
 
+// The machine a program asked for; `why` says which it is. Throws: not_supported (cuda, and there is no usable GPU)
+struct machine_choice;
+driver::opened open_machine(machine_choice const&);
+// A runtime over a machine of one's own making: for tools that put something in front of it.
+std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
+
 namespace detail {
 inline constexpr int part_slots = 32;
 int new_part_slot() noexcept;

@@ -2,11 +2,15 @@
 // Threads: any, but a runtime must outlive every use of it.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "weir/error.h"
 
 namespace weir {
+namespace driver {
+class driver;
+}
 
 struct simulated {  // a machine of this process; see weir/sim.h to step, break and question it
   int devices = 4;
@@ -50,6 +54,8 @@ class runtime {
   impl& get() noexcept { return *impl_; }
 
  private:
+  friend std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
+  runtime(std::unique_ptr<driver::driver>, options, std::string why);
   impl* impl_;
 };
 

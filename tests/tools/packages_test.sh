@@ -14,7 +14,7 @@ machine() {
   rm -rf "$work/bin" "$work/system" "$work/deps" "$work/conflicts" "$work/calls"
   mkdir -p "$work/bin" "$work/system/usr/include/"{gtest,benchmark,"$triple"} "$work/system/usr/lib/$triple"
   touch "$work/system/usr/include/gtest/gtest.h" "$work/system/usr/lib/$triple/libgtest.a" "$work/system/usr/include/benchmark/benchmark.h" \
-    "$work/system/usr/include/$triple/cblas.h" "$work/conflicts" "$work/calls"
+    "$work/system/usr/include/$triple/cblas.h" "$work/system/usr/include/zlib.h" "$work/conflicts" "$work/calls"
   printf '#!/bin/sh\necho 12\n' > "$work/bin/c++"
   printf '#!/bin/sh\necho cmake version 3.25.1\n' > "$work/bin/cmake"
   printf '#!/bin/sh\n' > "$work/bin/ninja"

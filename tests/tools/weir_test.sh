@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tool `weir`: what info prints of a simulated machine, and what a wrong word is answered with.
+# The tool `weir`: what info prints of a simulated machine, what replay makes of small traces, and what a wrong word is answered with.
 # Usage: weir_test.sh ROOT BUILD
 set -euo pipefail
 weir=$2/bin/weir
@@ -27,4 +27,57 @@ run info --divices sim
 expect 1 'divices'
 run
 expect 0 'usage: weir'
+
+# Replay. Two blocks of 40 MiB and a small one; the second block's memory is in use until its c, so a third does not fit into it before.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mib40=$((40 << 20))
+printf 'a 0 %s 0\na 1 %s 1\na 7 100 0\nf 0\nf 1\na 3 %s 0\na 4 %s 0\nc 1\nf 3\n' $mib40 $mib40 $mib40 $mib40 > "$work/small"
+run replay --json --devices sim "$work/small"
+expect 0 '"ops": 9, "peak_requested": 125829220, '
+expect 0 '"peak_allocated": 83886192, '
+expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
+expect 0 '"ooms": 0}'
+wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms"
+keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
+[ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
+gzip -c "$work/small" > "$work/small.gz"
+run replay --devices sim "$work/small.gz" "$work/small"
+expect 0 'small.gz: 9 operations on 1 simulated device'
+expect 0 'requested at most 120.0 MiB'
+run replay --devices sim:1:1 --limit 128MiB "$work/small"
+expect 0 'fits'
+run replay --json --devices sim --limit 64MiB "$work/small"
+expect 1 '"ooms": '
+expect 1 'The limit forbids it'
+run replay --devices sim --limit none "$work/small"
+expect 1 'is no size'
+run replay --devices sim
+expect 1 'no trace'
+head -c 40 "$work/small.gz" > "$work/short.gz"
+run replay --devices sim "$work/short.gz"
+expect 1 'cut short or damaged'
+run replay --devices sim "$work/nowhere"
+expect 1 'cannot be read'
+refused() {  # refused TEXT LINE...: the last line is the bad one
+  printf '%s\n' "${@:2}" > "$work/bad"
+  run replay --devices sim "$work/bad"
+  expect 1 "line $(($# - 1)) $1"
+}
+refused 'begins with "b"' 'a 0 8 0' 'b 1'
+refused 'has no ID' 'a 0 8 0' 'f'
+refused 'has no ID' 'a 0 8 0' 'f -1'
+refused 'is no "a ID BYTES STREAM"' 'a 0 8'
+refused 'is no "a ID BYTES STREAM"' 'a 0 x8 0'
+refused 'names stream 256' 'a 0 8 256'
+refused 'asks for' 'a 0 99999999999999999 0'
+refused 'takes block 0 a second time' 'a 0 8 0' 'f 0' 'a 0 8 0'
+refused 'gives back block 1, which was not taken' 'a 0 8 0' 'f 1'
+refused 'gives back block 0 a second time' 'a 0 8 0' 'f 0' 'f 0'
+refused 'completes block 0 before it is given back' 'a 0 8 0' 'c 0'
+refused 'completes block 0 a second time' 'a 0 8 0' 'f 0' 'c 0' 'c 0'
+refused 'goes on after its last number' 'a 0 8 0 0'
+printf '\n' > "$work/bad"
+run replay --devices sim "$work/bad"
+expect 1 'has no operations'
 exit $failed

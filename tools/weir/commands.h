@@ -8,5 +8,7 @@ namespace weir::tool {
 
 // Prints the machine: devices, memory, links. Throws: the library's errors, boost::program_options::error.
 int info(std::vector<std::string> const& arguments);
+// Replays traces of allocations and prints what they took. Returns 1 when one did not fit. Throws: as info
+int replay(std::vector<std::string> const& arguments);
 
 }  // namespace weir::tool

@@ -1,0 +1,231 @@
+// weir replay: runs the recorded allocations of a program through weir, twice, and says what that took.
+// Threads: one.
+#include <boost/program_options.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <iostream>
+#include <optional>
+
+#include "commands.h"
+#include "meter.h"
+#include "runtime/options.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "trace.h"
+#include "weir/device.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+
+namespace weir::tool {
+namespace {
+
+struct outcome {
+  std::string devices;
+  double first_ns = 0, warm_ns = 0;                // an operation, on the host, without the driver's
+  double first_driver_ns = 0, warm_driver_ns = 0;  // an operation; modelled on a simulated machine
+  std::uint64_t created = 0, moved = 0, warm_moved = 0;
+  memory_statistics memory{};
+  std::string ladder;  // of the first allocation that found no memory
+};
+
+// The streams, blocks and gates of one trace on one device.
+class player {
+ public:
+  player(trace const& t, runtime& r) : trace_(t), machine_(r.get().machine()), blocks_(t.blocks), gates_(t.blocks) {
+    for (std::uint32_t i = 0; i < t.streams; ++i) streams_.emplace_back();
+  }
+  // All operations in order, then gives back what is left. Returns: host nanoseconds of the operations
+  std::int64_t play() {
+    std::int64_t const from = base::now_ns();
+    for (auto const& op : trace_.operations) {
+      switch (op.does) {
+        case trace::kind::take: take(op); break;
+        case trace::kind::give: deallocate(std::exchange(blocks_[op.block], nullptr)); break;
+        case trace::kind::give_in_use: give_in_use(op.block); break;
+        case trace::kind::done: done(op.block); break;
+      }
+    }
+    std::int64_t const spent = base::now_ns() - from;
+    for (void*& p : blocks_) deallocate(std::exchange(p, nullptr));
+    return spent;
+  }
+  std::string const& ladder() const noexcept { return ladder_; }
+
+ private:
+  struct user {  // a stream that still uses a block
+    stream on;
+    bool busy = false;
+  };
+  struct gate {
+    user* by = nullptr;
+    driver::gate_handle closed = driver::gate_handle::none;
+  };
+
+  void take(trace::operation const& op) {
+    try {
+      blocks_[op.block] = allocate(streams_[op.stream], op.bytes);
+    } catch (out_of_memory const& e) {
+      if (ladder_.empty()) ladder_ = e.report().text();
+    }
+  }
+  // Another stream is held at a gate with the block marked for it. Gates are few: a block that gets none is given back when its c comes.
+  void give_in_use(std::uint32_t block) {
+    if (!blocks_[block]) return;
+    user& by = idle_user();
+    auto const held = machine_.hold(0, streams::line_of(by.on.ref()).handle());
+    if (!held.ok()) return;
+    by.busy = true;
+    gates_[block] = {&by, held.value};
+    deallocate(by.on, std::exchange(blocks_[block], nullptr));
+  }
+  void done(std::uint32_t block) {
+    if (blocks_[block]) return deallocate(std::exchange(blocks_[block], nullptr));
+    gate const g = std::exchange(gates_[block], {});
+    if (!g.by) return;
+    require(machine_.open_gate(g.closed), "replay", "a gate", "", here::current());
+    g.by->on.synchronize();
+    g.by->busy = false;
+  }
+  user& idle_user() {
+    for (user& u : users_) {
+      if (!u.busy) return u;
+    }
+    return users_.emplace_back();
+  }
+
+  trace const& trace_;
+  driver::driver& machine_;
+  std::deque<stream> streams_;
+  std::deque<user> users_;
+  std::vector<void*> blocks_;
+  std::vector<gate> gates_;
+  std::string ladder_;
+};
+
+struct settings {
+  machine_choice machine;
+  bool size_given = false;  // of simulated devices
+  std::optional<size_t> limit;
+  bool json = false;
+};
+
+// One device is enough. A simulated one is as large as an H200 unless its size was given; it costs what is touched, and nothing is.
+machine_choice one_device(settings const& s) {
+  machine_choice m = s.machine;
+  m.sim.devices = 1;
+  if (!s.size_given) m.sim.memory = size_t{141} << 30;
+  return m;
+}
+
+outcome replay_one(trace const& t, settings const& s) {
+  auto opened = open_machine(one_device(s));
+  auto made = std::make_unique<meter>(std::move(opened.machine));
+  meter& m = *made;
+  options o = options::from_environment();
+  if (s.limit) o.device_limit = *s.limit;
+  auto const rt = make_runtime(std::move(made), o, opened.why);
+  runtime_guard const in(*rt);
+  device_guard const on(0);
+  outcome out;
+  out.devices = rt->description() + (m.simulated() ? "; driver time modelled" : "");
+  player p(t, *rt);
+  auto const operations = static_cast<double>(t.operations.size());
+  auto const round = [&](double& host_ns, double& driver_ns) {
+    auto const before = m.read();
+    std::int64_t const whole = p.play();
+    auto const after = m.read();
+    host_ns = static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations;
+    driver_ns = static_cast<double>(m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns) / operations;
+    return after.moved - before.moved;
+  };
+  round(out.first_ns, out.first_driver_ns);
+  out.warm_moved = round(out.warm_ns, out.warm_driver_ns);
+  out.created = m.read().created;
+  out.moved = m.read().moved;
+  out.memory = memory_stats(0);
+  out.ladder = p.ladder();
+  return out;
+}
+
+std::string quoted(std::string const& text) {
+  std::string out = "\"";
+  for (char const c : text) {
+    char escaped[8];
+    if (c == '"' || c == '\\') out += '\\', out += c;
+    else if (static_cast<unsigned char>(c) < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", c), out += escaped;
+    else out += c;
+  }
+  return out + '"';
+}
+
+double ratio(trace const& t, outcome const& o) {
+  return t.peak_requested ? static_cast<double>(o.memory.reserved_bytes.all.peak) / static_cast<double>(t.peak_requested) : 0;
+}
+
+void print_json(std::string const& path, trace const& t, outcome const& o) {
+  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": null, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
+              "\"first_ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"first_driver_ns_per_op\": %.1f, \"warm_driver_ns_per_op\": %.1f, "
+              "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu}\n",
+              quoted(path).c_str(), quoted(o.devices).c_str(), t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
+              static_cast<long long>(o.memory.reserved_bytes.all.peak), ratio(t, o), o.first_ns, o.warm_ns, o.first_driver_ns, o.warm_driver_ns,
+              static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
+              static_cast<unsigned long long>(o.memory.num_ooms));
+}
+
+void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
+  std::printf("%s: %zu operations on %s\n", path.c_str(), t.operations.size(), o.devices.c_str());
+  std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(), bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
+  std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  second       %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, o.warm_ns, o.warm_driver_ns);
+  std::printf("  handles created %llu, moved %llu, in the second replay %llu\n", static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved));
+  if (s.limit || o.memory.num_ooms || o.memory.num_alloc_retries) {
+    std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times\n", o.memory.num_ooms ? "does not fit" : "fits",
+                static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries));
+  }
+}
+
+size_t size_or_throw(std::string const& text) {
+  auto const bytes = size_from_text(text);
+  if (!bytes || !*bytes) throw invalid_use("replay", "--limit \"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", here::current());
+  return *bytes;
+}
+
+}  // namespace
+
+int replay(std::vector<std::string> const& arguments) {
+  namespace po = boost::program_options;
+  std::string devices, limit;
+  std::vector<std::string> paths;
+  settings s;
+  po::options_description all("weir replay TRACE…: replays recorded allocations (plain or gzip) twice on one device.\nOn a simulated machine the driver's time is modelled on an H200's");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
+      "trace", po::value(&paths), "files");
+  po::positional_options_description files;
+  files.add("trace", -1);
+  po::variables_map values;
+  po::store(po::command_line_parser(arguments).options(all).positional(files).run(), values);
+  po::notify(values);
+  if (values.count("help")) {
+    std::cout << all;
+    return 0;
+  }
+  if (paths.empty()) throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
+  char const* const from_environment = std::getenv("WEIR_DEVICES");
+  if (devices.empty() && from_environment) devices = from_environment;
+  if (!devices.empty()) s.machine = parse_devices(devices);
+  s.size_given = std::count(devices.begin(), devices.end(), ':') == 2;
+  if (!limit.empty()) s.limit = size_or_throw(limit);
+  bool fits = true;
+  for (std::string const& path : paths) {
+    trace const t = read_trace(path);
+    outcome const o = replay_one(t, s);
+    s.json ? print_json(path, t, o) : print_text(path, t, o, s);
+    if (!o.ladder.empty()) std::fprintf(s.json ? stderr : stdout, "%s\n", o.ladder.c_str());
+    std::fflush(stdout);
+    fits &= o.memory.num_ooms == 0;
+  }
+  return fits ? 0 : 1;
+}
+
+}  // namespace weir::tool

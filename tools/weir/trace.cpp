@@ -1,0 +1,168 @@
+// Reads a trace line by line and refuses what cannot have happened.
+// Threads: one.
+#include "trace.h"
+
+#ifdef WEIR_WITH_ZLIB
+#include <zlib.h>
+#endif
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "weir/error.h"
+
+namespace weir::tool {
+namespace {
+
+[[noreturn]] void refuse(std::string what, std::string remedy) { throw invalid_use("replay", std::move(what), std::move(remedy), here::current()); }
+
+#ifdef WEIR_WITH_ZLIB
+std::string unpacked(std::string const& path) {
+  struct file {
+    gzFile f;
+    ~file() { gzclose(f); }
+  } const in{gzopen(path.c_str(), "rb")};
+  if (!in.f) refuse(path + " cannot be opened", "Name a file that can be read");
+  std::string text;
+  char chunk[1 << 16];
+  int n = 0;
+  while ((n = gzread(in.f, chunk, sizeof chunk)) > 0) text.append(chunk, static_cast<std::size_t>(n));
+  int fault = 0;
+  char const* const said = gzerror(in.f, &fault);
+  if (n < 0 || (fault != Z_OK && fault != Z_STREAM_END)) {
+    refuse(path + ": unpacking it fails after line " + std::to_string(std::count(text.begin(), text.end(), '\n')) + ": " + said, "Fetch the file again: it is cut short or damaged");
+  }
+  return text;
+}
+#else
+std::string unpacked(std::string const& path) { refuse(path + " is packed, and this build cannot unpack", "Unpack it first (gzip -d), or build where zlib's headers are"); }
+#endif
+
+std::string contents(std::string const& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!in) refuse(path + " cannot be read", "Name a file that can be read");
+  return text.starts_with("\x1f\x8b") ? unpacked(path) : text;
+}
+
+// One line's words, each a whole number but the first.
+class words {
+ public:
+  explicit words(std::string_view line) : left_(line) {}
+  std::string_view word() {
+    left_.remove_prefix(std::min(left_.find_first_not_of(" \t\r"), left_.size()));
+    std::string_view const w = left_.substr(0, left_.find_first_of(" \t\r"));
+    left_.remove_prefix(w.size());
+    return w;
+  }
+  std::optional<std::uint64_t> number() {
+    std::string_view const w = word();
+    std::uint64_t n = 0;
+    auto const [end, failed] = std::from_chars(w.data(), w.data() + w.size(), n);
+    if (w.empty() || failed != std::errc{} || end != w.data() + w.size()) return {};
+    return n;
+  }
+  bool at_end() { return word().empty(); }
+
+ private:
+  std::string_view left_;
+};
+
+class reader {
+ public:
+  explicit reader(std::string const& path) : path_(path) {}
+
+  void line(std::string_view text) {
+    ++number_;
+    words w(text);
+    std::string_view const kind = w.word();
+    if (kind.empty()) return;
+    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with \"" + std::string(kind) + "\"", "Begin a line with a, f or c");
+    auto const id = w.number();
+    if (!id) wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
+    if (kind == "a") take(*id, w);
+    else if (kind == "f") give(*id);
+    else done(*id);
+    if (!w.at_end()) wrong("goes on after its last number", "Write one operation a line");
+  }
+  trace finish() {
+    if (out_.operations.empty()) refuse(path_ + " has no operations", "Write lines like \"a 0 1024 0\" and \"f 0\"");
+    out_.blocks = static_cast<std::uint32_t>(seen_.size());
+    for (auto& op : out_.operations) {
+      if (op.does == trace::kind::give && seen_[op.block].completes) op.does = trace::kind::give_in_use;
+    }
+    count_peak();
+    return std::move(out_);
+  }
+
+ private:
+  struct block {
+    std::size_t bytes = 0;
+    bool given = false, completes = false;
+  };
+  [[noreturn]] void wrong(std::string what, std::string remedy) { refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy)); }
+
+  void take(std::uint64_t id, words& w) {
+    auto const bytes = w.number(), stream = w.number();
+    if (!bytes || !stream) wrong("is no \"a ID BYTES STREAM\"", "Write three whole numbers after the a");
+    if (*stream >= most_streams) wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
+    if (*bytes > std::size_t{1} << 46) wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
+    if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
+    if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second) wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
+    out_.operations.push_back({trace::kind::take, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint32_t>(*stream), *bytes});
+    out_.streams = std::max(out_.streams, static_cast<std::uint32_t>(*stream) + 1);
+    seen_.push_back({*bytes});
+  }
+  void give(std::uint64_t id) {
+    block& b = find(id, "gives back");
+    if (b.given) wrong("gives back block " + std::to_string(id) + " a second time", "Free each block once");
+    b.given = true;
+    out_.operations.push_back({trace::kind::give, by_id_[id], 0, 0});
+  }
+  void done(std::uint64_t id) {
+    block& b = find(id, "completes");
+    if (!b.given) wrong("completes block " + std::to_string(id) + " before it is given back", "Write its f line first");
+    if (b.completes) wrong("completes block " + std::to_string(id) + " a second time", "Write one c line a block");
+    b.completes = true;
+    out_.operations.push_back({trace::kind::done, by_id_[id], 0, 0});
+  }
+  block& find(std::uint64_t id, std::string_view does) {
+    auto const found = by_id_.find(id);
+    if (found == by_id_.end()) wrong(std::string(does) + " block " + std::to_string(id) + ", which was not taken", "Write its a line first");
+    return seen_[found->second];
+  }
+  void count_peak() {
+    std::size_t live = 0;
+    for (auto const& op : out_.operations) {
+      if (op.does == trace::kind::take) live += op.bytes;
+      else if (op.does != trace::kind::give_in_use) live -= seen_[op.block].bytes;
+      out_.peak_requested = std::max(out_.peak_requested, live);
+    }
+  }
+
+  std::string const path_;
+  std::size_t number_ = 0;
+  trace out_;
+  std::vector<block> seen_;
+  std::unordered_map<std::uint64_t, std::uint32_t> by_id_;
+};
+
+}  // namespace
+
+trace read_trace(std::string const& path) {
+  std::string const text = contents(path);
+  reader r(path);
+  for (std::string_view left = text; !left.empty();) {
+    std::string_view const line = left.substr(0, left.find('\n'));
+    left.remove_prefix(std::min(left.size(), line.size() + 1));
+    r.line(line);
+  }
+  return r.finish();
+}
+
+}  // namespace weir::tool

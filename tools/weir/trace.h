@@ -1,0 +1,36 @@
+// A trace: the exact sequence in which a program took and gave back device memory. Text, plain or gzip, one operation a line:
+//   a ID BYTES STREAM   takes BYTES on stream number STREAM; each ID is new
+//   f ID                gives it back: reusable in stream order, at once
+//   c ID                after its f: another stream had used it too, and was done with it only here
+// Threads: one.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weir::tool {
+
+struct trace {
+  enum class kind : std::uint8_t {
+    take,
+    give,
+    give_in_use,  // an f with a c behind it
+    done,         // that c
+  };
+  struct operation {
+    kind does;
+    std::uint32_t block;   // 0, 1, 2, … in the order they are taken
+    std::uint32_t stream;  // take
+    std::size_t bytes;     // take
+  };
+  std::vector<operation> operations;
+  std::uint32_t blocks = 0, streams = 0;
+  std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
+};
+
+inline constexpr std::uint32_t most_streams = 256;
+
+// Throws: invalid_use naming the file and the line, and what is wrong with it.
+trace read_trace(std::string const& path);
+
+}  // namespace weir::tool
