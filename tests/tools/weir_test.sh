@@ -80,4 +80,18 @@ refused 'goes on after its last number' 'a 0 8 0 0'
 printf '\n' > "$work/bad"
 run replay --devices sim "$work/bad"
 expect 1 'has no operations'
+
+# The allocation benchmark: every key, each pattern beside malloc, and words it does not know.
+run bench alloc --json --rounds 1 --devices sim:1:4 pair512 churn16-4K threads2 handoff
+expect 0 '{"pattern": "pair512", "allocator": "weir", "ns": '
+expect 0 '{"pattern": "handoff", "allocator": "malloc", "ns": '
+[ "$(grep -c '^{.*}$' <<< "$out")" = 8 ] || { echo "FAILED: four patterns, two allocators: $out"; failed=1; }
+keys=$(head -1 <<< "$out" | grep -o '"[a-z_]*":' | tr -d '":' | xargs)
+[ "$keys" = "pattern allocator ns mpairs_per_s host_bytes_per_block reserved_over_requested" ] || { echo "FAILED: the keys are $keys"; failed=1; }
+run bench alloc --devices sim:1 pair513
+expect 1 'no pattern "pair513"'
+run bench alloc --devices sim:1 --rounds 0
+expect 1 'at least one'
+run bench aloc
+expect 2 'there is: alloc'
 exit $failed

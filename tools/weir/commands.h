@@ -10,5 +10,7 @@ namespace weir::tool {
 int info(std::vector<std::string> const& arguments);
 // Replays traces of allocations and prints what they took. Returns 1 when one did not fit. Throws: as info
 int replay(std::vector<std::string> const& arguments);
+// Measures allocators beside each other: `bench alloc`. Throws: as info
+int bench_alloc(std::vector<std::string> const& arguments);
 
 }  // namespace weir::tool

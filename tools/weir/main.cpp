@@ -12,19 +12,29 @@ namespace {
 char const* const usage =
     "usage: weir COMMAND [OPTIONS]\n"
     "  info     the machine: devices, memory, links   (weir info --help)\n"
+    "  bench    what allocations cost, next to malloc: bench alloc   (weir bench alloc --help)\n"
     "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n";
+
+// The benchmarks have a name each.
+int bench(std::vector<std::string> const& rest) {
+  std::string const what = rest.empty() ? "" : rest.front();
+  if (what == "alloc") return weir::tool::bench_alloc({rest.begin() + 1, rest.end()});
+  std::fprintf(stderr, "weir bench: no benchmark '%s'; there is: alloc\n", what.c_str());
+  return 2;
+}
 }
 
 int main(int argc, char** argv) try {
   std::string const command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> const rest(argv + (argc > 1 ? 2 : 1), argv + argc);
   if (command == "info") return weir::tool::info(rest);
+  if (command == "bench") return bench(rest);
   if (command == "replay") return weir::tool::replay(rest);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(usage, stdout);
     return 0;
   }
-  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "replay", "help"})).c_str(), usage);
+  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "bench", "replay", "help"})).c_str(), usage);
   return 2;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "weir: %s\n", e.what());

@@ -1,0 +1,245 @@
+// weir bench alloc: what an allocation and its free cost here, next to the C library's malloc and, on a GPU, cudaMallocAsync.
+// Threads: one, but for the patterns that make more.
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "patterns.h"
+#include "runtime/base/os.h"
+#include "runtime/base/os_library.h"
+#include "runtime/options.h"
+#include "weir/device.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+
+namespace weir::tool {
+namespace {
+
+using patterns::measured;
+
+struct of_weir {
+  stream_ref on;
+  size_t alignment = natural;
+  void* take(size_t bytes) const { return allocate(on, bytes, alignment); }
+  void give(void* p) const { deallocate(p); }
+  void give_after_use(void* p) const { deallocate(on, p); }
+};
+
+struct of_malloc {
+  void* take(size_t bytes) const {
+    void* p = std::malloc(bytes);
+    asm volatile("" : "+r"(p) : : "memory");  // a block nobody looks at may not be optimised away
+    return p;
+  }
+  void give(void* p) const { std::free(p); }
+  void give_after_use(void* p) const { std::free(p); }
+};
+
+// The driver's own stream-ordered allocator, found by name: no CUDA header and no library is needed to build this.
+struct of_driver {
+  using take_call = int (*)(unsigned long long*, size_t, CUstream_st*);
+  using give_call = int (*)(unsigned long long, CUstream_st*);
+  take_call taking;
+  give_call giving;
+  CUstream_st* on;
+  void* take(size_t bytes) const {
+    unsigned long long p = 0;
+    if (taking(&p, bytes, on) != 0) throw std::bad_alloc();
+    return reinterpret_cast<void*>(p);  // NOLINT(performance-no-int-to-ptr): it is an address
+  }
+  void give(void* p) const { giving(reinterpret_cast<unsigned long long>(p), on); }
+  void give_after_use(void* p) const { give(p); }
+};
+
+size_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  size_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * os::page_size();
+}
+
+struct figures {
+  std::vector<double> ns;
+  std::optional<double> host_bytes_per_block, reserved_over_requested;
+  double median() const {
+    auto sorted = ns;
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+};
+
+struct pattern {
+  std::string name;
+  int threads = 1;  // that work at once
+};
+
+struct contender {
+  std::string name;
+  std::function<std::unique_ptr<measured>(pattern const&, figures&)> enter;  // null: not in this pattern
+};
+
+constexpr int most_threads = 16;
+
+std::vector<pattern> all_patterns() {
+  std::vector<pattern> all{{"pair512"}, {"pair64K"}, {"pair8M"}, {"churn16-4K"}, {"churn512-1M"}, {"churn64K-64M"}};
+  for (int t = 1; t <= most_threads; t *= 2) all.push_back({"threads" + std::to_string(t), t});
+  all.push_back({"handoff"});
+  all.push_back({"live516"});
+  return all;
+}
+
+// make(t): the allocator as thread t sees it. reserved(): bytes held of the device, where one can know.
+template <class Make>
+std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::function<size_t()> reserved, int live_alignment) {
+  using allocator = decltype(make(0));
+  auto const one = make(0);
+  if (p.name == "pair512") return std::make_unique<patterns::pairs<allocator>>(one, 512);
+  if (p.name == "pair64K") return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
+  if (p.name == "pair8M") return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
+  if (p.name == "churn16-4K") return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
+  if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
+  if (p.name == "churn64K-64M") return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
+  if (p.name == "handoff") return std::make_unique<patterns::handoff<Make>>(make);
+  if (p.name == "live516") {
+    auto look = [&out, reserved, before = size_t{0}](bool taken) mutable {
+      using crowd = patterns::crowd<allocator, std::function<void(bool)>>;
+      if (!taken) {
+        before = resident_bytes();
+        return;
+      }
+      if (out.host_bytes_per_block) return;  // later rounds find the first one's pages
+      out.host_bytes_per_block = (static_cast<double>(resident_bytes()) - static_cast<double>(before)) / static_cast<double>(crowd::blocks);
+      if (reserved) out.reserved_over_requested = static_cast<double>(reserved()) / static_cast<double>(crowd::blocks * crowd::bytes);
+    };
+    allocator a = one;
+    if constexpr (requires { a.alignment; }) a.alignment = static_cast<size_t>(live_alignment);
+    return std::make_unique<patterns::crowd<allocator, std::function<void(bool)>>>(a, look);
+  }
+  return std::make_unique<patterns::threads<Make>>(make, p.threads);
+}
+
+std::vector<contender> contenders(std::vector<stream> const& streams) {
+  std::vector<contender> all;
+  auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref()}; };
+  auto const held = [] { return static_cast<size_t>(memory_stats(0).reserved_bytes.all.current); };
+  all.push_back({"weir", [=](pattern const& p, figures& f) {
+    empty_cache();
+    return enter(p, f, ours, held, 16);
+  }});
+  all.push_back({"malloc", [](pattern const& p, figures& f) { return enter(p, f, [](int) { return of_malloc{}; }, {}, 16); }});
+  if (get_device_properties(0).simulated) return all;
+  void* const library = os::load_library("libcuda.so.1");
+  auto const taking = library ? reinterpret_cast<of_driver::take_call>(os::find_symbol(library, "cuMemAllocAsync")) : nullptr;
+  auto const giving = library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
+  if (!taking || !giving) return all;
+  all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
+    if (p.name == "live516") return nullptr;  // minutes
+    return enter(p, f, [=, &streams](int t) { return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()}; }, {}, 16);
+  }});
+  return all;
+}
+
+std::string number_or(std::optional<double> const& value, char const* format, char const* otherwise) {
+  if (!value) return otherwise;
+  char text[32];
+  std::snprintf(text, sizeof text, format, *value);
+  return text;
+}
+
+void print(pattern const& p, std::string const& allocator, figures const& f, double malloc_ns, bool json) {
+  double const ns = f.median();
+  double const pairs = p.threads * 1e3 / ns;
+  if (json) {
+    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s}\n", p.name.c_str(), allocator.c_str(), ns,
+                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str());
+  } else {
+    std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, "%.2f", "").c_str(),
+                number_or(f.reserved_over_requested, "%.4f", "").c_str());
+  }
+  std::fflush(stdout);
+}
+
+// Rounds of all contenders take turns, so that what disturbs the machine disturbs them alike.
+void measure(pattern const& p, std::vector<contender> const& all, int rounds, bool json) {
+  struct entry { contender const* who; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
+  std::vector<entry> entries;
+  bool const at_once = p.name != "live516";  // who fills the machine does so alone
+  for (contender const& c : all) {
+    auto got = std::make_unique<figures>();
+    auto run = c.enter(p, *got);
+    if (!run) continue;
+    if (!at_once) {
+      for (int i = 0; i < std::min(rounds, 3); ++i) got->ns.push_back(run->round());
+      run.reset();
+    }
+    entries.push_back({&c, std::move(got), std::move(run)});
+  }
+  for (int i = 0; at_once && i < rounds; ++i) {
+    for (entry& e : entries) e.got->ns.push_back(e.run->round());
+  }
+  double malloc_ns = 1;
+  for (entry const& e : entries) {
+    if (e.who->name == "malloc") malloc_ns = e.got->median();
+  }
+  for (entry const& e : entries) print(p, e.who->name, *e.got, malloc_ns, json);
+}
+
+std::vector<pattern> chosen(std::vector<std::string> const& names) {
+  auto const all = all_patterns();
+  if (names.empty()) return all;
+  std::vector<pattern> some;
+  for (std::string const& name : names) {
+    auto const found = std::find_if(all.begin(), all.end(), [&](pattern const& p) { return p.name == name; });
+    if (found == all.end()) {
+      std::string known;
+      for (pattern const& p : all) known += (known.empty() ? "" : ", ") + p.name;
+      throw invalid_use("bench alloc", "no pattern \"" + name + "\"", "Choose among " + known, here::current());
+    }
+    some.push_back(*found);
+  }
+  return some;
+}
+
+}  // namespace
+
+int bench_alloc(std::vector<std::string> const& arguments) {
+  namespace po = boost::program_options;
+  std::string devices;
+  std::vector<std::string> names;
+  int rounds = 7;
+  bool json = false;
+  po::options_description all("weir bench alloc [PATTERN…]: nanoseconds of an allocation and its free (medians), million pairs a second of all threads");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")("json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
+      "pattern", po::value(&names), "only these");
+  po::positional_options_description rest;
+  rest.add("pattern", -1);
+  po::variables_map values;
+  po::store(po::command_line_parser(arguments).options(all).positional(rest).run(), values);
+  po::notify(values);
+  if (values.count("help")) {
+    std::cout << all;
+    return 0;
+  }
+  if (rounds < 1) throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+  auto const todo = chosen(names);
+  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  device_guard const on(0);
+  std::vector<stream> streams(most_threads);
+  auto const who = contenders(streams);
+  if (!json) {
+    std::printf("%s, %d processors\n%-13s %-16s %10s %12s %9s %12s %12s\n", runtime::current().description().c_str(), os::usable_processors(), "pattern", "allocator", "ns a pair",
+                "Mpairs/s", "/ malloc", "host B/block", "reserved/req");
+  }
+  for (pattern const& p : todo) measure(p, who, rounds, json);
+  return 0;
+}
+
+}  // namespace weir::tool

@@ -1,0 +1,188 @@
+// The patterns `weir bench alloc` measures: each allocator goes through the same loops, a template, so that a call of malloc stays one.
+// An allocator is a value with  void* take(size_t bytes)  and  void give(void*), used by one thread; `view(t)` makes one for thread t.
+// Threads: a round is run by one thread; the patterns with several threads make and join their own.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "runtime/base/sync.h"
+
+namespace weir::tool::patterns {
+
+// One allocator in one pattern, ready to run. Returns: nanoseconds of a pair, an allocation and its free, in one round.
+class measured {
+ public:
+  virtual ~measured() = default;
+  virtual double round() = 0;
+};
+
+inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
+
+// How many pairs make a round: found by doubling, which also warms the allocator up.
+template <class Body>
+std::size_t pairs_for(std::int64_t wanted_ns, Body body) {
+  for (std::size_t n = 64;; n *= 2) {
+    std::int64_t const from = base::now_ns();
+    body(n);
+    std::int64_t const spent = base::now_ns() - from;
+    if (spent * 4 >= wanted_ns) return n * static_cast<std::size_t>(wanted_ns) / static_cast<std::size_t>(spent) + 1;
+  }
+}
+
+template <class Body>
+double ns_each(std::size_t n, Body body) {
+  std::int64_t const from = base::now_ns();
+  body(n);
+  return static_cast<double>(base::now_ns() - from) / static_cast<double>(n);
+}
+
+// One block out and back, over and over.
+template <class Allocator>
+class pairs final : public measured {
+ public:
+  pairs(Allocator a, std::size_t bytes) : from_(a), bytes_(bytes), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
+  double round() override {
+    return ns_each(n_, [this](std::size_t n) { run(n); });
+  }
+
+ private:
+  void run(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) from_.give(from_.take(bytes_));
+  }
+  Allocator from_;
+  std::size_t bytes_, n_;
+};
+
+// Random replacement in a set of live blocks, sizes spread evenly over the logarithm.
+template <class Allocator>
+class churn final : public measured {
+ public:
+  churn(Allocator a, std::size_t live, std::size_t least, std::size_t most) : from_(a), live_(live) {
+    std::mt19937_64 random(1);
+    std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)), std::log2(static_cast<double>(most)));
+    for (auto& s : steps_) s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
+    n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
+  }
+  ~churn() override {
+    for (void* p : live_) from_.give(p);
+  }
+  double round() override {
+    return ns_each(n_, [this](std::size_t n) { run(n); });
+  }
+
+ private:
+  struct step { std::size_t bytes, slot; };
+  void run(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) {
+      step const& s = steps_[next_++ % steps_.size()];
+      void*& block = live_[s.slot];
+      if (block) from_.give(block);
+      block = from_.take(s.bytes);
+    }
+  }
+  Allocator from_;
+  std::vector<void*> live_;
+  std::array<step, 1 << 16> steps_;
+  std::size_t next_ = 0, n_ = 0;
+};
+
+// Pairs of 512 B by several threads at once, each with an allocator view of its own. A round's figure is that of one thread's pair.
+template <class Make>
+class threads final : public measured {
+ public:
+  threads(Make make, int count) : make_(make), count_(count) {
+    auto one = make_(0);
+    n_ = pairs_for(round_ns, [&](std::size_t n) { run(one, n); });
+  }
+  double round() override {
+    base::atomic<int> ready{0};
+    base::atomic<bool> go{false};
+    std::vector<base::thread> all;
+    for (int t = 0; t < count_; ++t) {
+      all.emplace_back([&, t] {
+        auto mine = make_(t);
+        run(mine, 1000);
+        ready.fetch_add(1);
+        while (!go.load(base::memory_order_acquire)) base::yield_thread();
+        run(mine, n_);
+      });
+    }
+    while (ready.load() < count_) base::yield_thread();
+    std::int64_t const from = base::now_ns();
+    go.store(true);
+    for (auto& t : all) t.join();
+    return static_cast<double>(base::now_ns() - from) / static_cast<double>(n_);
+  }
+
+ private:
+  template <class Allocator>
+  static void run(Allocator& a, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) a.give(a.take(512));
+  }
+  Make make_;
+  int count_;
+  std::size_t n_;
+};
+
+// A producer takes blocks of 512 B on its stream and hands them to a thread that gives them back as used on another stream.
+template <class Make>
+class handoff final : public measured {
+ public:
+  explicit handoff(Make make) : make_(make) {}
+  double round() override {
+    constexpr std::size_t n = 200'000;
+    std::vector<base::atomic<void*>> ring(1024);
+    base::thread consumer([&] {
+      auto mine = make_(1);
+      for (std::size_t i = 0; i < n; ++i) {
+        auto& slot = ring[i % ring.size()];
+        void* block = slot.load(base::memory_order_acquire);
+        for (; !block; block = slot.load(base::memory_order_acquire)) base::yield_thread();
+        slot.store(nullptr, base::memory_order_release);
+        mine.give_after_use(block);
+      }
+    });
+    auto mine = make_(0);
+    std::int64_t const from = base::now_ns();
+    for (std::size_t i = 0; i < n; ++i) {
+      void* const block = mine.take(512);
+      auto& slot = ring[i % ring.size()];
+      while (slot.load(base::memory_order_acquire)) base::yield_thread();
+      slot.store(block, base::memory_order_release);
+    }
+    consumer.join();
+    return static_cast<double>(base::now_ns() - from) / static_cast<double>(n);
+  }
+
+ private:
+  Make make_;
+};
+
+// Four Mi blocks of 516 B alive at once. A round takes them all, gives them all back; between the two, `look` sees them.
+template <class Allocator, class Look>
+class crowd final : public measured {
+ public:
+  static constexpr std::size_t blocks = 4u << 20, bytes = 516;
+  crowd(Allocator a, Look look) : from_(a), look_(look), all_(blocks, nullptr) {}
+  double round() override {
+    look_(false);
+    std::int64_t const start = base::now_ns();
+    for (void*& p : all_) p = from_.take(bytes);
+    std::int64_t const taken = base::now_ns();
+    look_(true);
+    std::int64_t const seen = base::now_ns();
+    for (void* p : all_) from_.give(p);
+    return static_cast<double>(taken - start + base::now_ns() - seen) / static_cast<double>(blocks);
+  }
+
+ private:
+  Allocator from_;
+  Look look_;
+  std::vector<void*> all_;
+};
+
+}  // namespace weir::tool::patterns
