@@ -114,6 +114,7 @@ endif()
 
 # The soak: minutes on GPUs (tools/gpu soak), a moment on the simulated machine.
 file(GLOB soak CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/soak/*.cpp)
+list(FILTER soak EXCLUDE REGEX "_test\\.cpp$")
 add_executable(soak ${soak})
 weir_own_code(soak)
 weir_kernels(soak ${PROJECT_SOURCE_DIR}/tests/soak/stamp.cu)

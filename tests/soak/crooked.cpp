@@ -2,6 +2,9 @@
 // Threads: as the seam.
 #include "tests/soak/crooked.h"
 
+#include "runtime/driver/sim/machine.h"
+#include "runtime/options.h"
+
 namespace weir::soak {
 namespace {
 thread_local noted* notes_of_thread = nullptr;
@@ -18,6 +21,16 @@ std::string_view name_of(lie l) noexcept {
     case lie::skips_grants: return "skips_grants";
   }
   return "unknown";
+}
+
+opened open_machine() {
+  auto const choice = devices_from_environment();
+  if (choice.which != machine_choice::kind::simulated) {
+    auto found = weir::driver::open_cuda();
+    if (found.machine) return {std::move(found.machine), std::move(found.why)};
+    if (choice.which == machine_choice::kind::cuda) throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU", here::current());
+  }
+  return {weir::driver::sim::make(choice.sim).machine, std::to_string(choice.sim.devices) + " simulated devices"};
 }
 
 crooked::asking::asking(noted& n) noexcept : before_(std::exchange(notes_of_thread, &n)) {}

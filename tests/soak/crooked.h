@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -26,6 +27,12 @@ enum class lie : std::uint8_t {
 inline constexpr std::array all_lies{lie::drops_waits, lie::answers_early, lie::records_nothing, lie::returns_early, lie::skips_grants};
 std::string_view name_of(lie) noexcept;
 
+struct opened {
+  std::unique_ptr<driver::driver> machine;
+  std::string why;
+};
+opened open_machine();  // the one WEIR_DEVICES names. Throws: not_supported
+
 using stream_key = std::pair<int, driver::stream_handle>;  // device, stream
 
 // What weir asked while it decided about one block.
@@ -36,7 +43,7 @@ struct noted {
   int created = 0;  // handles
 };
 
-class crooked final : public weir::driver::faulty {
+class crooked : public weir::driver::faulty {
  public:
   explicit crooked(std::unique_ptr<weir::driver::driver> inner, lie l) : faulty(std::move(inner)), lie_(l) {}
 

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "runtime/driver/sim/machine.h"
-#include "runtime/options.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 #include "tests/soak/worker.h"
@@ -19,16 +18,6 @@ namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 constexpr std::int64_t patience_ns = 90'000'000'000;  // without a single operation: stuck
-
-std::pair<std::unique_ptr<driver::driver>, std::string> open_machine() {
-  auto const choice = devices_from_environment();
-  if (choice.which != machine_choice::kind::simulated) {
-    auto found = driver::open_cuda();
-    if (found.machine) return {std::move(found.machine), std::move(found.why)};
-    if (choice.which == machine_choice::kind::cuda) throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU", here::current());
-  }
-  return {driver::sim::make(choice.sim).machine, std::to_string(choice.sim.devices) + " simulated devices"};
-}
 
 template <class Map, class Key>
 auto overlapping(Map& all, Key at, std::size_t bytes) {
