@@ -44,6 +44,23 @@ class atomic {
   std::atomic<T> value_{};
 };
 
+// A number with one writer at a time, readable by anybody: no order, no cost beyond a plain one's.
+template <class T>
+class single_writer {
+ public:
+  constexpr single_writer() noexcept = default;
+  constexpr single_writer(T value) noexcept : value_(value) {}
+  T get() const noexcept { return value_.load(std::memory_order_relaxed); }
+  void set(T value) noexcept { value_.store(value, std::memory_order_relaxed); }
+  void add(T by) noexcept { set(static_cast<T>(get() + by)); }
+  void raise(T floor) noexcept {
+    if (get() < floor) set(floor);
+  }
+
+ private:
+  std::atomic<T> value_{};
+};
+
 // For a word that lies in memory shared with a device, where no atomic<T> can live.
 template <class T>
 void store_release(T& word, T value) noexcept {

@@ -47,6 +47,12 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   if (found != by_stream_.end()) return *found->second;
   if (stream_memory* const left = inherit(t)) return *(by_stream_[t.id()] = left);
   memories_.push_back(std::make_unique<stream_memory>(t));
+  if (memories_.size() > 1) {
+    for (auto const& m : memories_) {
+      base::lock_guard share(m->lock);
+      m->counts.share(counts_.shared());
+    }
+  }
   streams_.store(memories_.size());
   return *(by_stream_[t.id()] = memories_.back().get());
 }
@@ -61,7 +67,7 @@ void device_allocator::ask_the_retired() {
 // A registration that has ended leaves its arena, with all that is cached there, to the next stream.
 stream_memory* device_allocator::inherit(clock::timeline& heir) {
   for (auto const& m : memories_) {
-    section const hold(*m, counts_);
+    section const hold(*m);
     clock::timeline& old = *m->home.load();
     if (old.alive() != clock::life::retired || !clocks_.complete(old.now())) continue;
     settle(*m);
@@ -108,7 +114,7 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   }
   stream_memory& mine = memory_of(home);
   {
-    section const hold(mine, counts_);
+    section const hold(mine);
     if (void* const p = warm(mine, r)) return p;
   }
   return cold(mine, r);
@@ -123,27 +129,29 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   if (!got.from) {
     piece* const run = mine.pieces.take(mine.small.next_run_bytes(r.size_class), granule);
     if (!run) return nullptr;
+    mine.counts.run_cut(static_cast<std::int64_t>(run->bytes));
     counts_.run_cut(run->bytes);
     mine.small.add(*run, r.size_class);
     got = mine.small.take(r.size_class, r.bytes);
   }
-  return hand_out(got, r);
+  return hand_out(mine, got, r);
 }
 
 void* device_allocator::hand_out(stream_memory& mine, piece& p, request const& r, clock::timeline* other_home) {
   p.home = other_home ? other_home : mine.home.load();
   p.requested = r.bytes;
-  counts_.allocated(observe::size_pool::large, p.bytes, r.bytes);
+  mine.counts.allocated(observe::size_pool::large, p.bytes, r.bytes);
   return reinterpret_cast<void*>(p.at);
 }
 
-void* device_allocator::hand_out(slabs::taken got, request const& r) {
-  counts_.allocated(observe::size_pool::small, got.from->size, r.bytes);
+void* device_allocator::hand_out(stream_memory& mine, slabs::taken got, request const& r) {
+  mine.counts.allocated(observe::size_pool::small, got.from->size, r.bytes);
   return reinterpret_cast<void*>(got.from->start(got.index));
 }
 
 void device_allocator::return_run(stream_memory& m, slab& s) noexcept {
   piece& run = m.small.remove(s);
+  m.counts.run_cut(-static_cast<std::int64_t>(run.bytes));
   counts_.run_returned(run.bytes);
   m.pieces.give(run, m.home.load()->now().n);
 }
@@ -189,7 +197,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
   stream_memory& m = *r->owner.load();
   clock::timeline* to_fence = nullptr;
   {
-    section const hold(m, counts_);
+    section const hold(m);
     located const b = must_locate(p, r, "deallocate", at);
     if (b.start != reinterpret_cast<address>(p)) {
       throw invalid_use("deallocate", hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) + " B inside the block at " + hex(b.start),
@@ -226,11 +234,11 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
       clock::timeline* const other = clock::find(stamps.front().stream);
       m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
-      counts_.held(pool, rounded, requested);
+      m.counts.held(pool, rounded, requested);
       if (other && other->alive() == clock::life::foreign) to_fence = other;
       else if (other && (m.freed_since_fence += rounded) >= std::max(fence_every, space_.info().total_memory / 256)) to_fence = other;
     } else {
-      counts_.freed(pool, rounded, requested);
+      m.counts.freed(pool, rounded, requested);
       if (b.cut) {
         if (m.small.give(*b.cut, b.index)) return_run(m, *b.cut);
       } else {

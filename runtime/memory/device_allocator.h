@@ -24,18 +24,20 @@ class stream_memory {
   std::map<address, handle> handles;     // by place
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes
+  observe::tally counts;
 };
 
 // Holds a stream's memory, and counts the free pieces that come and go meanwhile.
 class section {
  public:
-  section(stream_memory& m, observe::counters& c) : hold_(m.lock), memory_(m), counts_(c), before_(m.pieces.free_pieces()) {}
-  ~section() { counts_.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_)); }
+  explicit section(stream_memory& m) : hold_(m.lock), memory_(m), before_(m.pieces.free_pieces()) {}
+  ~section() {
+    if (memory_.pieces.free_pieces() != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
+  }
 
  private:
   base::lock_guard hold_;
   stream_memory& memory_;
-  observe::counters& counts_;
   std::size_t const before_;
 };
 
@@ -65,10 +67,10 @@ class device_allocator final : public allocator {
   bool granted(void const*, int) const noexcept override;
   std::size_t empty_cache() override;
   void set_limit(std::size_t bytes) override { counts_.set_limit(bytes); }
-  memory_statistics statistics() const override { return counts_.read(); }
+  memory_statistics statistics() const override;
   memory_report report() const override;
-  void reset_peak() override { counts_.reset_peak(); }
-  void reset_accumulated() override { counts_.reset_accumulated(); }
+  void reset_peak() override;
+  void reset_accumulated() override;
   std::vector<std::string> validate() const override;
   void note_lost() noexcept override { lost_.store(true); }
   bool lost() const noexcept { return lost_.load(base::memory_order_relaxed) || clocks_.lost(device_); }
@@ -91,6 +93,7 @@ class device_allocator final : public allocator {
   stream_memory* inherit(clock::timeline& heir);  // Requires: making_
   void ask_the_retired();                         // whether their work is complete, so that they can be inherited
   std::vector<stream_memory*> memories() const;
+  std::vector<observe::tally const*> tallies() const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
   static located locate(region&, address) noexcept;
   located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock
@@ -99,7 +102,7 @@ class device_allocator final : public allocator {
   // Warm: Requires the lock of `mine`. Null: nothing mapped fits.
   void* warm(stream_memory& mine, request const&);
   void* hand_out(stream_memory& mine, piece&, request const&, clock::timeline* other_home);
-  void* hand_out(slabs::taken, request const&);
+  void* hand_out(stream_memory& mine, slabs::taken, request const&);
   void return_run(stream_memory&, slab&) noexcept;
 
   // Cold (growth.cpp): more memory for `mine`.

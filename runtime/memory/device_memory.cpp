@@ -161,10 +161,31 @@ bool device_allocator::granted(void const* p, int reader) const noexcept {
   return true;
 }
 
+memory_statistics device_allocator::statistics() const {
+  auto const all = tallies();
+  return counts_.read(all, {});
+}
+
+std::vector<observe::tally const*> device_allocator::tallies() const {
+  std::vector<observe::tally const*> all;
+  for (stream_memory const* m : memories()) all.push_back(&m->counts);
+  return all;
+}
+
+void device_allocator::reset_peak() {
+  for (stream_memory* m : memories()) {
+    base::lock_guard hold(m->lock);
+    m->counts.reset_peak();
+  }
+  counts_.reset_peak();
+}
+
+void device_allocator::reset_accumulated() { counts_.reset_accumulated(tallies(), {}); }
+
 memory_report device_allocator::report() const {
   memory_report out{};
   out.on = weir::device(device_);
-  memory_statistics const n = counts_.read();
+  memory_statistics const n = statistics();
   out.capacity = space_.info().total_memory;
   out.limit = counts_.limit();
   out.allocated = static_cast<std::size_t>(n.allocated_bytes.all.current);
@@ -215,7 +236,7 @@ std::vector<std::string> device_allocator::validate() const {
   }
   std::size_t orphaned = 0;
   for (handle const& h : *orphans_.lock()) orphaned += h.bytes;
-  memory_statistics const n = counts_.read();
+  memory_statistics const n = statistics();
   auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
     if (counted != static_cast<std::int64_t>(found)) {
       wrong.push_back("gpu:" + std::to_string(device_) + ": " + what + ": counted " + std::to_string(counted) + ", found " + std::to_string(found));
@@ -240,7 +261,7 @@ std::vector<std::string> device_allocator::validate() const {
 
 device_allocator::~device_allocator() {
   bool const reachable = !lost() && !process_is_ending() && !process_was_forked();
-  memory_statistics const n = counts_.read();
+  memory_statistics const n = statistics();
   if (n.allocation.all.current) {
     std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
                  static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));

@@ -26,7 +26,7 @@ std::size_t device_allocator::settle(stream_memory& m) {
   m.pending.settle([&](clock::stamp s, held_block& b) { return passed(home, s, b.since); },
                    [&](held_block const& b) {
                      bytes += b.bytes;
-                     counts_.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
+                     m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
                      if (b.whole) {
                        m.pieces.give(*b.whole, home.now().n);
                      } else if (m.small.give(*b.cut, b.index)) {
@@ -41,7 +41,7 @@ std::size_t device_allocator::poll_pending(stream_memory& m) {
   for (;;) {
     std::vector<clock::stamp> fronts;
     {
-      section const hold(m, counts_);
+      section const hold(m);
       bytes += settle(m);
       fronts = m.pending.fronts();
     }
@@ -56,7 +56,7 @@ std::size_t device_allocator::poll_pending(stream_memory& m) {
 
 void* device_allocator::own_pending(stream_memory& mine, request const& r) {
   {
-    section const hold(mine, counts_);
+    section const hold(mine);
     if (mine.pending.empty()) return nullptr;
     if (settle(mine)) {
       if (void* const p = warm(mine, r)) return p;
@@ -64,7 +64,7 @@ void* device_allocator::own_pending(stream_memory& mine, request const& r) {
     if (mine.pending.empty()) return nullptr;
   }
   if (!poll_pending(mine)) return nullptr;
-  section const hold(mine, counts_);
+  section const hold(mine);
   return warm(mine, r);
 }
 
@@ -75,7 +75,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
-    section const hold(*other, counts_);
+    section const hold(*other);
     std::uint64_t const id = other->home.load()->id();
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
@@ -83,7 +83,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
       return h.whole && h.stamps.size() == 1 && passed(home, {id, h.since}) && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
     if (other->pending.take(home.id(), suits, b)) {
-      counts_.held_no_more(observe::size_pool::large, b.bytes);
+      other->counts.held_no_more(observe::size_pool::large, b.bytes);
       b.whole->is = state::live;
       b.whole->marks.clear();
       return hand_out(*other, *b.whole, r, &home);
@@ -134,7 +134,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (!space_.maps()) return grow_segment(mine, r, out);
   growth g;
   {
-    section const hold(mine, counts_);
+    section const hold(mine);
     if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before
     std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
@@ -156,11 +156,12 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   driver::status const s = fill(g, made);
   if (!s.ok()) undo(made);
   std::size_t kept = made.orphaned;
-  section const hold(mine, counts_);
+  section const hold(mine);
   for (handle const& h : made.handles) {
     kept += h.bytes;
     in.set_pages(h, &(mine.handles[h.at] = h));
     counts_.handle_mapped();
+    mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
   }
   if (!s.ok()) {
     counts_.refund(g.missing_bytes - kept);
@@ -176,9 +177,10 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (r.size_class < 0) {
     out = hand_out(mine, *p, r, nullptr);
   } else {
+    mine.counts.run_cut(static_cast<std::int64_t>(p->bytes));
     counts_.run_cut(p->bytes);
     mine.small.add(*p, r.size_class);
-    out = hand_out(mine.small.take(r.size_class, r.bytes), r);
+    out = hand_out(mine, mine.small.take(r.size_class, r.bytes), r);
   }
   return {};
 }
@@ -186,7 +188,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
 driver::status device_allocator::grow_segment(stream_memory& mine, request const& r, void*& out) {
   std::size_t bytes = 0;
   {
-    section const hold(mine, counts_);
+    section const hold(mine);
     if ((out = warm(mine, r))) return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.next_run_bytes(r.size_class) + granule;
   }
@@ -198,12 +200,13 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
     note(got.is);
     return got.is;
   }
-  section const hold(mine, counts_);
+  section const hold(mine);
   region* const in = space_.adopt_segment(got.value, bytes, mine);
   handle const h{driver::memory_handle::none, got.value, bytes, own_bit()};
   in->set_pages(h, &(mine.handles[h.at] = h));
   mine.pieces.add_region(*in, state::free);
   counts_.handle_mapped();
+  mine.counts.mapped(static_cast<std::int64_t>(bytes));
   counts_.missed();
   out = warm(mine, r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};

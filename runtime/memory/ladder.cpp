@@ -22,7 +22,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   request const alone{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // everything that needs no rung
     {
-      section const hold(mine, counts_);
+      section const hold(mine);
       if ((out = warm(mine, r)) || (out = warm(mine, alone))) return true;
     }
     if ((out = from_others(mine, alone, ~std::size_t{0}))) return true;
@@ -93,7 +93,7 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r)
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
     {
-      section const hold(*m, counts_);
+      section const hold(*m);
       stream = m->home.load()->id();
       m->pieces.each_free([&](piece const& p) {
         if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
@@ -118,7 +118,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   // Its own blocks: wait for what other streams still do with them. The first that is large enough alone, else all.
   std::vector<clock::stamp> stamps;
   {
-    section const hold(mine, counts_);
+    section const hold(mine);
     bool alone = false;
     mine.pending.each([&](held_block const& b) {
       if (alone || !std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) return;
@@ -133,7 +133,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     if (home.wait(stamps[i]).ok()) counts_.waited();
   }
   if (!stamps.empty()) {
-    section const hold(mine, counts_);
+    section const hold(mine);
     gave += settle(mine);
   }
   if (gave) return nullptr;  // searched again by the caller
@@ -145,7 +145,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     if (other == &mine) continue;
     clock::stamp newest;
     {
-      section const hold(*other, counts_);
+      section const hold(*other);
       newest.stream = other->home.load()->id();
       settle(*other);
       other->pieces.each_free([&](piece const& p) {
@@ -192,7 +192,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
   std::size_t bytes = 0;
   std::vector<released> again;
   {
-    section const hold(m, counts_);
+    section const hold(m);
     again.swap(m.unusable);
   }
   for (released const& g : again) bytes += release(m, g);
@@ -201,7 +201,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     clock::stamp to_ask;
     std::vector<released> going;
     {
-      section const hold(m, counts_);
+      section const hold(m);
       while (slab* const s = m.small.any_empty()) return_run(m, *s);
       to_ask.stream = m.home.load()->id();
       going = m.pieces.reserve_handles(want - bytes, [&](handle const&, std::uint64_t freed) {
@@ -246,11 +246,12 @@ std::size_t device_allocator::release(stream_memory& m, released const& g) {
     bytes += h.bytes;
     if (!segment) release(h.physical, h.bytes, back);
   }
-  section const hold(m, counts_);
+  section const hold(m);
   for (handle const& h : gone) {
     g.in->set_pages(h, nullptr);
     m.handles.erase(h.at);
     counts_.handle_gone();
+    m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   }
   counts_.refund(bytes - back.orphaned);
   if (segment && gone.empty()) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));
@@ -270,7 +271,7 @@ bool device_allocator::wait_for_oldest() {
   bool collectives = false;
   std::vector<clock::stamp> incomplete;
   for (stream_memory* m : memories()) {
-    section const hold(*m, counts_);
+    section const hold(*m);
     clock::timeline const& home = *m->home.load();
     collectives |= home.carries_collectives();
     for (clock::stamp s : m->pending.fronts()) {
@@ -311,7 +312,7 @@ std::size_t device_allocator::empty_cache() {
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
       {
-        section const hold(*m, counts_);
+        section const hold(*m);
         settle(*m);
         fronts = m->pending.fronts();
       }
@@ -319,7 +320,7 @@ std::size_t device_allocator::empty_cache() {
       for (clock::stamp s : fronts) more &= await(s);
     }
     {
-      section const hold(*m, counts_);
+      section const hold(*m);
       newest.stream = m->home.load()->id();
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
       m->pieces.each_free([&](piece const& p) {

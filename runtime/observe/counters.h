@@ -1,10 +1,15 @@
-// Exact counts of one device's memory, each with its peak, kept together so that every reading of them adds up.
-// Threads: any; one short lock, under which nothing else is called.
+// Counts of one device's memory. What happens often is counted by a tally, one for each stream's memory, and summed on reading;
+// what asks the driver is counted in one place, where the limit is held.
+// Threads: a tally is written by whoever holds the lock of its memory and read by any; counters are for any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
+// Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
+// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of them.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "runtime/base/sync.h"
 #include "weir/stats.h"
@@ -13,6 +18,199 @@ namespace weir::observe {
 
 enum class size_pool : std::uint8_t { small, large };  // small: a slot of a slab
 
+// What thread caches know better than the tally of their memory: it counts the slots they hold as taken.
+struct lent_slots {
+  std::int64_t held = 0, held_bytes = 0;   // now in a cache
+  std::int64_t unused_bytes = 0;           // of slots taken from caches less those given back there: their size less what was asked
+  std::int64_t taken = 0, taken_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;  // ever
+  lent_slots& operator+=(lent_slots const& o) noexcept {
+    held += o.held, held_bytes += o.held_bytes, unused_bytes += o.unused_bytes;
+    taken += o.taken, taken_bytes += o.taken_bytes, taken_requested += o.taken_requested;
+    given += o.given, given_bytes += o.given_bytes, given_requested += o.given_requested;
+    return *this;
+  }
+};
+
+// The levels that have a peak and change with every allocation, of small, large and all.
+enum class level : std::uint8_t { allocation, active, allocated_bytes, active_bytes, requested_bytes };
+inline constexpr std::size_t levels = 5;
+using by_pool = std::array<std::int64_t, 3>;  // small, large, all
+using level_values = std::array<by_pool, levels>;
+
+// The tallies of one device add up here when there are several of them.
+class shared_levels {
+ public:
+  // A tally's level may reach `now` from now on; the others were told `told` before.
+  void tell(level_values const& now, level_values& told) noexcept {
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) {
+        std::int64_t const change = now[k][p] - told[k][p];
+        if (change == 0) continue;
+        std::int64_t const sum = sums_[k][p].fetch_add(change, base::memory_order_relaxed) + change;
+        peaks_[k][p].raise(sum, base::memory_order_relaxed);
+        told[k][p] = now[k][p];
+      }
+    }
+  }
+  void raise(level_values const& to) noexcept {
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].raise(to[k][p]);
+    }
+  }
+  void lower() noexcept {
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].store(sums_[k][p].load());
+    }
+  }
+  std::int64_t peak(level k, std::size_t p) const noexcept { return peaks_[static_cast<std::size_t>(k)][p].load(base::memory_order_relaxed); }
+
+ private:
+  std::array<std::array<base::atomic<std::int64_t>, 3>, levels> sums_{}, peaks_{};
+};
+
+// Of one stream's memory. Sums that only grow; what is now is their difference, and peaks are looked at where the direction turns.
+class tally {
+ public:
+  static constexpr std::int64_t slack_bytes = 32 << 20, slack_blocks = 4096;
+  tally() = default;
+  tally(tally const&) = delete;
+
+  void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept { take(p, 1, as(rounded), as(requested), taken_); }
+  void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
+    give(p, 1, as(rounded), as(requested), given_);
+    regain(requested);
+  }
+  void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {   // given back, but other streams may still use it
+    give(p, 1, as(rounded), as(requested), given_);
+    at(held_, p).add(1, as(rounded), 0);
+    for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
+  }
+  void held_no_more(size_pool p, std::size_t rounded) noexcept { at(settled_, p).add(1, as(rounded), 0); }
+  // Slots go to a thread's cache, or come back from one.
+  void lent(std::int64_t slots, std::size_t bytes) noexcept { take(size_pool::small, slots, as(bytes), as(bytes), lent_); }
+  void returned(std::int64_t slots, std::size_t bytes) noexcept {
+    give(size_pool::small, slots, as(bytes), as(bytes), returned_);
+    regain(bytes);
+  }
+  void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
+  void run_cut(std::int64_t bytes) noexcept { map(size_pool::small, bytes), map(size_pool::large, -bytes); }  // negative: returned
+  void free_pieces(std::int64_t change) noexcept {
+    if (change > 0) pieces_made_.add(change);
+    if (change < 0) pieces_gone_.add(-change);
+    pieces_peak_.raise(pieces_made_.get() - pieces_gone_.get());
+  }
+  // From now on there are others: what this one holds is told to them.
+  void share(shared_levels& with) noexcept {
+    if (shared_) return;
+    shared_ = &with;
+    note_peaks();
+    with.raise(peaks());
+    tell();
+  }
+  void reset_peak() noexcept {
+    auto const now = current();
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
+    }
+    for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
+    pieces_peak_.set(pieces_made_.get() - pieces_gone_.get());
+    if (shared_) tell();
+  }
+
+ private:
+  friend class counters;
+  using cell = base::single_writer<std::int64_t>;
+  struct sums {
+    cell blocks, bytes, requested;
+    void add(std::int64_t n, std::int64_t b, std::int64_t r) noexcept { blocks.add(n), bytes.add(b), requested.add(r); }
+  };
+  using pools = std::array<sums, 2>;
+  static constexpr std::size_t all = 2;
+  static std::int64_t as(std::size_t bytes) noexcept { return static_cast<std::int64_t>(bytes); }
+  static std::size_t index(size_pool p) noexcept { return static_cast<std::size_t>(p); }
+  static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
+
+  void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+    at(as_what, p).add(n, bytes, requested);
+    if (!rising_) {
+      rising_ = true;
+      for (std::size_t q = 0; q < 3; ++q) cached_peak_[q].raise(cached(q) + (q != all && q != index(p) ? 0 : bytes));
+    }
+    credit_ -= bytes, credit_blocks_ -= n;
+    if ((credit_ < 0 || credit_blocks_ < 0) && shared_) tell();
+  }
+  void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+    if (rising_) {
+      rising_ = false;
+      note_peaks();
+    }
+    at(as_what, p).add(n, bytes, requested);
+  }
+  void regain(std::size_t bytes) noexcept {
+    credit_ += as(bytes), ++credit_blocks_;
+    if (credit_ > most_credit_ && shared_) tell();
+  }
+  void map(size_pool p, std::int64_t bytes) noexcept {
+    mapped_[index(p)].add(bytes);
+    if (bytes > 0) note_cached();
+  }
+  std::int64_t of(pools const& s, std::size_t p, cell sums::* what) const noexcept { return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get(); }
+  std::int64_t live(std::size_t p, cell sums::* what) const noexcept { return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what); }
+  std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) - of(settled_, p, &sums::bytes); }
+  std::int64_t cached(std::size_t p) const noexcept {
+    return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p);
+  }
+  level_values current() const noexcept {
+    level_values out;
+    for (std::size_t p = 0; p < 3; ++p) {
+      std::int64_t const blocks = live(p, &sums::blocks), bytes = live(p, &sums::bytes);
+      out[0][p] = blocks;
+      out[1][p] = blocks + of(held_, p, &sums::blocks) - of(settled_, p, &sums::blocks);
+      out[2][p] = bytes;
+      out[3][p] = bytes + pending(p);
+      out[4][p] = live(p, &sums::requested);
+    }
+    return out;
+  }
+  level_values peaks() const noexcept {
+    level_values out = current();
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) out[k][p] = std::max(out[k][p], peaks_[k][p].get());
+    }
+    return out;
+  }
+  void note_peaks() noexcept {
+    auto const now = current();
+    for (std::size_t k = 0; k < levels; ++k) {
+      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].raise(now[k][p]);
+    }
+  }
+  void note_cached() noexcept {
+    for (std::size_t p = 0; p < 3; ++p) cached_peak_[p].raise(cached(p));
+  }
+  void tell() noexcept {
+    auto now = current();
+    std::int64_t const bytes = std::max(slack_bytes / 4, now[3][all] / 64);
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += slack_blocks;
+      for (level k : {level::allocated_bytes, level::active_bytes, level::requested_bytes}) now[static_cast<std::size_t>(k)][p] += bytes;
+    }
+    shared_->tell(now, told_);
+    credit_ = bytes, credit_blocks_ = slack_blocks;
+    most_credit_ = std::max(slack_bytes, now[3][all] / 8);
+  }
+
+  pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
+  std::array<cell, 2> mapped_{};
+  std::array<std::array<cell, 3>, levels> peaks_{};
+  std::array<cell, 3> pending_peak_{}, cached_peak_{};
+  cell pieces_made_, pieces_gone_, pieces_peak_;
+  bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
+  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0;  // how much the level may still rise before the others must be told
+  shared_levels* shared_ = nullptr;
+  level_values told_{};
+};
+
 class counters {
  public:
   // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved would pass the limit.
@@ -20,60 +218,21 @@ class counters {
     lock_guard hold(lock_);
     if (limit_ && static_cast<std::size_t>(now_.reserved_bytes.all.current) + bytes > limit_) return false;
     both(now_.reserved_bytes, size_pool::large, as(bytes));
-    both(now_.cached_bytes, size_pool::large, as(bytes));
     return true;
   }
   void refund(std::size_t bytes) {  // what was charged was refused, or has been given back to the driver
     lock_guard hold(lock_);
     both(now_.reserved_bytes, size_pool::large, -as(bytes));
-    both(now_.cached_bytes, size_pool::large, -as(bytes));
   }
   void handle_mapped() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1), ++n.pages_mapped; }); }
   void handle_gone() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, -1); }); }
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
-
-  void allocated(size_pool p, std::size_t rounded, std::size_t requested) {
-    edit([&](memory_statistics& n) {
-      both(n.allocation, p, 1);
-      both(n.active, p, 1);
-      both(n.allocated_bytes, p, as(rounded));
-      both(n.active_bytes, p, as(rounded));
-      both(n.requested_bytes, p, as(requested));
-      both(n.cached_bytes, p, -as(rounded));
-    });
-  }
-  // Given back, and usable by its stream at once.
-  void freed(size_pool p, std::size_t rounded, std::size_t requested) {
-    edit([&](memory_statistics& n) {
-      out(n, p, rounded, requested);
-      both(n.active, p, -1);
-      both(n.active_bytes, p, -as(rounded));
-      both(n.cached_bytes, p, as(rounded));
-    });
-  }
-  // Given back, but other streams may still use it.
-  void held(size_pool p, std::size_t rounded, std::size_t requested) {
-    edit([&](memory_statistics& n) {
-      out(n, p, rounded, requested);
-      both(n.pending_bytes, p, as(rounded));
-    });
-  }
-  void held_no_more(size_pool p, std::size_t rounded) {
-    edit([&](memory_statistics& n) {
-      both(n.active, p, -1);
-      both(n.active_bytes, p, -as(rounded));
-      both(n.pending_bytes, p, -as(rounded));
-      both(n.cached_bytes, p, as(rounded));
-    });
-  }
-  void free_pieces(std::int64_t change) {
-    if (change) edit([&](memory_statistics& n) { both(n.inactive, size_pool::large, change); });
-  }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
   void waited() { edit([](memory_statistics& n) { ++n.waits_inserted; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
+  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
 
   void set_limit(std::size_t bytes) {
     lock_guard hold(lock_);
@@ -83,24 +242,29 @@ class counters {
     lock_guard hold(lock_);
     return limit_;
   }
-  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
-  memory_statistics read() const {
+  shared_levels& shared() noexcept { return shared_; }
+
+  // What all tallies say together, `lent` being what thread caches know better.
+  memory_statistics read(std::span<tally const* const> tallies, lent_slots const& lent) const {
     lock_guard hold(lock_);
-    memory_statistics out = now_;
-    out.cache_hits = static_cast<std::uint64_t>(now_.allocation.all.allocated) - misses_;
+    memory_statistics out = since(sum(tallies, lent), base_);
+    out.cache_hits = static_cast<std::uint64_t>(std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
     return out;
   }
+  // Requires: the locks of all tallies' memories have been taken in turn to reset them, see tally::reset_peak.
   void reset_peak() {
-    edit([](memory_statistics& n) {
-      each(n, [](stat& s) { s.peak = s.current; });
+    edit([this](memory_statistics& n) {
+      for (stat_by_size* s : {&n.segment, &n.reserved_bytes}) {
+        for (stat* t : {&s->all, &s->small, &s->large}) t->peak = t->current;
+      }
+      shared_.lower();
     });
   }
-  void reset_accumulated() {
-    edit([this](memory_statistics& n) {
-      each(n, [](stat& s) { s.allocated = s.freed = 0; });
-      misses_ = 0;
-      n.num_ooms = n.num_alloc_retries = n.fences = n.waits_inserted = n.pages_mapped = 0;
-    });
+  void reset_accumulated(std::span<tally const* const> tallies, lent_slots const& lent) {
+    lock_guard hold(lock_);
+    misses_ = 0;
+    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.pages_mapped = 0;
+    base_ = sum(tallies, lent);
   }
 
  private:
@@ -115,18 +279,20 @@ class counters {
     add(s.all, change);
     add(p == size_pool::small ? s.small : s.large, change);
   }
-  static void out(memory_statistics& n, size_pool p, std::size_t rounded, std::size_t requested) noexcept {
-    both(n.allocation, p, -1);
-    both(n.allocated_bytes, p, -as(rounded));
-    both(n.requested_bytes, p, -as(requested));
+  static std::array<stat*, 3> parts(stat_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
+  static std::array<stat_by_size*, 10> each(memory_statistics& n) noexcept {
+    return {&n.allocation, &n.segment, &n.active, &n.inactive, &n.allocated_bytes, &n.requested_bytes, &n.reserved_bytes, &n.active_bytes, &n.pending_bytes, &n.cached_bytes};
   }
-  template <class Do>
-  static void each(memory_statistics& n, Do act) {
-    for (stat_by_size* s : {&n.allocation, &n.segment, &n.active, &n.inactive, &n.allocated_bytes, &n.requested_bytes, &n.reserved_bytes, &n.active_bytes,
-                            &n.pending_bytes, &n.cached_bytes}) {
-      act(s->all), act(s->small), act(s->large);
+  // The same with the totals counted from `base` on.
+  static memory_statistics since(memory_statistics n, memory_statistics base) noexcept {
+    auto const now = each(n), then = each(base);
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      auto const a = parts(*now[i]), b = parts(*then[i]);
+      for (std::size_t p = 0; p < 3; ++p) a[p]->allocated -= b[p]->allocated, a[p]->freed -= b[p]->freed;
     }
+    return n;
   }
+  memory_statistics sum(std::span<tally const* const> tallies, lent_slots const&) const noexcept;  // Requires: lock_
   template <class Do>
   void edit(Do act) {
     lock_guard hold(lock_);
@@ -134,16 +300,16 @@ class counters {
   }
   void move_run(std::int64_t bytes) {
     lock_guard hold(lock_);
-    for (stat_by_size* s : {&now_.reserved_bytes, &now_.cached_bytes}) {
-      add(s->small, bytes);
-      add(s->large, -bytes);
-    }
+    add(now_.reserved_bytes.small, bytes);
+    add(now_.reserved_bytes.large, -bytes);
   }
 
   mutable base::mutex lock_;
-  memory_statistics now_{};
+  memory_statistics now_{};   // segment, reserved_bytes and the plain numbers; the rest is in the tallies
+  memory_statistics base_{};  // totals when they were last reset
   std::size_t limit_ = 0;
   std::uint64_t misses_ = 0;
+  shared_levels shared_;
 };
 
 }  // namespace weir::observe

@@ -2,7 +2,9 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
+#include <random>
 #include <sstream>
 
 #include "runtime/observe/counters.h"
@@ -18,17 +20,22 @@ struct worked : ::testing::Test {
   worked() {
     EXPECT_TRUE(c.charge(1'000'000));
     c.handle_mapped();
+    t.mapped(1'000'000);
     c.run_cut(65'536);
-    for (int i = 0; i < 5; ++i) c.allocated(size_pool::small, 512, 500);
-    for (int i = 0; i < 3; ++i) c.allocated(size_pool::large, 100'352, 100'000);
-    c.freed(size_pool::small, 512, 500);
-    c.held(size_pool::large, 100'352, 100'000);
+    t.run_cut(65'536);
+    for (int i = 0; i < 5; ++i) t.allocated(size_pool::small, 512, 500);
+    for (int i = 0; i < 3; ++i) t.allocated(size_pool::large, 100'352, 100'000);
+    t.freed(size_pool::small, 512, 500);
+    t.held(size_pool::large, 100'352, 100'000);
   }
+  memory_statistics read() const { return c.read(all, {}); }
   counters c;
+  observe::tally t;
+  std::array<observe::tally const*, 1> const all{&t};
 };
 
 TEST_F(worked, reserved_is_allocated_and_pending_and_cached_for_every_size) {
-  auto const n = c.read();
+  auto const n = read();
   for (auto part : {&stat_by_size::all, &stat_by_size::small, &stat_by_size::large}) {
     EXPECT_EQ((n.reserved_bytes.*part).current, (n.allocated_bytes.*part).current + (n.pending_bytes.*part).current + (n.cached_bytes.*part).current);
   }
@@ -36,18 +43,50 @@ TEST_F(worked, reserved_is_allocated_and_pending_and_cached_for_every_size) {
 }
 
 TEST_F(worked, peaks_stay_and_totals_grow_until_they_are_reset) {
-  auto n = c.read();
+  auto n = read();
   EXPECT_EQ(n.allocated_bytes.all.peak, 5 * 512 + 3 * 100'352);
   EXPECT_EQ(n.allocated_bytes.all.current, 4 * 512 + 2 * 100'352);
   EXPECT_EQ(n.allocation.small.allocated, 5);
   EXPECT_EQ(n.allocation.small.freed, 1);
+  t.reset_peak();
   c.reset_peak();
-  c.reset_accumulated();
-  n = c.read();
+  c.reset_accumulated(all, {});
+  n = read();
   EXPECT_EQ(n.allocated_bytes.all.peak, n.allocated_bytes.all.current);
   EXPECT_EQ(n.allocation.small.allocated, 0);
   EXPECT_EQ(n.allocation.small.current, 4);
   EXPECT_EQ(n.cache_hits, 0u);
+}
+
+TEST_F(worked, with_several_tallies_peaks_err_upward_by_no_more_than_stated) {
+  observe::tally other;
+  t.share(c.shared());
+  other.share(c.shared());
+  std::array<observe::tally const*, 2> const both{&t, &other};
+  std::int64_t live = read().allocated_bytes.all.current, highest = read().allocated_bytes.all.peak;
+  std::mt19937_64 random(7);
+  std::array<std::vector<std::size_t>, 2> blocks;
+  for (int i = 0; i < 20'000; ++i) {
+    std::size_t const k = random() % 2;
+    observe::tally& of = k ? other : t;
+    if (blocks[k].empty() || random() % 2) {
+      std::size_t const bytes = (random() % 64 + 1) << 15;
+      blocks[k].push_back(bytes);
+      of.allocated(size_pool::large, bytes, bytes - random() % 100);
+      live += static_cast<std::int64_t>(bytes);
+    } else {
+      std::swap(blocks[k][random() % blocks[k].size()], blocks[k].back());
+      of.freed(size_pool::large, blocks[k].back(), blocks[k].back() - 10);
+      live -= static_cast<std::int64_t>(blocks[k].back());
+      blocks[k].pop_back();
+    }
+    highest = std::max(highest, live);
+    if (i % 100) continue;
+    auto const n = c.read(both, {});
+    ASSERT_EQ(n.allocated_bytes.all.current, live);
+    ASSERT_GE(n.allocated_bytes.all.peak, highest);
+    ASSERT_LE(n.allocated_bytes.all.peak, highest + 2 * std::max(observe::tally::slack_bytes, highest / 8));
+  }
 }
 
 TEST_F(worked, the_limit_counts_what_is_reserved) {
@@ -55,14 +94,14 @@ TEST_F(worked, the_limit_counts_what_is_reserved) {
   EXPECT_FALSE(c.charge(100'001));
   EXPECT_TRUE(c.charge(100'000));
   c.refund(100'000);
-  EXPECT_EQ(c.read().reserved_bytes.all.current, 1'000'000);
+  EXPECT_EQ(read().reserved_bytes.all.current, 1'000'000);
 }
 
 TEST_F(worked, the_summarys_byte_columns_add_up) {
   memory_report now{};
   now.on = device(1);
   now.capacity = 16'000'000'000;
-  std::string const text = report::summary(c.read(), now);
+  std::string const text = report::summary(read(), now);
   std::istringstream lines(text);
   std::map<std::string, std::vector<long long>> rows;
   int count = 0;
@@ -85,7 +124,7 @@ TEST_F(worked, the_summarys_byte_columns_add_up) {
 }
 
 TEST_F(worked, flat_has_torchs_keys_in_torchs_order) {
-  auto const flat = c.read().flat();
+  auto const flat = read().flat();
   EXPECT_TRUE(std::is_sorted(flat.begin(), flat.end(), [](auto const& a, auto const& b) { return a.first < b.first; }));
   std::map<std::string, std::int64_t> const by_name(flat.begin(), flat.end());
   EXPECT_EQ(by_name.size(), flat.size());

@@ -1,0 +1,60 @@
+// The sum over all tallies of a device, in torch's words.
+// Threads: any.
+#include "runtime/observe/counters.h"
+
+#include <algorithm>
+
+namespace weir::observe {
+
+memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slots const& lent) const noexcept {
+  using sums = tally::sums;
+  memory_statistics out = now_;
+  auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes), requested = parts(out.requested_bytes),
+             active_bytes = parts(out.active_bytes), pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
+  std::array<std::array<stat*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
+  level_values now{}, peak{};
+  for (tally const* const t : tallies) {
+    auto const now_here = t->current(), peak_here = t->peaks();
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (std::size_t k = 0; k < levels; ++k) now[k][p] += now_here[k][p], peak[k][p] += peak_here[k][p];
+      auto const ever = [&](tally::pools const& s, tally::cell sums::* what) { return t->of(s, p, what); };
+      allocation[p]->allocated += ever(t->taken_, &sums::blocks), allocation[p]->freed += ever(t->given_, &sums::blocks);
+      allocated[p]->allocated += ever(t->taken_, &sums::bytes), allocated[p]->freed += ever(t->given_, &sums::bytes);
+      requested[p]->allocated += ever(t->taken_, &sums::requested), requested[p]->freed += ever(t->given_, &sums::requested);
+      pending[p]->allocated += ever(t->held_, &sums::bytes), pending[p]->freed += ever(t->settled_, &sums::bytes);
+      active[p]->allocated += ever(t->taken_, &sums::blocks);
+      active[p]->freed += ever(t->given_, &sums::blocks) - ever(t->held_, &sums::blocks) + ever(t->settled_, &sums::blocks);
+      pending[p]->peak += t->pending_peak_[p].get();
+      cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
+    }
+    for (stat* s : {&out.inactive.all, &out.inactive.large}) {
+      s->allocated += t->pieces_made_.get(), s->freed += t->pieces_gone_.get(), s->peak += t->pieces_peak_.get();
+    }
+  }
+  for (std::size_t p : {std::size_t{0}, tally::all}) {  // thread caches hold small blocks alone
+    for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] -= lent.held;
+    for (level k : {level::allocated_bytes, level::active_bytes}) now[static_cast<std::size_t>(k)][p] -= lent.held_bytes;
+    now[static_cast<std::size_t>(level::requested_bytes)][p] -= lent.held_bytes + lent.unused_bytes;
+    for (auto const& s : {allocation, active}) s[p]->allocated += lent.taken, s[p]->freed += lent.given;
+    allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
+    requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
+  }
+  for (std::size_t p = 0; p < 3; ++p) {
+    for (std::size_t k = 0; k < levels; ++k) {
+      std::int64_t const known = tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
+      with_peak[k][p]->current = now[k][p];
+      with_peak[k][p]->peak = std::max(known, now[k][p]);
+    }
+    pending[p]->current = active_bytes[p]->current - allocated[p]->current;
+    active_bytes[p]->allocated = allocated[p]->allocated;
+    active_bytes[p]->freed = allocated[p]->freed - pending[p]->allocated + pending[p]->freed;
+    cached[p]->current = reserved[p]->current - active_bytes[p]->current;
+    cached[p]->allocated = active_bytes[p]->freed + reserved[p]->allocated;
+    cached[p]->freed = allocated[p]->allocated + reserved[p]->freed;
+    cached[p]->peak = std::max(cached[p]->peak, cached[p]->current);
+  }
+  for (stat* s : {&out.inactive.all, &out.inactive.large}) s->current = s->allocated - s->freed;
+  return out;
+}
+
+}  // namespace weir::observe
