@@ -63,7 +63,7 @@ bool event::query() const {
   if (!line) return true;
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return true;
-  auto const s = line->owner().machine().query_event(now.event->handle());
+  auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
   if (s.what == driver::code::not_ready) return false;
   require(s, "event::query", streams::describe(*line), "", here::current());
   clocks.note_complete(*line, now.last);
@@ -78,7 +78,7 @@ void event::synchronize(here at) const {
   if (!line) return;
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return;
-  require(line->owner().machine().synchronize_event(now.event->handle()), "event::synchronize", streams::describe(*line), "", at);
+  require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
 }
 
@@ -99,7 +99,7 @@ milliseconds event::elapsed_time(event const& end, here at) const {
   }
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
   if (ms.is.what == driver::code::not_ready) refuse("the work between the events is not done", "Synchronize with the end event first");
-  require(ms.is, "event::elapsed_time", streams::describe(*from), "", at);
+  require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
   return milliseconds(ms.value);
 }
 

@@ -111,12 +111,7 @@ class touches {
 
 void require_of(clock::timeline& line, driver::status s, std::string_view what, here at) {
   if (s.ok()) [[likely]] return;
-  if (s.what == driver::code::lost) {
-    if (auto* devices = line.owner().part_if_made<memory::device_memory>()) {
-      if (auto* its = devices->if_made(line.device())) its->note_lost();
-    }
-  }
-  throw_refusal(s, what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()), "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line", at);
+  throw_refusal(line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()), "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line", at);
 }
 
 }  // namespace

@@ -159,6 +159,9 @@ struct staging::state {
 
   void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
     auto const captured = owner.machine().capturing(line.device(), line.handle());
+    if (captured.is.what == driver::code::lost) {
+      throw_refusal(line.note(captured.is), "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()), "", where);
+    }
     if (captured.ok() && captured.value) {
       throw invalid_use("copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
                         "Capture copies of pinned memory: a slot could not be kept for every replay", where);
@@ -267,7 +270,7 @@ void staging::to_host(clock::timeline& line, void* dst, void const* src, std::si
       enqueue_copy(line, through, at(src, offset), part.bytes, where);
       auto const queued = my.owner.machine().host_function(line.device(), line.handle(), {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
-        throw_refusal(queued, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
+        throw_refusal(line.note(queued), "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
                       queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again", where);
       }
     }

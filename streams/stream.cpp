@@ -78,7 +78,7 @@ event stream_ref::record_event(here at) const {
 bool stream_ref::is_capturing() const {
   auto& line = streams::line_or_throw(*this, "stream::is_capturing", here::current());
   auto const r = line.owner().machine().capturing(line.device(), line.handle());
-  require(r.is, "stream::is_capturing", streams::describe(line), "", here::current());
+  require(line.note(r.is), "stream::is_capturing", streams::describe(line), "", here::current());
   return r.value;
 }
 

@@ -187,7 +187,7 @@ status timeline::synchronize(std::uint64_t n) {
       if (s.ok()) observe(n, knowledge());
       return s;
     }
-    if (!f.ok()) return f.is;
+    if (!f.ok()) return f.is.what == code::lost ? f.is : synchronize();  // no fence to be had: the stream itself
     if (auto const s = note(common_->machine.synchronize_event(f.value->event->handle())); !s.ok()) return s;
     if (f.value->stale.load()) continue;
     observe(f.value->n, f.value->seen);

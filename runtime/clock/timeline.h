@@ -67,6 +67,9 @@ class timeline final {
   // meanwhile, by another thread. An event whose native handle was given away is waited for, and nothing is concluded.
   driver::status wait(fence_ref const&, timeline& recorded_on);
 
+  // Remembers the device as lost when that says so. Returns: the same. Requires: the answer of a call that concerns this stream's device alone.
+  driver::status note(driver::status) const noexcept;
+
   driver::result<bool> query();      // is all work given so far complete? One driver call
   driver::status synchronize();      // Blocks: until it is
 
@@ -97,7 +100,6 @@ class timeline final {
   driver::result<bool> ask(fence_ref const&);         // is this fence complete? One driver call. not_ready: the fence went stale meanwhile
   driver::result<bool> poll(std::uint64_t n);
   driver::status synchronize(std::uint64_t n);
-  driver::status note(driver::status) const noexcept; // remembers a lost device
   std::vector<std::string> validate() const;
 
   std::uint64_t const id_;
