@@ -159,30 +159,31 @@ links::~links() {
   }
 }
 
-driver::peer_info links::told(int from, int to) {
+driver::result<driver::peer_info> links::told(int from, int to) {
   auto& my = *state_;
   {
     auto p = my.in.lock();
     auto const& one = p->pairs[my.index(from, to)];
-    if (one.asked) return one.told;
+    if (one.asked) return {{}, one.told};
   }
   auto const answer = my.owner.machine().peer(from, to);
-  if (!answer.ok()) return {};  // not this time
+  if (!answer.ok()) return answer;
   auto p = my.in.lock();
   auto& one = p->pairs[my.index(from, to)];
   one.asked = true;
   one.told = answer.value;
-  return one.told;
+  return answer;
 }
 
 links::trust links::known(int from, int to) {
   if (from == to) return trust::proven;
-  bool const access = told(from, to).access;
+  bool const access = told(from, to).value.access;
   auto const is = state_->in.lock()->pairs[state_->index(from, to)].is;
   return access ? is : trust::refused;
 }
 
 links::trust links::prove(int from, int to, here at) {
+  if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
   auto is = known(from, to);
   if (is != trust::claimed) return is;
   auto& my = *state_;
@@ -233,7 +234,7 @@ std::vector<link> links() {
         continue;
       }
       bool const verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
-      auto const told = all.told(from, to);
+      auto const told = all.told(from, to).value;
       auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
       table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
     }
@@ -244,6 +245,7 @@ std::vector<link> links() {
 bool can_access_peer(device from, device to) {
   auto& r = streams::current_runtime();
   int const reader = streams::resolve(from, r, "can_access_peer", here::current()), owner = streams::resolve(to, r, "can_access_peer", here::current());
+  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", here::current());
   auto const known = links_of(r).known(reader, owner);
   return known == peer::links::trust::claimed || known == peer::links::trust::proven;
 }
