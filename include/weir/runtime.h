@@ -22,6 +22,7 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   } how = running::threads;
   std::uint64_t seed = 0;  // 0: a fresh one
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
+  bool maps = true;  // false: devices without virtual memory management, as some virtual GPUs are: memory comes in whole segments
 };
 
 struct options {

@@ -62,6 +62,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       how_(like.how),
       granularity_(page_of(like.how)),
       bytes_(like.memory / granularity_ * granularity_),
+      maps_(like.maps),
       generation_(os::fork_generation()),
       tape_(seed),
       pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded}),
@@ -136,6 +137,7 @@ result<device_info> machine::info(int device) {
   i.multi_processor_count = 1;
   i.pci_bus_id = "sim:" + std::to_string(device);
   i.uuid = "SIM-" + std::to_string(device);
+  i.maps = maps_;
   return {fine, std::move(i)};
 }
 

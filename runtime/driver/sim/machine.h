@@ -19,7 +19,9 @@ class controls {
   virtual bool step(int device, stream_handle) = 0;                    // stepped: runs the stream's next operation; false: nothing can run
   virtual bool run() = 0;                                              // until all is done or all wait; true: all done
   virtual std::string stuck() const = 0;                               // after run() answered false: the circle of streams and events, in words
-  virtual void fail_call(std::string_view call, std::uint64_t k, code) = 0;  // the k-th from now of that seam call ("map", "create", … or "any") is refused with that code; k = 1 is the next
+  virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;  // the k-th from now of that seam call ("map", "create", … or "any") is refused with that code; k = 1 is the next. Returns: its number, for cancel_failure; 0: no such call, or k is 0
+  virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: it was still to come
+  virtual void forget_failures() = 0;
   virtual void lose(int device) = 0;                                   // a sticky error, now
   virtual void cut(int from, int to) = 0;                              // the peer link from -> to vanishes
   virtual void use_up(int device, std::size_t bytes) = 0;              // another process takes room

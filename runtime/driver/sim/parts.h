@@ -94,6 +94,7 @@ class machine final : public driver, public controls {
   int const devices_;
   weir::simulated::running const how_;
   std::size_t const granularity_, bytes_;
+  bool const maps_;                 // told by info() alone: what is asked all the same still works
   std::uint64_t const generation_;  // of the process that made this
   tape tape_;
   sim::memory pages_;
