@@ -21,8 +21,11 @@ simulation simulation::of(runtime& r, here at) {
 
 int simulation::ordinal(device d, std::string_view operation) const { return streams::resolve(d, runtime_->get(), operation, here::current()); }
 
-bool simulation::step(stream_ref s) {
-  clock::timeline& line = streams::line_or_throw(s, "simulation::step", here::current());
+bool simulation::step(stream_ref s, here at) {
+  clock::timeline& line = streams::line_or_throw(s, "simulation::step", at);
+  if (line.owner().machine().moves_by_itself()) {
+    throw invalid_use("simulation::step", streams::describe(line) + ", which the machine's own threads move", "Make it with simulated{.how = simulated::running::stepped}", at);
+  }
   return controls_->step(line.device(), line.handle());
 }
 
@@ -31,14 +34,17 @@ void simulation::run(here at) {
   throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
 }
 
-void simulation::fail_call(std::string_view call, std::uint64_t k) {
+std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::faulty::call_names();
   auto const refuse = [](std::string operands, std::string remedy) { throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), here::current()); };
   if (std::find(names.begin(), names.end(), call) == names.end()) refuse("no call is named \"" + std::string(call) + "\"", "Did you mean " + std::string(nearest(call, names)) + "?");
   if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
-  controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
+  return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }
+
+bool simulation::cancel_failure(std::uint64_t number) { return controls_->cancel_failure(number); }
+void simulation::forget_failures() { controls_->forget_failures(); }
 
 void simulation::lose(device d) { controls_->lose(ordinal(d, "simulation::lose")); }
 void simulation::cut(device from, device to) { controls_->cut(ordinal(from, "simulation::cut"), ordinal(to, "simulation::cut")); }

@@ -18,11 +18,15 @@ class simulation {  // a view of a runtime's machine: valid while the runtime is
  public:
   static simulation of(runtime&, here = here::current());  // Throws: invalid_use on a real machine
 
-  bool step(stream_ref);  // running::stepped: the next piece of work of this stream. Returns: false when nothing can run
+  // The next piece of work of this stream. Returns: false when nothing can run. Throws: invalid_use when threads move it
+  bool step(stream_ref, here = here::current());
   void run(here = here::current());  // until all is done. Throws: invalid_use naming the circle when all that is left waits
   // The k-th of that seam call from now is refused, once: "map", "create", "copy", … or "any"; k = 1 is the next. Calls
   // that take memory answer "out of memory", others "failed".
-  void fail_call(std::string_view call, std::uint64_t k);
+  // Returns: its number, for cancel_failure.
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k);
+  bool cancel_failure(std::uint64_t number);  // Returns: false when it has been refused already
+  void forget_failures();                     // all that were ordered and did not come yet
   void lose(device);                    // a sticky error, now
   void cut(device from, device to);     // the peer link from -> to vanishes
   void use_up(device, size_t bytes);    // another process takes room

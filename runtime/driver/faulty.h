@@ -1,11 +1,11 @@
-// A driver in front of any other that refuses calls on demand: the k-th of a kind, with a given code.
-// Threads: as the seam.
+// A driver in front of any other that refuses calls on demand: the k-th of a kind, alone or with those after it, with a given code.
+// Threads: as the seam; orders may be given and cancelled from any thread.
 #pragma once
 #include <span>
 #include <string_view>
 
 #include "runtime/base/sync.h"
-#include "runtime/driver/driver.h"
+#include "runtime/driver/calls.h"
 
 namespace weir::driver {
 
@@ -14,12 +14,34 @@ class faulty : public driver {
   explicit faulty(std::unique_ptr<driver> inner) : inner_(std::move(inner)) {}
   driver& inner() const noexcept { return *inner_; }
 
-  // The k-th call from now of that name is refused with that code and does not reach the driver behind; k = 1 is the next.
-  // "any": of whatever name. Orders add up. Requires: k > 0 and a name in call_names(), else nothing happens and false comes back.
-  bool fail_call(std::string_view call, std::uint64_t k, code);
+  static constexpr std::uint64_t without_end = ~std::uint64_t{0};
+  struct order {
+    call of = call::any;
+    std::uint64_t k = 1;       // the k-th from now; 1 is the next
+    code with = code::failed;
+    std::uint64_t more = 0;    // how many of those after it are refused too: without_end is "from k on", a few are its unwinding
+    bool by_contract = true;   // only calls that may answer so: when the k-th may not, the first after it that may
+  };
+  // Refused calls do not reach the driver behind. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
+  std::uint64_t refuse(order);
+  // The same by name, whatever the call's contract says. 0 also: no such name in call_names().
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code);
+  bool cancel(std::uint64_t number);  // Returns: it was still there
   void forget_orders();
+  std::size_t orders_left() const;
   std::uint64_t calls_so_far() const noexcept { return calls_.load(base::memory_order_relaxed); }  // that can be refused
-  static std::span<std::string_view const> call_names() noexcept;  // every call that can be refused, then "any"
+  static std::span<std::string_view const> call_names() noexcept { return weir::driver::call_names; }     // every call that can be refused, then "any"
+
+  // Looks on from inside every call, on the caller's thread. Set while no call is under way; null: nobody.
+  class watcher {
+   public:
+    virtual ~watcher() = default;
+    virtual void comes(call) noexcept {}          // whether it will be refused or not
+    virtual void refused(call, code) noexcept {}
+    virtual void enters(call) noexcept {}         // the driver behind
+    virtual void leaves(call) noexcept {}
+  };
+  void watch(watcher* w) noexcept { watcher_.store(w); }
 
   bool simulated() const noexcept override { return inner_->simulated(); }
   bool moves_by_itself() const noexcept override { return inner_->moves_by_itself(); }
@@ -69,21 +91,36 @@ class faulty : public driver {
   status open_gate(gate_handle) override;
 
  protected:
-  virtual void refused_as_lost(int /*device*/) {}  // a call naming this device was refused with code::lost: sticky, so say so
+  // A call that names this device was refused with code::lost: sticky, so say so. every_device: all are lost, as pin() means it.
+  static constexpr int every_device = -2;
+  virtual void refused_as_lost(int /*device*/) {}
+  virtual int device_of(event_handle) const { return no_device; }  // for calls that name an event alone
+  static constexpr int no_device = -1;
 
  private:
-  struct order {
-    std::size_t call;  // index in call_names()
-    std::uint64_t left;
-    code with;
+  struct subject {  // whose loss a call would speak of
+    subject(int d) noexcept : device(d) {}
+    subject(event_handle e) noexcept : event(e) {}
+    int device = no_device;
+    event_handle event = event_handle::none;
   };
-  status refusal(std::size_t call, int device);
-  status look_through_orders(std::size_t call, int device);
+  struct standing {
+    std::uint64_t number;
+    faulty::order order;  // k: how many calls are still to come; 0: the next that may be refused is
+  };
+  template <class F>
+  auto through(call, F&& behind) -> decltype(behind());
+  template <class F>
+  auto pass(call, subject, F&& behind) -> decltype(behind());
+  status refusal(call, subject);
+  status look_through_orders(call, subject);
 
   std::unique_ptr<driver> inner_;
   base::atomic<std::uint64_t> calls_{0};
   base::atomic<bool> any_orders_{false};
-  base::guarded<std::vector<order>> orders_;
+  base::atomic<watcher*> watcher_{nullptr};
+  base::guarded<std::vector<standing>> orders_;
+  std::uint64_t next_number_ = 1;  // under orders_
 };
 
 }  // namespace weir::driver

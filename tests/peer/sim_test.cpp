@@ -39,6 +39,30 @@ TEST(simulation, a_refused_call_is_an_error_once) {
   copy(a.data(), b.data(), 64);
 }
 
+TEST(simulation, refusals_that_did_not_come_can_be_cancelled_one_or_all) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  auto sim = simulation::of(machine);
+  buffer const a(64), b(64);
+  auto const first = sim.fail_call("copy", 1);
+  auto const second = sim.fail_call("copy", 2);
+  EXPECT_TRUE(sim.cancel_failure(first));
+  EXPECT_FALSE(sim.cancel_failure(first)) << "it is gone";
+  copy(a.data(), b.data(), 64);
+  EXPECT_NE(refusal<driver_error>([&] { copy(a.data(), b.data(), 64); }), "");
+  EXPECT_FALSE(sim.cancel_failure(second)) << "it has been refused";
+  for (std::uint64_t k = 1; k < 5; ++k) sim.fail_call("any", k);
+  sim.forget_failures();
+  copy(a.data(), b.data(), 64);
+  synchronize();
+}
+
+TEST(simulation, only_a_machine_without_threads_of_its_own_is_stepped) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).step(current_stream()); }).find("simulation::step"), std::string::npos);
+}
+
 TEST(simulation, memory_that_another_process_takes_is_not_there) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(machine);

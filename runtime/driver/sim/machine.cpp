@@ -26,7 +26,9 @@ class refusable final : public faulty, public controls {
   bool step(int device, stream_handle s) override { return machine_.step(device, s); }
   bool run() override { return machine_.run(); }
   std::string stuck() const override { return machine_.stuck(); }
-  void fail_call(std::string_view call, std::uint64_t k, code c) override { faulty::fail_call(call, k, c); }
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override { return faulty::fail_call(call, k, c); }
+  bool cancel_failure(std::uint64_t number) override { return cancel(number); }
+  void forget_failures() override { forget_orders(); }
   void lose(int device) override { machine_.lose(device); }
   void cut(int from, int to) override { machine_.cut(from, to); }
   void use_up(int device, std::size_t bytes) override { machine_.use_up(device, bytes); }
@@ -37,7 +39,12 @@ class refusable final : public faulty, public controls {
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
 
  private:
-  void refused_as_lost(int device) override { machine_.lose(device); }
+  int device_of(event_handle e) const override { return machine_.device_of(e); }
+  void refused_as_lost(int device) override {
+    for (int d = 0; d < machine_.device_count(); ++d) {
+      if (device == d || device == every_device) machine_.lose(d);
+    }
+  }
   machine& machine_;
 };
 
@@ -320,6 +327,12 @@ void machine::lose(int device) {
   }
   drop_all(dropped);
   recheck();
+}
+
+int machine::device_of(event_handle h) const {
+  base::lock_guard lock(all_.mutex);
+  auto const& e = all_.events.find(static_cast<std::uint64_t>(h));
+  return e ? e->device : -1;
 }
 
 void machine::cut(int from, int to) {

@@ -64,7 +64,10 @@ class machine final : public driver, public controls {
   bool step(int device, stream_handle) override;
   bool run() override;
   std::string stuck() const override;
-  void fail_call(std::string_view, std::uint64_t, code) override {}  // the decorator's: see make()
+  std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }  // these three are the decorator's: see make()
+  bool cancel_failure(std::uint64_t) override { return false; }
+  void forget_failures() override {}
+  int device_of(event_handle) const;                         // -1: no such event
   void lose(int device) override;
   void cut(int from, int to) override;
   void use_up(int device, std::size_t bytes) override;
