@@ -1,0 +1,88 @@
+// Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and for good.
+// WEIR_TEST_SEEDS=n tries n failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "tests/faults/trial.h"
+
+namespace weir::faults {
+namespace {
+
+constexpr std::uint64_t machines = 4;  // seeds, from 1
+constexpr std::uint64_t without_end = driver::faulty::without_end;
+
+std::vector<expectation> expectations(scenario const& s) {
+  std::vector<expectation> all;
+  for (std::uint64_t seed = 1; seed <= machines; ++seed) all.push_back(undisturbed_once_warm(s, seed));
+  return all;
+}
+
+std::vector<code> codes_of(call c) {
+  std::vector<code> all;
+  for (int i = 0; i < driver::code_count; ++i) {
+    if (driver::contract_of(c).has(static_cast<code>(i))) all.push_back(static_cast<code>(i));
+  }
+  return all;
+}
+
+struct failing_calls : ::testing::TestWithParam<scenario> {};
+
+TEST_P(failing_calls, leave_everything_whole_and_the_scenario_then_runs) {
+  scenario const& s = GetParam();
+  auto const e = expectations(s);
+  std::uint64_t all = 0;
+  for (call c : e[0].calls) all += 3 * codes_of(c).size();
+  drawn_failures failures(all, 200);
+  pair_counts counts{};
+  while (failures.next()) {
+    failure f;
+    f.seed = 1 + failures.seed() % machines;
+    std::uint64_t const mode = failures.index() % 3;
+    std::uint64_t index = failures.index() / 3;
+    auto const& calls = e[0].calls;
+    for (f.call.k = 1; index >= codes_of(calls[f.call.k - 1]).size(); ++f.call.k) index -= codes_of(calls[f.call.k - 1]).size();
+    f.call.with = codes_of(calls[f.call.k - 1])[index];
+    f.call.more = mode == 0 ? 0 : mode == 1 ? without_end : 1 + failures.seed() % 4;
+    std::string const wrong = try_again(s, f, e[f.seed - 1], counts);
+    ASSERT_EQ(wrong, "") << f.text() << " (" << driver::name_of(calls[f.call.k - 1]) << "); replay with WEIR_TEST_SEED=" << failures.seed();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+
+void print(pair_counts const& counts) {
+  for (std::size_t c = 0; c < counts.size(); ++c) {
+    std::string line;
+    for (code k : codes_of(static_cast<call>(c))) {
+      line += "  " + std::string(driver::name_of(k)) + " " + std::to_string(counts[c][static_cast<std::size_t>(k)]);
+    }
+    if (!line.empty()) std::printf("%-20s%s\n", std::string(driver::name_of(static_cast<call>(c))).c_str(), line.c_str());
+  }
+}
+
+TEST(contracts, every_status_of_every_call_was_injected_in_some_scenario) {
+  pair_counts counts{};
+  for (scenario const& s : scenarios()) {
+    auto const e = expectations(s);
+    for (std::uint64_t k = 1; k <= e[0].calls.size(); ++k) {
+      call const c = e[0].calls[k - 1];
+      for (code with : codes_of(c)) {
+        if (counts[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)]) continue;
+        failure f;
+        f.call.k = k;
+        f.call.with = with;
+        ASSERT_EQ(try_again(s, f, e[0], counts), "") << s.name << ", " << f.text() << " (" << driver::name_of(c) << ")";
+      }
+    }
+  }
+  print(counts);
+  for (std::size_t c = 0; c < counts.size(); ++c) {
+    for (code k : codes_of(static_cast<call>(c))) {
+      EXPECT_GT(counts[c][static_cast<std::size_t>(k)], 0u) << driver::name_of(static_cast<call>(c)) << " never answered " << driver::name_of(k) << ": add a scenario that makes this call";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weir::faults

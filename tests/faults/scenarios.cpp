@@ -1,0 +1,251 @@
+// The scenarios, small enough that every call of each can fail in turn.
+// Threads: one.
+#include "tests/faults/scenario.h"
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "weir/copy.h"
+#include "weir/launch.h"
+#include "weir/peer.h"
+#include "weir/sim.h"
+
+namespace weir::faults {
+namespace {
+
+using running = simulated::running;
+
+std::string bytes_of(void const* p, std::size_t n) { return std::string(static_cast<char const*>(p), n); }
+
+// Adds one to each byte, on the device.
+void add_one(stream_ref s, buffer const& b) {
+  auto* const at = b.data<unsigned char>();
+  std::size_t const n = b.size();
+  launch(s, {updates(b)}, [](CUstream_st*) {}, [=] { for (std::size_t i = 0; i < n; ++i) ++at[i]; });
+}
+
+std::string start_and_stop() {
+  std::string seen;
+  for (int d = 0; d < 2; ++d) {
+    device_guard const on(d);
+    buffer const block(1000), host = pinned(1000);
+    set(block.data(), std::byte(7 + d), block.size());
+    copy(host.data(), block.data(), block.size());
+    seen += bytes_of(host.data(), 1000);
+    stream const other;
+    event e;
+    e.record(other);
+    current_stream().wait(e);
+  }
+  return seen;
+}
+
+std::string three_streams() {
+  stream a, b, c(priority::high);
+  buffer const out = pinned(3 * 4096);
+  event_options const timed{.timing = true};
+  event first(timed), last(timed);
+  first.record(a);
+  {
+    stream_guard const on(a);
+    buffer x(4096), y(40'000), z(4096);
+    set(x.data(), std::byte{1}, x.size());
+    set(y.data(), std::byte{2}, y.size());
+    b.wait(a);
+    y.record_stream(b);
+    add_one(b, y);
+    z.rebind(c);
+    set(z.data(), std::byte{9}, z.size());  // on a
+    c.wait(a.record_event());
+    add_one(c, z);
+    copy(b, out.data(), y.data(), 4096, non_blocking);
+    copy(c, out.data<char>() + 4096, z.data(), 4096, non_blocking);
+    add_one(a, x);
+    copy(a, out.data<char>() + 8192, x.data(), 4096, non_blocking);
+    launch_host(a, [] {});
+  }  // freed while b and c may still use them
+  last.record(a);
+  buffer const again(40'000), more(100'000);
+  (void)b.query();
+  last.synchronize();
+  (void)first.query();
+  (void)first.elapsed_time(last);
+  a.wait(b);
+  a.wait(c);
+  (void)a.stamp().query();
+  a.synchronize();
+  (void)a.ref().is_capturing();
+  synchronize();
+  return bytes_of(out.data(), out.size());
+}
+
+// Small blocks and large ones until nothing is left, then less, then more again.
+std::string grow() {
+  std::string seen;
+  stream const other;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<buffer> small, large;
+    for (std::size_t bytes : {24, 200, 3000, 9000, 30'000}) small.emplace_back(bytes);
+    for (std::size_t bytes : {100'000, 300'000, 70'000}) large.emplace_back(bytes);
+    set(small[2].data(), std::byte{5}, 3000);
+    set(large[1].data(), std::byte{6}, 300'000);
+    large.erase(large.begin());
+    {
+      stream_guard const on(other);
+      large.emplace_back(90'000);
+      large.back().record_stream(default_stream());
+    }
+    char host[8];
+    copy(host, small[2].data(), 4);
+    copy(host + 4, large[0].data(), 4);
+    seen += bytes_of(host, 8);
+    bool full = false;
+    try {
+      while (large.size() < 40) large.emplace_back(200'000);
+    } catch (out_of_memory const&) {
+      full = true;
+    }
+    seen += full ? "full" : "not full";
+    large.clear();
+    if (round == 0) small.clear();
+    empty_cache();
+    (void)mem_get_info();
+  }
+  return seen;
+}
+
+std::string pinned_blocks() {
+  std::string seen;
+  stream const a, b;
+  buffer const device(200'000);
+  {
+    std::vector<buffer> blocks;
+    for (std::size_t bytes : {100, 5000, 200'000}) blocks.push_back(pinned(bytes));
+    blocks.push_back(pinned(1'500'000));
+    for (auto const& host : blocks) {
+      std::size_t const n = std::min<std::size_t>(host.size(), 200'000);
+      std::memset(host.data(), 17, n);
+      copy(a, device.data(), host.data(), n, non_blocking);
+      copy(a, host.data(), device.data(), n, non_blocking);
+      host.record_stream(b);
+    }
+    a.synchronize();
+    for (auto const& host : blocks) seen += bytes_of(host.data(), 100);
+  }
+  std::vector<int, pinned_allocator<int>> numbers(700'000, 3);  // another shape: idle pages go first
+  copy(a, device.data(), numbers.data(), 4000, non_blocking);
+  b.wait(a);
+  buffer const out = pinned(4000);
+  copy(b, out.data(), device.data(), 4000);
+  return seen + bytes_of(out.data(), 4000);
+}
+
+std::string staged_both_ways() {
+  std::size_t const n = 1'300'000;
+  std::vector<unsigned char> from(n), to(n), later(n);
+  for (std::size_t i = 0; i < n; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 251);
+  buffer const there(n);
+  copy(there.data(), from.data(), n);
+  add_one(current_stream(), there);
+  copy(to.data(), there.data(), n);
+  struct done {  // nothing may come after the vectors are gone
+    ~done() {
+      try {
+        synchronize();
+      } catch (...) {}
+    }
+  };
+  copy(later.data(), there.data(), n, non_blocking);
+  done const at_the_end;
+  synchronize();
+  return bytes_of(to.data(), n) + bytes_of(later.data(), n);
+}
+
+// Devices 0 and 1 reach each other, 2 neither.
+std::string peers() {
+  std::string seen;
+  simulation::of(runtime::current()).cut(device(1), device(0));
+  std::vector<buffer> on;
+  for (int d = 0; d < 3; ++d) {
+    on.emplace_back(300'000, buffer_options{.on = device(d)});
+    device_guard const here(d);
+    set(on.back().data(), std::byte(d + 1), 300'000);
+  }
+  (void)links();
+  (void)can_access_peer(0, 1);
+  auto const add_to_0 = [&](buffer const& b) {
+    auto const* const from = b.data<unsigned char>();
+    auto* const into = on[0].data<unsigned char>();
+    launch(current_stream(device(0)), {reads(b), updates(on[0])}, [](CUstream_st*) {}, [=] { into[0] = static_cast<unsigned char>(into[0] + from[0]); });
+  };
+  bool granted = false;
+  try {
+    grant_access(on[1].data(), device(0));
+    granted = true;
+  } catch (not_supported const&) {}
+  if (granted) {
+    current_stream(device(0)).wait(current_stream(device(1)));
+    add_to_0(on[1]);
+    current_stream(device(1)).wait(current_stream(device(0)));
+  } else {
+    buffer const here(100, {.on = device(0)});
+    copy(here.data(), on[1].data(), 100);
+    add_to_0(here);
+  }
+  copy(on[0].data<char>() + 1, on[1].data<char>() + 1, 200'000);  // over the link
+  copy(on[2].data(), on[0].data(), 200'000);                       // through pinned memory
+  copy(on[1].data<char>() + 100'000, on[2].data(), 200'000);
+  for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to be worth a grant
+  unsigned char host[8];
+  for (int d = 0; d < 3; ++d) {
+    copy(host, on[static_cast<std::size_t>(d)].data<char>(), 4);
+    copy(host + 4, on[static_cast<std::size_t>(d)].data<char>() + 299'000, 4);
+    seen += bytes_of(host, 8);
+  }
+  return seen;
+}
+
+// What a simulated machine has no answer to, and what it says of addresses that are not weir's.
+std::string handles_and_places() {
+  std::string seen;
+  auto const unsupported = [&](auto ask) {
+    try {
+      ask();
+      seen += "answered";
+    } catch (not_supported const&) {
+      seen += "not supported";
+    }
+  };
+  auto const p = get_device_properties();
+  seen += p.name + std::to_string(p.total_memory);
+  unsupported([] { (void)current_stream().native(); });
+  unsupported([] { foreign_stream const f(gpu, nullptr); });
+  event e;
+  e.record();
+  unsupported([&] { (void)e.native(); });
+  std::vector<char> const host(100, 'x');
+  buffer const there(100);
+  seen += explain_copy(there.data(), host.data(), 100).reason;
+  copy(there.data(), host.data(), 100);
+  synchronize();
+  return seen;
+}
+
+constexpr std::array table{
+    scenario{"start_and_stop", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, start_and_stop, true},
+    scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, three_streams},
+    scenario{"growth", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, grow},
+    scenario{"growth_by_segments", {.devices = 1, .memory = 2_MiB, .how = running::seeded, .maps = false}, {}, grow},
+    scenario{"pinned", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {.pinned_limit = 5_MiB}, pinned_blocks},
+    scenario{"staging", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, staged_both_ways},
+    scenario{"peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
+    scenario{"handles_and_places", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, handles_and_places},
+};
+
+}  // namespace
+
+std::span<scenario const> scenarios() { return table; }
+
+}  // namespace weir::faults
