@@ -2,6 +2,7 @@
 // Threads: any.
 #include "runtime/base/os.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -83,6 +84,12 @@ std::optional<std::string> environment(char const* name) {
   char const* const value = std::getenv(name);
   if (!value) return std::nullopt;
   return value;
+}
+
+void keep_this_code_loaded() noexcept {
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<void const*>(&keep_this_code_loaded), &here) == 0 || !here.dli_fname) return;
+  if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();  // the program itself: it stays anyway
 }
 
 int process_id() noexcept { return ::getpid(); }

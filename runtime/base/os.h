@@ -31,6 +31,7 @@ void close_file(int file) noexcept;
 
 // The process ----------------------------------------------------------------------------------------------------
 std::optional<std::string> environment(char const* name);                     // none: not set
+void keep_this_code_loaded() noexcept;                                        // a library that holds weir stays although it is closed: threads and exit handlers run in it
 int process_id() noexcept;
 std::uint64_t fork_generation() noexcept;                                     // one more in every child; costs a load
 std::uint64_t random_number() noexcept;                                       // from the system, not to be repeated

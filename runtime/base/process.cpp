@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "runtime/base/os.h"
 #include "runtime/base/sync.h"
 
 namespace weir {
@@ -17,6 +18,7 @@ constinit base::atomic<bool> watching{false};
 
 void watch_process() noexcept {
   if (watching.exchange(true)) return;
+  os::keep_this_code_loaded();
   auto const mark_ending = [] { ending.store(true); };
   std::atexit(mark_ending);
   std::at_quick_exit(mark_ending);

@@ -1,5 +1,7 @@
 // Ends of processes and forks with everything still in use: nothing hangs, nothing crashes, errors are typed.
+// On whatever machine WEIR_DEVICES names, simulated when it is not set.
 // Threads: as each test says. Each end is a process of its own; one that hangs is killed by its alarm.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,10 +9,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+#include "runtime/parts.h"
+#include "tests/defects/belongings.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
@@ -19,43 +26,7 @@
 namespace weir {
 namespace {
 
-struct belongings {  // one of everything that can be held
-  std::optional<buffer> block, page, plain;
-  tensor t, view;
-  std::optional<stream> s;
-  std::optional<event> e;
-  std::vector<float, pinned_allocator<float>> list;
-  std::optional<callback_registration> callback;
-  void fill() {
-    block.emplace(100'000);
-    page = pinned(1000);
-    plain.emplace(10, buffer_options{.on = cpu});
-    t = ones({100});
-    view = t.slice(0, 1, 5);
-    s.emplace(device(1));
-    e.emplace();
-    e->record(*s);
-    list.resize(100);
-    callback.emplace(on_out_of_memory([](memory_report const&) { return false; }));
-  }
-  void drop() {
-    block.reset(), page.reset(), plain.reset(), s.reset(), e.reset(), callback.reset();
-    t = view = {};
-    list = {};
-  }
-};
-belongings of_program;  // made before any runtime, destroyed after its end is known
-
-void sleep_ms(int n) { std::this_thread::sleep_for(std::chrono::milliseconds(n)); }
-
-void begin() {
-  ::alarm(20);
-  ::setenv("WEIR_DEVICES", "sim:2:1", 1);
-}
-
-void keep_busy(stream_ref s, int pieces) {
-  for (int i = 0; i < pieces; ++i) launch(s, {}, [](CUstream_st*) {}, [] { sleep_ms(5); });
-}
+constexpr char const* ends_by_return = "WEIR_TEST_END_BY_RETURN";
 
 struct at_the_end {  // a destructor that still uses weir
   void (*run)();
@@ -83,11 +54,7 @@ void use_everything() {
   tried([] { of_program.drop(); });
 }
 
-struct process_end : testing::Test {
-  process_end() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-};
-
-#define EXPECT_CLEAN_END(statement) EXPECT_EXIT({ begin(); statement }, testing::ExitedWithCode(7), "")
+struct process_end : own_process {};
 
 TEST_F(process_end, by_exit_with_everything_held_by_statics) {
   EXPECT_CLEAN_END({
@@ -98,6 +65,84 @@ TEST_F(process_end, by_exit_with_everything_held_by_statics) {
     std::exit(7);
   });
 }
+
+TEST_F(process_end, by_return_from_main_with_everything_held_by_statics) {
+  EXPECT_CLEAN_END({
+    ::setenv(ends_by_return, "1", 1);
+    ::execl("/proc/self/exe", "process_end", static_cast<char*>(nullptr));
+    std::_Exit(1);
+  });
+}
+
+TEST_F(process_end, by_exit_inside_a_hosts_function) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    keep_busy(*of_program.s, 3);
+    launch_host(*of_program.s, [] { std::exit(7); });
+    keep_busy(*of_program.s, 3);
+    for (;;) sleep_ms(100);
+  });
+}
+
+TEST_F(process_end, by_quick_exit_inside_a_hosts_function) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    launch_host(*of_program.s, [] { std::quick_exit(7); });
+    of_program.s->ref().synchronize();
+    for (;;) sleep_ms(100);
+  });
+}
+
+TEST_F(process_end, by_abort_with_work_in_flight) {
+  EXPECT_EXIT({
+    begin();
+    of_program.fill();
+    keep_busy(*of_program.s, 20);
+    std::abort();
+  }, testing::KilledBySignal(SIGABRT), "");
+}
+
+// The driver was torn down before our statics: every call answers so from some moment on.
+TEST_F(process_end, a_driver_that_has_gone_first_takes_nobody_along) {
+  EXPECT_CLEAN_END({
+    auto owned = std::make_unique<driver::faulty>(driver::sim::make({.devices = 2, .memory = 64_MiB}).machine);
+    auto* const machine = owned.get();
+    auto mine = make_runtime(std::move(owned), {}, "one that goes");
+    std::optional<runtime_guard> in(*mine);
+    belongings held;
+    held.fill();
+    keep_busy(*held.s, 5);
+    machine->refuse({.with = driver::code::unloading, .more = driver::faulty::without_end, .by_contract = false});
+    use_everything();
+    try {
+      (void)held.t.cpu();
+      std::_Exit(1);
+    } catch (driver_error const& e) {
+      if (e.operands().find("ending") == std::string_view::npos) std::_Exit(2);
+    }
+    held.drop();
+    in.reset();
+    mine.reset();
+    std::exit(7);
+  });
+}
+
+#if defined(WEIR_PLUGIN)
+TEST_F(process_end, a_library_that_holds_weir_may_be_closed) {
+  if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
+  EXPECT_CLEAN_END({
+    for (int i = 0; i < 3; ++i) {
+      void* const library = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+      if (!library) std::_Exit(1);
+      auto const use = reinterpret_cast<int (*)()>(::dlsym(library, "use_weir"));
+      if (!use || use() != 0) std::_Exit(2);
+      if (::dlclose(library) != 0) std::_Exit(3);
+      sleep_ms(20);  // its threads and its work in flight go on
+    }
+    std::exit(7);
+  });
+}
+#endif
 
 TEST_F(process_end, by_quick_exit_with_work_in_flight) {
   EXPECT_CLEAN_END({
@@ -177,7 +222,7 @@ TEST_F(process_end, threads_that_end_late_take_their_own_along) {
       thread_local belongings mine;
       thread_local std::optional<device_guard> on;
       mine.fill();
-      on.emplace(1);
+      on.emplace(device_count() - 1);
     }).join();
     static thread_local belongings of_main;
     of_main.fill();
@@ -202,87 +247,21 @@ TEST_F(process_end, an_exception_out_of_a_hosts_function_ends_the_process) {
   }
 }
 
-int forked_child_uses_everything() {
-  int untyped = 0;
-  auto const refused = [&](auto f) {
-    try {
-      f();
-      ++untyped;
-    } catch (error const& e) {
-      if (e.operation().empty() || e.remedy().empty()) ++untyped;
-    }
-  };
-  refused([] { buffer b(1000); });
-  refused([] { buffer b = pinned(1000); });
-  refused([] { (void)zeros({3}); });
-  refused([] { of_program.t.fill_(1); });
-  refused([] { (void)of_program.t.cpu(); });
-  refused([] { of_program.s->ref().synchronize(); });
-  refused([] { synchronize(); });
-  refused([] { char c = 0; copy(of_program.block->data(), &c, 1); });
-  refused([] { launch(*of_program.s, {}, [](CUstream_st*) {}, [] {}); });
-  refused([] { launch_host(*of_program.s, [] {}); });
-  refused([] { event e; e.record(*of_program.s); });
-  refused([] { stream a, b, c, d; });
-  try {
-    device_guard g{0};
-    (void)memory_allocated();
-    of_program.block.reset();
-    of_program.drop();
-  } catch (error const&) {
-  }
-  return untyped;
-}
-
-TEST_F(process_end, a_fork_after_use_refuses_the_child_everything_and_it_ends_cleanly) {
-  EXPECT_CLEAN_END({
-    of_program.fill();
-    keep_busy(*of_program.s, 10);
-    pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(10);
-      std::exit(forked_child_uses_everything() == 0 ? 0 : 1);
-    }
-    int status = -1;
-    ::waitpid(child, &status, 0);
-    if (!WIFEXITED(status)) std::_Exit(1);
-    if (WEXITSTATUS(status) != 0) std::_Exit(2);
-    of_program.s->ref().synchronize();  // the parent works on
-    buffer b(1000);
-    if (of_program.t.cpu().data<float>()[0] != 1) std::_Exit(3);
-    std::exit(7);
-  });
-}
-
-TEST_F(process_end, a_fork_in_the_middle_of_other_threads_calls_does_not_hang_the_child) {
-  EXPECT_CLEAN_END({
-    of_program.fill();
-    for (int i = 0; i < 3; ++i) {
-      std::thread([] {
-        for (;;) {
-          buffer b(5000);
-          buffer page = pinned(100);
-          copy(b.data(), page.data(), 100);
-          of_program.t.record_stream(*of_program.s);
-          (void)memory_stats();
-        }
-      }).detach();
-    }
-    for (int i = 0; i < 40; ++i) {
-      sleep_ms(3);
-      pid_t const child = ::fork();
-      if (child == 0) {
-        ::alarm(4);
-        std::exit(forked_child_uses_everything() == 0 ? 0 : 1);
-      }
-      int status = -1;
-      ::waitpid(child, &status, 0);
-      if (WIFSIGNALED(status)) std::_Exit(WTERMSIG(status) == SIGALRM ? 1 : 2);
-      if (WEXITSTATUS(status) != 0) std::_Exit(3);
-    }
-    std::_Exit(7);
-  });
-}
-
 }  // namespace
+
+int main_of_an_end() {
+  begin();
+  of_program.fill();
+  static belongings later;
+  later.fill();
+  keep_busy(*later.s, 20);
+  return 7;
+}
+bool is_an_end() { return std::getenv(ends_by_return) != nullptr; }
 }  // namespace weir
+
+int main(int argc, char** argv) {
+  if (weir::is_an_end()) return weir::main_of_an_end();
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,319 @@
+// Forks of a process that uses weir: the child is refused everything by name, may give back what it holds, and ends; the
+// parent's memory is as it was. On whatever machine WEIR_DEVICES names, simulated when it is not set.
+// Threads: as each test says. One that hangs is killed by its alarm.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+#include "runtime/options.h"
+#include "runtime/parts.h"
+#include "tests/defects/belongings.h"
+#include "weir/copy.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+struct fork_of_a_process : own_process {};
+
+// The exit status of a child; a signal is 100 and more.
+int ended(pid_t child) {
+  int status = -1;
+  if (::waitpid(child, &status, 0) != child) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
+}
+
+int forked_child_uses_everything() {
+  int untyped = 0;
+  auto const refused = [&](auto f) {
+    try {
+      f();
+      ++untyped;
+    } catch (error const& e) {
+      if (e.operation().empty() || e.remedy().empty()) ++untyped;
+    }
+  };
+  refused([] { buffer b(1000); });
+  refused([] { buffer b = pinned(1000); });
+  refused([] { (void)zeros({3}); });
+  refused([] { of_program.t.fill_(1); });
+  refused([] { (void)of_program.t.cpu(); });
+  refused([] { of_program.s->ref().synchronize(); });
+  refused([] { synchronize(); });
+  refused([] { char c = 0; copy(of_program.block->data(), &c, 1); });
+  refused([] { launch(*of_program.s, {}, [](CUstream_st*) {}, [] {}); });
+  refused([] { launch_host(*of_program.s, [] {}); });
+  refused([] { event e; e.record(*of_program.s); });
+  refused([] { stream a, b, c, d; });
+  try {
+    device_guard g{0};
+    (void)memory_allocated();
+    of_program.block.reset();
+    of_program.drop();
+  } catch (error const&) {
+  }
+  return untyped;
+}
+
+TEST_F(fork_of_a_process, a_fork_after_use_refuses_the_child_everything_and_it_ends_cleanly) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    keep_busy(*of_program.s, 10);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      std::exit(forked_child_uses_everything() == 0 ? 0 : 1);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    if (!WIFEXITED(status)) std::_Exit(1);
+    if (WEXITSTATUS(status) != 0) std::_Exit(2);
+    of_program.s->ref().synchronize();  // the parent works on
+    buffer b(1000);
+    if (of_program.t.cpu().data<float>()[0] != 1) std::_Exit(3);
+    std::exit(7);
+  });
+}
+
+TEST_F(fork_of_a_process, a_fork_in_the_middle_of_other_threads_calls_does_not_hang_the_child) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    for (int i = 0; i < 3; ++i) {
+      std::thread([] {
+        for (;;) {
+          buffer b(5000);
+          buffer page = pinned(100);
+          copy(b.data(), page.data(), 100);
+          of_program.t.record_stream(*of_program.s);
+          (void)memory_stats();
+        }
+      }).detach();
+    }
+    for (int i = 0; i < 40; ++i) {
+      sleep_ms(3);
+      pid_t const child = ::fork();
+      if (child == 0) {
+        ::alarm(4);
+        std::exit(forked_child_uses_everything() == 0 ? 0 : 1);
+      }
+      int status = -1;
+      ::waitpid(child, &status, 0);
+      if (WIFSIGNALED(status)) std::_Exit(WTERMSIG(status) == SIGALRM ? 1 : 2);
+      if (WEXITSTATUS(status) != 0) std::_Exit(3);
+    }
+    std::_Exit(7);
+  });
+}
+
+int uses_weir(float value) {
+  buffer block(1000);
+  set(block.data(), std::byte{7}, block.size());
+  std::vector<std::byte> out(1000);
+  copy(out.data(), block.data(), out.size());
+  tensor const t = full({10}, value);
+  bool const right = out[999] == std::byte{7} && t.cpu().data<float>()[9] == value;
+  return right ? 7 : 1;
+}
+
+TEST_F(fork_of_a_process, before_the_first_use_both_are_whole) {
+  EXPECT_CLEAN_END({
+    pid_t const child = ::fork();
+    if (child == 0) std::exit(uses_weir(3));
+    int const of_parent = uses_weir(5);
+    if (ended(child) != 7) std::_Exit(2);
+    std::exit(of_parent);
+  });
+}
+
+TEST_F(fork_of_a_process, the_childs_error_says_so) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    pid_t const child = ::fork();
+    if (child == 0) {
+      try {
+        buffer b(1000);
+      } catch (not_supported const& e) {
+        std::exit(e.operands().find("forked") != std::string_view::npos && e.remedy().find("Fork before the first use") != std::string_view::npos ? 0 : 2);
+      }
+      std::exit(1);
+    }
+    std::exit(ended(child) == 0 ? 7 : 1);
+  });
+}
+
+struct patterns {  // bytes of the parent's that a child must not change
+  buffer block{100'000}, page = pinned(50'000);
+  patterns() {
+    set(block.data(), std::byte{0x5a}, block.size());
+    std::memset(page.data(), 0x3c, page.size());
+  }
+  bool as_they_were() const {
+    std::vector<std::byte> now(block.size());
+    copy(now.data(), block.data(), now.size());
+    for (std::byte const b : now) {
+      if (b != std::byte{0x5a}) return false;
+    }
+    for (std::byte const b : page.host<std::byte>()) {
+      if (b != std::byte{0x3c}) return false;
+    }
+    return true;
+  }
+};
+
+TEST_F(fork_of_a_process, a_child_that_frees_and_allocates_leaves_the_parents_bytes_alone) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    patterns p;
+    for (int i = 0; i < 3; ++i) {
+      pid_t const child = ::fork();
+      if (child == 0) {
+        ::alarm(10);
+        p.block.reset();
+        p.page.reset();
+        of_program.drop();
+        std::exit(forked_child_uses_everything());
+      }
+      if (ended(child) != 0) std::_Exit(1);
+      if (!p.as_they_were()) std::_Exit(2);
+      buffer next(100'000);  // what the child freed is not free here
+      if (next.data() == p.block.data()) std::_Exit(3);
+    }
+    std::exit(7);
+  });
+}
+
+// A page that a child shares would be copied at the parent's next write, away from where the engine reads.
+TEST_F(fork_of_a_process, what_the_parent_writes_to_pinned_memory_afterwards_reaches_the_device) {
+  EXPECT_CLEAN_END({
+    buffer page = pinned(50'000);
+    buffer block(50'000);
+    std::memset(page.data(), 1, page.size());
+    copy(block.data(), page.data(), page.size());
+    int hold[2];
+    if (::pipe(hold) != 0) std::_Exit(1);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      char c = 0;
+      ::close(hold[1]);
+      std::_Exit(::read(hold[0], &c, 1) == 0 ? 0 : 1);  // lives until the parent has looked
+    }
+    std::memset(page.data(), 2, page.size());
+    copy(block.data(), page.data(), page.size());
+    std::vector<std::byte> now(block.size());
+    copy(now.data(), block.data(), now.size());
+    ::close(hold[1]);
+    if (ended(child) != 0) std::_Exit(2);
+    for (std::byte const b : now) {
+      if (b != std::byte{2}) std::_Exit(3);
+    }
+    std::exit(7);
+  });
+}
+
+// A driver in which one thread stands still inside a call, with whatever locks its callers hold.
+class standing : public driver::faulty {
+ public:
+  using faulty::faulty;
+  void stop_at(std::string_view call) {
+    std::lock_guard const hold(lock_);
+    at_ = call, inside_ = false;
+  }
+  bool wait_until_inside() {
+    std::unique_lock hold(lock_);
+    return changed_.wait_for(hold, std::chrono::seconds(5), [this] { return inside_; });
+  }
+  void go_on() {
+    std::lock_guard const hold(lock_);
+    at_ = {};
+    changed_.notify_all();
+  }
+
+  weir::driver::result<weir::driver::device_info> info(int d) override { return stand("info"), faulty::info(d); }
+  weir::driver::status open(int d) override { return stand("open"), faulty::open(d); }
+  weir::driver::result<weir::driver::address> reserve(std::size_t n, std::size_t a) override { return stand("reserve"), faulty::reserve(n, a); }
+  weir::driver::result<weir::driver::memory_handle> create(int d, std::size_t n) override { return stand("create"), faulty::create(d, n); }
+  weir::driver::status map(weir::driver::address at, std::size_t n, weir::driver::memory_handle h) override { return stand("map"), faulty::map(at, n, h); }
+  weir::driver::status grant(weir::driver::address at, std::size_t n, int d) override { return stand("grant"), faulty::grant(at, n, d); }
+  weir::driver::status pin(void* p, std::size_t n) override { return stand("pin"), faulty::pin(p, n); }
+  weir::driver::result<weir::driver::stream_handle> create_stream(int d, weir::driver::stream_kind k, int p) override { return stand("create_stream"), faulty::create_stream(d, k, p); }
+  weir::driver::result<weir::driver::event_handle> create_event(int d, weir::driver::event_kind k) override { return stand("create_event"), faulty::create_event(d, k); }
+  weir::driver::status record(int d, weir::driver::stream_handle s, weir::driver::event_handle e) override { return stand("record"), faulty::record(d, s, e); }
+
+ private:
+  void stand(std::string_view call) {
+    std::unique_lock hold(lock_);
+    if (at_ != call) return;
+    inside_ = true;
+    changed_.notify_all();
+    changed_.wait(hold, [&] { return at_ != call; });
+  }
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::string_view at_;
+  bool inside_ = false;
+};
+
+std::unique_ptr<driver::driver> some_machine() {
+  auto const choice = devices_from_environment();
+  if (choice.which == machine_choice::kind::cuda) return driver::open_cuda().machine;
+  return driver::sim::make({.devices = 2, .memory = 256_MiB}).machine;
+}
+
+// Another thread is in the middle of its first use of everything, inside `call`, when the process forks.
+int forks_while_another_thread_is_inside(std::string_view call) {
+  auto owned = std::make_unique<standing>(some_machine());
+  auto* const machine = owned.get();
+  auto const mine = make_runtime(std::move(owned), {}, "one that stands still").release();
+  machine->stop_at(call);
+  std::thread user([mine] {
+    runtime_guard const in(*mine);
+    stream s;
+    buffer large(40'000'000);
+    buffer page = pinned(5'000'000);
+    event e;
+    e.record(s);
+    (void)memory_stats();
+  });
+  if (!machine->wait_until_inside()) return 1;
+  pid_t const child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    runtime_guard const in(*mine);
+    int const wrong = forked_child_uses_everything();
+    std::exit(wrong);
+  }
+  int const of_child = ended(child);
+  machine->go_on();
+  user.join();
+  {
+    runtime_guard const in(*mine);
+    patterns const p;
+    if (!p.as_they_were()) return 2;
+  }
+  delete mine;
+  return of_child == 0 ? 0 : 3;
+}
+
+TEST_F(fork_of_a_process, while_another_thread_stands_inside_a_driver_call_with_its_locks) {
+  for (std::string const call : {"info", "open", "reserve", "create", "map", "grant", "pin", "create_stream", "create_event", "record"}) {
+    EXPECT_EXIT({
+      begin();
+      of_program.fill();
+      patterns const p;
+      int const wrong = forks_while_another_thread_is_inside(call);
+      std::exit(wrong ? wrong : p.as_they_were() ? 7 : 4);
+    }, testing::ExitedWithCode(7), "") << call;
+  }
+}
+
+}  // namespace
+}  // namespace weir

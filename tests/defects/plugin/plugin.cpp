@@ -1,0 +1,24 @@
+// A library that holds weir: what a program loads, uses and closes while threads and work of weir's go on.
+// Threads: one.
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "weir/launch.h"
+#include "weir/tensor.h"
+
+namespace {
+std::optional<weir::buffer> kept;
+std::optional<weir::stream> on;
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int use_weir() {
+  try {
+    kept.emplace(1000);
+    on.emplace();
+    for (int i = 0; i < 5; ++i) weir::launch_host(*on, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    return weir::ones({10}).cpu().data<float>()[9] == 1 ? 0 : 1;
+  } catch (weir::error const&) {
+    return 2;
+  }
+}
