@@ -130,7 +130,7 @@ class device_allocator final : public allocator {
   std::size_t return_handles_of(stream_memory&, std::size_t want);
   std::size_t release(stream_memory&, released const&);
   std::size_t return_orphans();
-  bool wait_for_oldest();                                        // Blocks. false: nothing to wait for
+  bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
 
   // Is all that s stands for done, or ordered before what `by` is given next?
   bool passed(clock::timeline& by, clock::stamp s) const { return clocks_.complete(s) || by.covers(s); }

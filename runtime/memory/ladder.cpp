@@ -11,6 +11,7 @@ namespace weir::memory {
 namespace {
 constexpr std::int64_t patience_ns = 2'000'000'000;  // for one fence, where ranks may be waiting for each other
 constexpr std::int64_t nap_ns = 200'000;
+constexpr int most_polls = 64;                      // where nothing moves by itself, waiting is asking
 constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
 }  // namespace
 
@@ -52,6 +53,16 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   };
 
   if (attempt()) return out;
+  // To release a segment waits for the work of all devices. When some of it waits for a rank, that may be this very thread's.
+  std::vector<clock::stamp> collectives;
+  if (!space_.maps()) collectives = clocks_.collectives_given();  // once: a stamp of now would need a new fence at each look
+  auto const may_return = [&] {
+    std::erase_if(collectives, [&](clock::stamp s) {
+      auto const done = clocks_.poll(s);
+      return done.ok() ? done.value : done.is.what == driver::code::lost;
+    });
+    return collectives.empty();
+  };
   bool called_back = false;
   for (int round = 0; round < most_rounds; ++round) {
     if (step("pending blocks", [&] {
@@ -71,14 +82,14 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     for (;;) {  // each round gives back about what is missing
       std::size_t gave = 0;
-      if (step("free pages returned to the device", [&] { return gave = return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()); })) return out;
+      if (step("free pages returned to the device", [&] { return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0; })) return out;
       if (!gave) break;
     }
     if (!std::exchange(called_back, true)) {
       if (step("out-of-memory callbacks", [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; })) return out;
     }
     std::size_t waited = 0;
-    if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest() ? 1 : 0; })) return out;
+    if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
     if (!waited) break;
   }
   counts_.ran_out();
@@ -267,8 +278,8 @@ std::size_t device_allocator::release(stream_memory& m, released const& g) {
   return bytes - back.orphaned;
 }
 
-bool device_allocator::wait_for_oldest() {
-  bool collectives = false;
+bool device_allocator::wait_for_oldest(std::vector<clock::stamp> const& also) {
+  bool collectives = !also.empty();
   std::vector<clock::stamp> incomplete;
   for (stream_memory* m : memories()) {
     section const hold(*m);
@@ -284,17 +295,20 @@ bool device_allocator::wait_for_oldest() {
     });
     if (oldest.n) incomplete.push_back(oldest);
   }
+  incomplete.insert(incomplete.end(), also.begin(), also.end());
+  bool const moves = machine_.moves_by_itself();
   for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
     if (!collectives) {
       if (clocks_.synchronize(s).ok()) return true;
       continue;
     }
     // Ranks may be waiting for this very thread: patience has an end.
-    for (std::int64_t const until = base::now_ns() + patience_ns; base::now_ns() < until;) {
+    std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
+    for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
       auto const done = clocks_.poll(s);
       if (!done.ok()) break;
       if (done.value) return true;
-      base::sleep_ns(nap_ns);
+      if (moves) base::sleep_ns(nap_ns);
     }
     if (clocks_.lost(device_)) return false;
   }
