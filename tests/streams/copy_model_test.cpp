@@ -1,76 +1,13 @@
-// Random copies between all places against the obvious model: a byte array a place, changed in program order.
-// Threads: one; the seeded machine chooses what its devices do. WEIR_TEST_SEED replays one program.
-#include <random>
-
-#include "tests/peer/machine_fixture.h"
+// Many random programs of copies; copy_program.h says what they do. WEIR_TEST_SEED replays one program.
+#include "tests/model/copy_program.h"
 
 namespace weir {
 namespace {
 
-using test::bytes_of_host;
-
-// One chain of streams: each copy follows the one before, so the model is the program order; what runs when is the seed's.
-void run_program(std::uint64_t seed, simulated::links peers) {
-  SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed, .peers = peers});
-  std::size_t const n = 1 + random() % 9000;
-  stream on[] = {stream(device(0)), stream(device(1))};
-  stream_guard first(on[0]), second(on[1]);
-  struct place {
-    std::byte* at;
-    int device;  // -1: of the host
-    bytes_of_host model;
-    bool pageable = false;
-  };
-  std::vector<buffer> owned;
-  std::vector<place> places;
-  for (int d = 0; d < 2; ++d) {
-    for (int i = 0; i < 2; ++i) {
-      owned.emplace_back(n, buffer_options{.on = device(d)});
-      places.push_back({owned.back().data<std::byte>(), d, bytes_of_host(n, std::byte{0})});
-      set(places.back().at, std::byte{0}, n);
-    }
-  }
-  std::vector<bytes_of_host> pageable(2, test::pattern(n, seed));
-  for (auto& one : pageable) places.push_back({one.data(), -1, one, true});
-  owned.push_back(pinned(n));
-  places.push_back({owned.back().data<std::byte>(), -1, bytes_of_host(n, std::byte{9})});
-  std::memset(places.back().at, 9, n);
-
-  stream_ref last = on[0];
-  int const steps = 4 + int(random() % 20);
-  for (int i = 0; i < steps; ++i) {
-    auto &to = places[random() % places.size()], &from = places[random() % places.size()];
-    std::size_t const bytes = random() % (n + 1);
-    std::size_t const to_at = random() % (n - bytes + 1), from_at = random() % (n - bytes + 1);
-    if (&to == &from) continue;
-    int const device = to.device < 0 ? from.device < 0 ? int(random() % 2) : from.device : from.device < 0 || random() % 2 ? to.device : from.device;
-    stream_ref const here_ = on[device];
-    here_.wait(last);
-    if (from.device < 0 && from.pageable) here_.synchronize();  // a pageable source is read during the call
-    copy(here_, to.at + to_at, from.at + from_at, bytes, random() % 3 ? non_blocking : blocking::yes);
-    std::copy_n(from.model.begin() + std::ptrdiff_t(from_at), bytes, to.model.begin() + std::ptrdiff_t(to_at));
-    if (random() % 4 == 0) {  // the host looks, in the midst of it
-      here_.synchronize();
-      for (auto const& one : places) {
-        ASSERT_TRUE(one.device >= 0 || std::memcmp(one.at, one.model.data(), n) == 0) << "step " << i;
-      }
-    }
-    last = here_;
-  }
-  last.synchronize();
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n) : test::read_back(places[i].at, n, places[i].device);
-    ASSERT_EQ(now, places[i].model) << "place " << i;
-  }
-  ASSERT_EQ(m.control().findings(), std::vector<std::string>{});
-  ASSERT_EQ(m.pinned().validate(), std::vector<std::string>{});
-}
-
 TEST(copy_model, random_copies_leave_the_bytes_of_the_program_order) {
-  for (auto seed = test::first_seed(); seed < test::end_of_seeds(2000) && !::testing::Test::HasFatalFailure(); ++seed) {
-    run_program(seed, seed % 2 ? simulated::links::all : simulated::links::none);
+  for (auto seed = test::first_seed(); seed < test::end_of_seeds(2000); ++seed) {
+    auto const wrong = tests::run_copies(seed);
+    ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
   }
 }
 

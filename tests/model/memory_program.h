@@ -1,0 +1,469 @@
+// Random programs of allocation, frees, marks, waits and copies on the seeded machine: every byte of every block is checked.
+// Threads: one; the machine's seed chooses what its devices do.
+//
+// A program knows only what it declares itself: it fills a block on its home stream, orders another stream behind that, by weir's
+// clocks or by events weir never hears of, and reads there. Whether freed memory may be used again is weir's to know.
+#pragma once
+#include <array>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <random>
+
+#include "tests/model/verdict.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir::tests {
+
+struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: segments only
+  using faulty::faulty;
+  weir::driver::result<weir::driver::device_info> info(int device) override {
+    auto i = faulty::info(device);
+    i.value.maps = false;
+    return i;
+  }
+};
+
+class memory_program {
+ public:
+  explicit memory_program(std::uint64_t seed)
+      : random_(seed * 0x9e3779b97f4a7c15u + 1), devices_(below(3) == 0 ? 2 : 1), capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
+    options o;
+    if (below(4) == 0) o.device_limit = capacity_ / 2;
+    simulated const like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
+    maps_ = below(10) != 0;
+    if (maps_) {
+      bench_.emplace(like, o);
+    } else {
+      bench_.emplace(like, o, [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
+    }
+    bool const foreign = below(4) == 0;
+    for (int i = 0, n = 2 + below(3); i < n; ++i) {
+      lines_.push_back(nullptr);
+      new_line(i, i % devices_, foreign && below(2) ? clock::life::foreign : clock::life::own);
+    }
+    unkind_ = below(6) == 0;
+    collectives_ = below(4) == 0;
+    if (collectives_) {
+      for (auto* l : lines_) l->set_carries_collectives(below(4) != 0);
+      bench_->memory().add_callback([](void* p, memory_report const&) { return static_cast<memory_program*>(p)->give_the_other_part(); }, this, 0);
+    }
+  }
+
+  verdict run() {
+    for (int i = 0, n = 20 + below(60); i < n && wrong_.ok(); ++i) {
+      if (unkind_ && below(6) == 0) refuse_some_call();
+      step();
+    }
+    if (unkind_) dynamic_cast<driver::faulty&>(machine()).forget_orders();
+    if (wrong_.ok()) end();
+    if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory, for nothing ever completes
+      wrong_ = {};
+      wrong_.note(check::stuck, bench_->control->stuck());
+    }
+    if (auto const found = bench_->control->findings(); !found.empty()) {
+      if (wrong_.by == check::answers) wrong_ = {};  // a call on a device that work has lost is refused
+      wrong_.note(check_of(found.front()), found.front());
+    }
+    if (wrong_.ok()) end_machine();
+    if (!wrong_.ok()) wrong_.what += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") + (devices_ > 1 ? ", two devices" : "");
+    return wrong_;
+  }
+
+ private:
+  struct piece_of_memory {
+    unsigned char* at;
+    std::size_t bytes;
+    std::uint32_t pattern;
+    int home;
+    int ordered;              // the stream that wrote it last
+    std::vector<int> readers; // streams that may still read it: ordered behind the write, not before the next one
+  };
+  struct expected {
+    memory_program* in;
+    unsigned char const* at;
+    std::size_t bytes;
+    std::uint32_t pattern;
+    char const* where;
+  };
+
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  int device_of(int line) { return lines_[static_cast<std::size_t>(line)]->device(); }
+  clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
+  memory::allocator& on(int device) { return bench_->on(device); }
+  driver::driver& machine() { return bench_->machine(); }
+  void fail(check by, std::string what) { wrong_.note(by, std::move(what)); }
+  template <class... Words>
+  void say(Words const&... words) const {  // WEIR_TEST_TRACE=1: what the program does
+    static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
+    if (wanted) ((std::cout << ... << words) << '\n');
+  }
+  void must(driver::status s, char const* what) {
+    if (!s.ok()) fail(check::answers, std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+  }
+
+  static unsigned char byte_of(std::uint32_t pattern, std::size_t i) { return static_cast<unsigned char>(pattern >> (i % 4 * 8)); }
+  static void paint(unsigned char* at, std::size_t bytes, std::uint32_t pattern) {
+    for (std::size_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(at + i, &pattern, 4);
+    for (std::size_t i = bytes / 4 * 4; i < bytes; ++i) at[i] = byte_of(pattern, i);
+  }
+  static bool painted(unsigned char const* at, std::size_t bytes, std::uint32_t pattern) {
+    for (std::size_t i = 0; i + 4 <= bytes; i += 4) {
+      if (std::memcmp(at + i, &pattern, 4) != 0) return false;
+    }
+    for (std::size_t i = bytes / 4 * 4; i < bytes; ++i) {
+      if (at[i] != byte_of(pattern, i)) return false;
+    }
+    return true;
+  }
+
+  void fill(piece_of_memory const& b, int s) {
+    if (b.bytes == 0) return;
+    say("fill ", static_cast<void const*>(b.at), " on ", s, " with ", b.pattern);
+    if (b.bytes % 4 == 0 && below(2)) {
+      must(machine().fill(device_of(s), line(s).handle(), b.at, b.pattern, 4, b.bytes / 4), "fill");
+      return;
+    }
+    driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, true};
+    auto* const e = new expected{this, b.at, b.bytes, b.pattern, ""};
+    must(machine().enqueue(device_of(s), line(s).handle(), {&t, 1},
+                           {[](void* p) {
+                              auto const* const x = static_cast<expected*>(p);
+                              paint(const_cast<unsigned char*>(x->at), x->bytes, x->pattern);
+                            },
+                            [](void* p) { delete static_cast<expected*>(p); }, e}),
+         "enqueue");
+  }
+
+  // Reads all of it when stream s gets there.
+  void look(piece_of_memory const& b, int s, char const* where) {
+    if (b.bytes == 0) return;
+    say("read ", static_cast<void const*>(b.at), " on ", s, ", ", where);
+    driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, false};
+    auto* const e = new expected{this, b.at, b.bytes, b.pattern, where};
+    must(machine().enqueue(device_of(s), line(s).handle(), {&t, 1},
+                           {[](void* p) {
+                              auto const* const x = static_cast<expected*>(p);
+                              if (!painted(x->at, x->bytes, x->pattern)) x->in->fail(check::bytes, std::string("somebody wrote into a block in use, seen ") + x->where);
+                            },
+                            [](void* p) { delete static_cast<expected*>(p); }, e}),
+         "enqueue");
+  }
+
+  void refuse_some_call() {  // of those that only weir makes
+    static constexpr std::array<char const*, 6> names{"create", "map", "grant", "unmap", "release", "create_segment"};
+    static constexpr std::array<driver::code, 3> codes{driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted};
+    bench_->control->fail_call(names[static_cast<std::size_t>(below(6))], static_cast<std::uint64_t>(1 + below(4)), codes[static_cast<std::size_t>(below(3))]);
+  }
+
+  void order(int before, int after) {  // what `before` was given so far, before what `after` is given next
+    if (before == after) return;
+    say(before, " before ", after);
+    if (below(2)) {
+      must(line(after).wait(line(before).now()), "wait");
+      return;
+    }
+    auto const e = machine().create_event(device_of(before), driver::event_kind::order_only);  // weir never hears of this one
+    must(e.is, "create_event");
+    must(machine().record(device_of(before), line(before).handle(), e.value), "record");
+    must(machine().wait(device_of(after), line(after).handle(), e.value), "wait");
+    must(machine().destroy_event(device_of(before), e.value), "destroy_event");
+  }
+
+  std::size_t some_size() {
+    switch (below(8)) {
+      case 0: return static_cast<std::size_t>(below(64));
+      case 1: case 2: return static_cast<std::size_t>(below(4096));
+      case 3: return static_cast<std::size_t>(below(40 << 10));
+      case 4: case 5: return capacity_ / 16 + static_cast<std::size_t>(below(static_cast<int>(capacity_ / 16)));
+      case 6: return static_cast<std::size_t>(below(static_cast<int>(capacity_ / 3)));
+      default: return static_cast<std::size_t>(1 + below(8)) << 14;
+    }
+  }
+
+  void allocate() {
+    int const s = below(static_cast<int>(lines_.size()));
+    std::size_t const bytes = some_size();
+    std::size_t const alignment = below(6) == 0 ? std::size_t{1} << below(18) : 0;
+    memory::allocator& a = on(device_of(s));
+    void* p = nullptr;
+    try {
+      p = a.allocate(line(s), bytes, alignment, here::current());
+    } catch (out_of_memory const& e) {
+      ++ooms;
+      if (!unkind_ && maps_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
+      return;
+    } catch (error const& e) {
+      if (!unkind_) fail(check::answers, "allocate: " + std::string(e.operands()));
+      return;
+    }
+    ++allocations;
+    say("allocate ", p, ", ", bytes, " B aligned to ", alignment, " on ", s);
+    if (alignment && reinterpret_cast<std::uintptr_t>(p) % alignment) fail(check::answers, "a block is not aligned as asked");
+    auto const found = a.find(static_cast<char*>(p) + (bytes ? bytes - 1 : 0));
+    if (!found || found->base != p || found->bytes != bytes || found->home != &line(s)) fail(check::answers, "find does not know a block it just gave");
+    piece_of_memory const b{static_cast<unsigned char*>(p), bytes, static_cast<std::uint32_t>(random_()), s, s, {}};
+    for (auto const& other : blocks_) {
+      if (b.at < other.at + other.bytes && other.at < b.at + b.bytes) fail(check::answers, "two live blocks overlap");
+    }
+    fill(b, s);
+    blocks_.push_back(b);
+  }
+
+  piece_of_memory* some_block() { return blocks_.empty() ? nullptr : &blocks_[static_cast<std::size_t>(below(static_cast<int>(blocks_.size())))]; }
+  int some_line_of(int device) {
+    for (;;) {
+      int const s = below(static_cast<int>(lines_.size()));
+      if (device_of(s) == device) return s;
+    }
+  }
+
+  void free_block() {
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    int const device = device_of(b->home);
+    if (below(2)) {
+      order(b->ordered, b->home);
+      look(*b, b->home, "on its home stream before its free");
+    }
+    if (b->ordered != b->home && below(2)) {
+      on(device).deallocate(b->at, &line(b->ordered), here::current());  // also when it was marked: an exact last use
+    } else {
+      on(device).deallocate(b->at, nullptr, here::current());
+    }
+    say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last written on ", b->ordered);
+    *b = blocks_.back();
+    blocks_.pop_back();
+  }
+
+  void use_elsewhere() {
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    int const t = some_line_of(device_of(b->home));
+    on(device_of(b->home)).mark(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), here::current());
+    order(b->ordered, t);
+    look(*b, t, "on a stream it was marked for");
+    b->readers.push_back(t);
+    if (below(2)) {
+      for (int r : b->readers) order(r, t);
+      b->readers.clear();
+      b->pattern = static_cast<std::uint32_t>(random_());
+      fill(*b, t);
+      b->ordered = t;
+    }
+  }
+
+  void use_elsewhere_once() {  // never marked: the free names the stream instead
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    int const t = some_line_of(device_of(b->home));
+    order(b->ordered, t);
+    look(*b, t, "on the stream its free names");
+    say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last used on ", t);
+    on(device_of(b->home)).deallocate(b->at, &line(t), here::current());
+    *b = blocks_.back();
+    blocks_.pop_back();
+  }
+
+  void copy_block() {  // on one device, or from one to the other
+    piece_of_memory* const from = some_block();
+    if (!from || from->bytes == 0) return;
+    int const s = below(static_cast<int>(lines_.size())), here_is = device_of(from->home), there = device_of(s);
+    void* p = nullptr;
+    try {
+      p = on(there).allocate(line(s), from->bytes, 0, here::current());
+    } catch (error const&) {
+      ++ooms;
+      return;
+    }
+    ++allocations;
+    on(here_is).mark(from->at, line(s), here::current());
+    order(from->ordered, s);
+    say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
+    if (here_is == there) {
+      must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
+    } else {
+      must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
+    }
+    from->readers.push_back(s);
+    blocks_.push_back({static_cast<unsigned char*>(p), from->bytes, from->pattern, s, s, {}});
+  }
+
+  void hand_over() {
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    int const t = some_line_of(device_of(b->home));
+    say("rebind ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
+    on(device_of(b->home)).rebind(b->at, line(t), here::current());
+    b->home = b->ordered = t;  // ordered behind its home and all it was marked for
+    b->readers.clear();
+    look(*b, t, "on its new home stream");
+  }
+
+  void misuse() {
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    memory::allocator& a = on(device_of(b->home));
+    auto const refused = [&](void* p) {
+      try {
+        a.deallocate(p, nullptr, here::current());
+        fail(check::answers, "a wrong free was taken");
+      } catch (invalid_use const&) {}
+    };
+    if (b->bytes > 1) refused(b->at + 1 + below(static_cast<int>(b->bytes - 1)));
+    refused(this);
+    int const device = device_of(b->home);
+    unsigned char* const at = b->at;
+    on(device).deallocate(at, &line(b->ordered), here::current());
+    *b = blocks_.back();
+    blocks_.pop_back();
+    refused(at);
+  }
+
+  // Two streams that wait for each other's parts: whatever orders one of them behind the other in between stands still for ever.
+  void give_part(int s) {
+    using arrived = std::shared_ptr<int>;
+    void (*const drop)(void*) = [](void* p) { delete static_cast<arrived*>(p); };
+    must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void* p) { ++**static_cast<arrived*>(p); }, drop, new arrived(arrived_)}), "enqueue");
+    driver::work rest{[](void*) {}, drop, new arrived(arrived_)};
+    rest.ready = [](void* p) { return **static_cast<arrived*>(p) == 2; };
+    must(machine().enqueue(device_of(s), line(s).handle(), {}, rest), "enqueue");
+  }
+  bool give_the_other_part() {
+    if (!other_part_) return false;
+    say("the other part on ", *other_part_);
+    give_part(*std::exchange(other_part_, std::nullopt));
+    return true;
+  }
+  void begin_collective() {
+    std::vector<int> able;
+    for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
+      if (line(i).carries_collectives()) able.push_back(i);
+    }
+    if (able.size() < 2) return;
+    int const first = below(static_cast<int>(able.size()) - 1);
+    say("a collective's part on ", able[static_cast<std::size_t>(first)]);
+    arrived_ = std::make_shared<int>(0);
+    give_part(able[static_cast<std::size_t>(first)]);
+    other_part_ = able[static_cast<std::size_t>(first) + 1];
+    for (int i = 0, n = below(6); i < n && other_part_ && wrong_.ok(); ++i) below(3) ? allocate() : drop_block();
+    give_the_other_part();
+  }
+  void drop_block() {  // gives no work
+    piece_of_memory* const b = some_block();
+    if (!b) return;
+    say("free ", static_cast<void const*>(b->at), " of ", b->home);
+    on(device_of(b->home)).deallocate(b->at, &line(b->ordered), here::current());
+    *b = blocks_.back();
+    blocks_.pop_back();
+  }
+
+  void new_line(int i, int device, clock::life l) {
+    bench_->core.open(device, "test", here::current());
+    auto const made = machine().create_stream(device, driver::stream_kind::independent, 0);
+    must(made.is, "create_stream");
+    lines_[static_cast<std::size_t>(i)] = &bench_->clocks().make(device, made.value, l);
+  }
+  // A registration ends, its stream too, and another begins: the handle may come again.
+  void replace_stream() {
+    int const i = below(static_cast<int>(lines_.size()));
+    if (line(i).alive() != clock::life::foreign) return;
+    for (std::size_t k = 0; k < blocks_.size();) {
+      piece_of_memory& b = blocks_[k];
+      if (b.home == i) {
+        on(device_of(i)).deallocate(b.at, &line(b.ordered), here::current());
+        b = blocks_.back();
+        blocks_.pop_back();
+        continue;
+      }
+      if (b.ordered == i) {
+        order(i, b.home);
+        b.ordered = b.home;
+      }
+      if (std::erase(b.readers, i)) order(i, b.home), b.readers.push_back(b.home);
+      ++k;
+    }
+    say("stream ", i, " ends, another begins");
+    int const device = device_of(i);
+    bool const carried = line(i).carries_collectives();
+    auto const handle = line(i).handle();
+    bench_->clocks().retire(line(i));
+    must(machine().destroy_stream(device, handle), "destroy_stream");
+    new_line(i, device, clock::life::foreign);
+    line(i).set_carries_collectives(carried);
+  }
+
+  void step() {
+    if (collectives_ && below(10) == 0) return begin_collective();
+    switch (below(21)) {
+      case 20: return replace_stream();
+      case 0: case 1: case 2: case 3: case 4: case 5: return allocate();
+      case 6: case 7: case 8: case 9: return free_block();
+      case 10: case 11: case 12: return use_elsewhere();
+      case 13: return below(2) ? copy_block() : use_elsewhere_once();
+      case 14: return hand_over();
+      case 15: return order(below(static_cast<int>(lines_.size())), below(static_cast<int>(lines_.size())));
+      case 16: return must(line(below(static_cast<int>(lines_.size()))).fence().is, "fence");
+      case 17: return must(bench_->clocks().poll(line(below(static_cast<int>(lines_.size()))).now()).is, "poll");
+      case 18: return below(4) ? misuse() : (void)on(below(devices_)).empty_cache();
+      default: return below(3) ? allocate() : must(bench_->clocks().synchronize(line(below(static_cast<int>(lines_.size()))).now()), "synchronize");
+    }
+  }
+
+  void end() {
+    for (auto const& b : blocks_) {
+      order(b.ordered, b.home);
+      look(b, b.home, "at the end");
+    }
+    for (auto* l : lines_) must(bench_->clocks().synchronize(l->now()), "synchronize");
+    validate("with live blocks");
+    while (!blocks_.empty()) {
+      on(device_of(blocks_.back().home)).deallocate(blocks_.back().at, nullptr, here::current());
+      blocks_.pop_back();
+    }
+    for (int d = 0; d < devices_; ++d) {
+      on(d).empty_cache();
+      auto const s = on(d).statistics();
+      if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {
+        fail(check::invariants, "after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved");
+      }
+    }
+    validate("after all was freed");
+  }
+
+  void end_machine() {
+    for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
+      auto const handle = line(i).handle();
+      int const device = device_of(i);
+      bench_->clocks().retire(line(i));
+      must(machine().destroy_stream(device, handle), "destroy_stream");
+    }
+    std::vector<std::string> left;
+    bench_->control->at_end([&left](std::vector<std::string> const& census) { left = census; });
+    bench_.reset();
+    for (auto const& one : left) fail(check::census, "left at the end: " + one);
+  }
+
+  void validate(char const* when) {
+    for (int d = 0; d < devices_; ++d) {
+      for (auto const& w : on(d).validate()) fail(check::invariants, std::string(when) + ": " + w);
+    }
+    for (auto const& w : bench_->clocks().validate()) fail(check::invariants, std::string(when) + ": " + w);
+  }
+
+  std::mt19937_64 random_;
+  int const devices_;
+  std::size_t const capacity_;
+  verdict wrong_;
+  bool maps_ = true, unkind_ = false, collectives_ = false;
+  std::shared_ptr<int> arrived_;   // parts of the newest collective
+  std::optional<int> other_part_;  // whose part of the collective is still to come
+  std::vector<piece_of_memory> blocks_;
+  std::vector<clock::timeline*> lines_;
+  std::optional<memory_bench> bench_;
+
+ public:
+  std::uint64_t allocations = 0, ooms = 0;
+};
+
+}  // namespace weir::tests
