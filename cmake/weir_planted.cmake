@@ -1,0 +1,66 @@
+# Planted defects: tests/planted/NAME.patch changes one source of the library, and planted_NAME is the prover linked with that
+# source instead of the library's own: a static library's member is not taken when all it defines is there already.
+# A patch begins with lines `hazard:`, `check:`, `runs:`, and `only: yes` where no other check may see it; then comes the diff.
+# The prover must find each within its stated runs, and nothing in the library as it is.
+find_program(WEIR_PATCH patch)
+file(GLOB patches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/planted/*.patch)
+if(NOT CMAKE_BUILD_TYPE STREQUAL Release OR WEIR_SANITIZE OR NOT WEIR_PATCH OR NOT patches)
+  return()  # they cost a compilation each: one kind of build proves the proof
+endif()
+
+add_library(weir_prover OBJECT ${PROJECT_SOURCE_DIR}/tests/planted/prover.cpp ${PROJECT_SOURCE_DIR}/tests/planted/programs.cpp)
+weir_own_code(weir_prover)
+target_link_libraries(weir_prover PUBLIC weir_test_support GTest::gtest)
+
+add_custom_target(planted)  # all of them; tools/planted prints their table
+
+# weir_prover_program(name source): the prover with that source in front of the library.
+function(weir_prover_program name)
+  add_executable(${name} $<TARGET_OBJECTS:weir_prover> ${ARGN})
+  target_link_libraries(${name} PRIVATE weir::weir weir::cblas GTest::gtest)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/planted)
+  add_dependencies(planted ${name})
+endfunction()
+
+set(most_runs 1000)
+foreach(patch ${patches})
+  get_filename_component(name ${patch} NAME_WE)
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patch})
+  file(STRINGS ${patch} lines)
+  set(check "")
+  set(runs 0)
+  set(only "")
+  set(source "")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^check: (.*)$")
+      set(check ${CMAKE_MATCH_1})
+    elseif(line MATCHES "^runs: ([0-9]+)$")
+      set(runs ${CMAKE_MATCH_1})
+    elseif(line MATCHES "^only: yes$")
+      set(only --only)
+    elseif(line MATCHES "^\\+\\+\\+ b/([^ \t]+)")
+      set(source ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+  if(NOT check OR NOT runs OR NOT source)
+    message(FATAL_ERROR "tests/planted/${name}.patch lacks `check:`, `runs:` or the name of the file that it changes")
+  endif()
+  if(runs GREATER most_runs)
+    set(most_runs ${runs})
+  endif()
+  set(changed ${PROJECT_BINARY_DIR}/planted/${name}.cpp)
+  add_custom_command(OUTPUT ${changed} DEPENDS ${patch} ${PROJECT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/tests/planted/plant
+    COMMAND ${PROJECT_SOURCE_DIR}/tests/planted/plant ${patch} ${PROJECT_SOURCE_DIR}/${source} ${changed}
+    COMMENT "Planting ${name}" VERBATIM)
+  weir_prover_program(planted_${name} ${changed})
+  weir_own_code(planted_${name})
+  target_include_directories(planted_${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(planted_${name} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
+  target_compile_options(planted_${name} PRIVATE -Wno-unused)  # what a defect no longer uses
+  add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only})
+  set_tests_properties(planted.${name} PROPERTIES TIMEOUT 120 LABELS planted)
+endforeach()
+
+weir_prover_program(planted_none)
+add_test(NAME planted.none COMMAND planted_none --within ${most_runs})
+set_tests_properties(planted.none PROPERTIES TIMEOUT 120 LABELS planted)

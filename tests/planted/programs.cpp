@@ -1,0 +1,21 @@
+// The programs of the model tests, as the prover takes them.
+// Threads: as prover.h.
+#include "tests/model/clock_program.h"
+#include "tests/model/copy_program.h"
+#include "tests/model/memory_program.h"
+#include "tests/model/traffic_program.h"
+#include "tests/planted/prover.h"
+
+namespace weir::tests {
+
+std::span<kind_of_program const> programs() {
+  static constexpr kind_of_program all[] = {
+      {"memory", [](std::uint64_t seed) { return memory_program(seed).run(); }},
+      {"clock", [](std::uint64_t seed) { return clock_program(seed).run(); }},
+      {"traffic", [](std::uint64_t seed) { return traffic_program(seed).run(); }},
+      {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
+  };
+  return all;
+}
+
+}  // namespace weir::tests

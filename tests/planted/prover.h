@@ -1,0 +1,17 @@
+// What the prover runs: kinds of random programs, each judged by all the checks it knows.
+// Threads: each program's own.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "tests/model/verdict.h"
+
+namespace weir::tests {
+
+struct kind_of_program {
+  char const* name;
+  verdict (*run)(std::uint64_t seed);
+};
+std::span<kind_of_program const> programs();
+
+}  // namespace weir::tests
