@@ -130,3 +130,12 @@ target_link_libraries(soak PRIVATE weir::weir)
 set_target_properties(soak PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_test(NAME soak COMMAND soak --seconds 120 --least 2 --soon 1)
 set_tests_properties(soak PROPERTIES TIMEOUT 300 LABELS soak ENVIRONMENT WEIR_DEVICES=sim:4:1)
+
+# For compute-sanitizer on GPUs: what it must report and what not. On a simulated machine it shows that the option hurts nobody.
+add_executable(overrun)
+weir_kernels(overrun tests/overrun/overrun.cu)
+weir_own_code(overrun)
+target_link_libraries(overrun PRIVATE weir::weir)
+set_target_properties(overrun PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+add_test(NAME overrun COMMAND overrun clean)
+set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=announce_blocks:1")

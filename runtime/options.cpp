@@ -39,6 +39,12 @@ std::optional<size_t> whole_number(std::string_view text) {
 }
 
 void set_option(options& into, std::string_view key, std::string_view value) {
+  if (key == "announce_blocks") {
+    if (value == "true" || value == "1") into.announce_blocks = true;
+    else if (value == "false" || value == "0") into.announce_blocks = false;
+    else refuse("WEIR_CONF", "announce_blocks:" + quoted(value) + " is neither true nor false", "Write announce_blocks:true");
+    return;
+  }
   for (auto const& row : size_rows) {
     if (key != row.name) continue;
     auto const bytes = size_from_text(value);
@@ -53,7 +59,7 @@ void set_option(options& into, std::string_view key, std::string_view value) {
     return;
   }
   refuse("WEIR_CONF", "no option is called " + quoted(key),
-         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking"})) + "?");
+         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks"})) + "?");
 }
 
 char const* variable(char const* name) {

@@ -49,7 +49,11 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
       why_(std::move(why)),
       id_(next_runtime_id.fetch_add(1)),
       device_count_(driver_->device_count()),
-      opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {}
+      opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
+  if (!options_.announce_blocks) return;
+  (void)driver_->announce_blocks();
+  options_.launch_blocking = true;  // a block given back is no kernel's any more
+}
 
 runtime::impl::~impl() {
   while (!made_.empty()) {

@@ -30,6 +30,9 @@ struct options {
   size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
   size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
   bool launch_blocking = false;  // every launch waits for its work: errors name the right line. CUDA_LAUNCH_BLOCKING=1 means the same
+  // Which bytes are a block is told to tools that listen to NVTX: compute-sanitizer then names what a kernel does between two
+  // blocks of one page. 256 B after every block are nobody's. Implies launch_blocking. No effect on a simulated machine.
+  bool announce_blocks = false;
 
   // WEIR_CONF=key:value,key:value with the names above; sizes take KiB, MiB, GiB, TiB.
   // Throws: invalid_use for an unknown key or value, with the nearest right one

@@ -160,6 +160,12 @@ class driver {
   virtual void recheck() {}                                            // some work's ready() answers true from now on
   virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers
 
+  // Tools that look on ----------------------------------------------------------------------------------------------
+  // They are told from now on which bytes are somebody's block. Once, before the first grant. false: nobody could listen.
+  virtual bool announce_blocks() { return false; }
+  virtual void block_taken(address, std::size_t /*bytes*/) {}          // of granted memory. May be called with locks held, as the next
+  virtual void block_given_back(address) {}                            // what was taken there; no work uses it any more
+
   // Proof tools ---------------------------------------------------------------------------------------------------
   virtual result<gate_handle> hold(int device, stream_handle) = 0;     // later work of the stream waits until the gate opens. At most 4 closed gates a device, else not_permitted
   virtual status open_gate(gate_handle) = 0;                           // once; then the handle is gone

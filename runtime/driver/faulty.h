@@ -48,6 +48,9 @@ class faulty : public driver {
   int device_count() const noexcept override { return inner_->device_count(); }
   void touched(int device, stream_handle s, std::span<touch const> t) override { inner_->touched(device, s, t); }
   void recheck() override { inner_->recheck(); }
+  bool announce_blocks() override { return inner_->announce_blocks(); }
+  void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
+  void block_given_back(address at) override { inner_->block_given_back(at); }
 
   result<device_info> info(int device) override;
   status open(int device) override;

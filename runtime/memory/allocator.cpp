@@ -10,6 +10,7 @@ namespace weir::memory {
 namespace {
 constexpr std::size_t fence_every = 16 << 20;       // bytes freed between two fences, at least
 constexpr std::size_t largest_alignment = 2 << 20;  // bytes
+constexpr std::size_t after_announced = 256;        // bytes that nobody may touch
 }  // namespace
 
 std::string hex(address a) {
@@ -20,7 +21,7 @@ std::string hex(address a) {
 std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
-    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), callbacks_(c), space_(machine_, device) {
+    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device) {
   auto const info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
   require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
@@ -99,9 +100,15 @@ request device_allocator::describe(clock::timeline& home, std::size_t bytes, std
     refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device");
   }
   if (home.alive() == clock::life::retired) refuse("a stream whose registration has ended", "Allocate on a stream that lives");
-  int const c = size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
+  std::size_t room = bytes;
+  if (announced_) [[unlikely]] {  // what follows a block is nobody's; it lies where it would lie without
+    room += after_announced;
+    std::size_t const units = round_up(std::max<std::size_t>(bytes, 1), 16);
+    alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));
+  }
+  int const c = size_classes::of(room, std::max<std::size_t>(alignment, 1));
   if (c >= 0) return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
-  return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(bytes, bins::unit), granule), at};
+  return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(room, bins::unit), granule), at};
 }
 
 void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) {
@@ -141,11 +148,13 @@ void* device_allocator::hand_out(stream_memory& mine, piece& p, request const& r
   p.home = other_home ? other_home : mine.home.load();
   p.requested = r.bytes;
   mine.counts.allocated(observe::size_pool::large, p.bytes, r.bytes);
+  if (announced_) [[unlikely]] machine_.block_taken(p.at, r.bytes);
   return reinterpret_cast<void*>(p.at);
 }
 
 void* device_allocator::hand_out(stream_memory& mine, slabs::taken got, request const& r) {
   mine.counts.allocated(observe::size_pool::small, got.from->size, r.bytes);
+  if (announced_) [[unlikely]] machine_.block_taken(got.from->start(got.index), r.bytes);
   return reinterpret_cast<void*>(got.from->start(got.index));
 }
 
@@ -229,6 +238,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
     auto const pool = b.cut ? observe::size_pool::small : observe::size_pool::large;
     std::size_t const rounded = b.cut ? b.cut->size : b.whole->bytes;
     std::size_t const requested = b.cut ? b.cut->requested(b.index) : b.whole->requested;
+    if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
     if (someone_waits) {
       clock::timeline* const other = clock::find(stamps.front().stream);

@@ -148,6 +148,7 @@ class device_allocator final : public allocator {
   driver::driver& machine_;
   clock::clocks& clocks_;
   int const device_;
+  bool const announced_;                                         // options::announce_blocks
   callbacks& callbacks_;
   address_space space_;
   observe::counters counts_;

@@ -25,6 +25,8 @@ TEST(options, every_key_is_read_with_its_unit) {
   EXPECT_EQ(o.pinned_limit, 512_MiB);
   EXPECT_EQ(o.address_space, size_t{1} << 40);
   EXPECT_TRUE(o.launch_blocking);
+  EXPECT_FALSE(o.announce_blocks);
+  EXPECT_TRUE(parse_options("announce_blocks:true").announce_blocks);
   EXPECT_EQ(parse_options("device_limit:4096").device_limit, 4096u);
   EXPECT_EQ(parse_options("").device_limit, 0u);
 }

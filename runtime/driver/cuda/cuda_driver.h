@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "runtime/base/sync.h"
+#include "runtime/driver/cuda/announcer.h"
 #include "runtime/driver/cuda/symbols.h"
 
 namespace weir::driver::cuda {
@@ -80,6 +82,10 @@ class cuda_driver final : public driver {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
 
+  bool announce_blocks() override;
+  void block_taken(address at, std::size_t bytes) override { if (announcer_) announcer_->taken(at, bytes); }
+  void block_given_back(address at) override { if (announcer_) announcer_->given_back(at); }
+
   result<gate_handle> hold(int device, stream_handle) override;
   status open_gate(gate_handle) override;
 
@@ -128,6 +134,7 @@ class cuda_driver final : public driver {
   status enqueue_host_call(int device, stream_handle, work);
 
   entries const& api_;
+  std::unique_ptr<announcer> announcer_;  // null: nobody is told of blocks
   int const count_;
   std::size_t granularity_ = 0;  // the largest of all devices
   std::array<device_state, most_devices> devices_;

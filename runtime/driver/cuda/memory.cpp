@@ -155,6 +155,7 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
     found->second.busy = true;
     device = found->second.device;
   }
+  if (announcer_) announcer_->unusable(at);
   CUresult r;
   {
     relaxed const mode(api_);
@@ -189,7 +190,18 @@ status cuda_driver::grant(address at, std::size_t bytes, int device) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(device).id};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return in.answer(api_.cuMemSetAccess(at, bytes, &access, 1));
+  status const said = in.answer(api_.cuMemSetAccess(at, bytes, &access, 1));
+  if (said.ok() && announcer_) {
+    auto b = books_.lock();
+    for (auto m = b->mappings.lower_bound(at); m != b->mappings.end() && m->first < at + bytes; ++m) announcer_->usable(m->first, m->second.bytes);
+  }
+  return said;
+}
+
+bool cuda_driver::announce_blocks() {
+  if (!announcer::possible()) return false;
+  if (!announcer_) announcer_ = std::make_unique<announcer>();
+  return true;
 }
 
 result<address> cuda_driver::create_segment(int device, std::size_t bytes) {
@@ -201,6 +213,7 @@ result<address> cuda_driver::create_segment(int device, std::size_t bytes) {
   if (status const said = in.answer(api_.cuMemAlloc(&at, bytes)); !said.ok()) return {said};
   node.key() = at;
   books_.lock()->segments.insert(std::move(node));
+  if (announcer_) announcer_->usable(at, bytes);
   return {{}, static_cast<address>(at)};
 }
 
@@ -214,6 +227,7 @@ status cuda_driver::release_segment(int device, address at) {
     if (found == b->segments.end() || found->second.device != device) return invalid;
     node = b->segments.extract(found);
   }
+  if (announcer_) announcer_->unusable(at);
   status const said = in.answer(api_.cuMemFree(at));
   if (!said.ok()) books_.lock()->segments.insert(std::move(node));
   return said;

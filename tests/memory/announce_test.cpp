@@ -1,0 +1,77 @@
+// options::announce_blocks: tools are told of every block, from when it is handed out until it is given back, and what lies
+// between two of them is nobody's.
+// Threads: one.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+#include "runtime/parts.h"
+#include "weir/memory.h"
+
+namespace weir {
+namespace {
+
+class listener : public driver::faulty {
+ public:
+  using faulty::faulty;
+  std::map<weir::driver::address, std::size_t> blocks;
+  int wrong = 0, asked = 0;
+  bool announce_blocks() override { return ++asked, true; }
+  void block_taken(weir::driver::address at, std::size_t bytes) override { wrong += !blocks.emplace(at, bytes).second; }
+  void block_given_back(weir::driver::address at) override { wrong += blocks.erase(at) == 0; }
+};
+
+struct rig {
+  explicit rig(bool announce) {
+    auto owned = std::make_unique<listener>(driver::sim::make({.devices = 1, .memory = 256_MiB}).machine);
+    told = owned.get();
+    runs = make_runtime(std::move(owned), {.announce_blocks = announce}, "one that listens");
+    in.emplace(*runs);
+  }
+  listener* told = nullptr;
+  std::unique_ptr<runtime> runs;
+  std::optional<runtime_guard> in;
+};
+
+TEST(announce, every_live_block_is_known_and_256_bytes_after_it_are_nobodys) {
+  rig r(true);
+  EXPECT_EQ(r.told->asked, 1);
+  std::mt19937_64 random(1);
+  stream a, b;
+  std::map<void*, std::size_t> live;
+  for (int i = 0; i < 2000; ++i) {
+    if (live.empty() || random() % 5 < 3) {
+      std::size_t const bytes = std::size_t{1} << random() % 21, some = bytes + random() % bytes;
+      live.emplace(allocate(random() % 2 ? a.ref() : b.ref(), some), some);
+    } else {
+      auto const one = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
+      deallocate(one->first);
+      live.erase(one);
+    }
+  }
+  ASSERT_EQ(r.told->blocks.size(), live.size());
+  driver::address end = 0;
+  for (auto const& [at, bytes] : r.told->blocks) {
+    ASSERT_EQ(live.at(reinterpret_cast<void*>(at)), bytes);
+    ASSERT_GE(at, end) << "too near to the block before";
+    end = at + bytes + 256;
+    std::size_t const units = (bytes + 15) / 16 * 16;
+    ASSERT_EQ(at % std::min<std::size_t>(units & (~units + 1), 512), 0u) << "a natural alignment that changed";
+  }
+  for (auto const& one : live) deallocate(one.first);
+  EXPECT_TRUE(r.told->blocks.empty());
+  EXPECT_EQ(r.told->wrong, 0);
+}
+
+TEST(announce, nobody_is_told_who_did_not_ask) {
+  rig r(false);
+  buffer const b(1000);
+  EXPECT_EQ(r.told->asked, 0);
+  EXPECT_TRUE(r.told->blocks.empty());
+}
+
+}  // namespace
+}  // namespace weir
