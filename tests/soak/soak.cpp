@@ -40,7 +40,6 @@ soak::soak(plan p) : plan_(p) {
   machine_ = owned.get();
   options o;
   o.device_limit = plan_.limit;
-  o.pinned_limit = plan_.limit;
   runtime_ = make_runtime(std::move(owned), o, why);
 }
 
