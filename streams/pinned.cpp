@@ -88,34 +88,45 @@ struct pinned_memory::state {
     p.space.give(freed);
   }
 
-  // Frees what has become complete: one question to the driver for each stream that is not there yet.
-  void collect(pool& p) {
-    std::vector<clock::stamp> not_yet;
-    auto const reached = [&](clock::stamp s, bool& lost) {
-      if (clocks.complete(s)) return true;
-      for (auto const& one : not_yet) {
-        if (one.stream == s.stream && one.n <= s.n) return false;
-      }
-      auto const polled = clocks.poll(s);
-      if (polled.ok() && polled.value) return true;
-      lost = polled.is.what == driver::code::lost;
-      if (!lost) not_yet.push_back(s);
-      return false;
-    };
+  // Frees what is known to be complete; what a lost stream used stays away for good.
+  // Returns: the oldest stamp of each stream that something still waits for.
+  std::vector<clock::stamp> settle_known(pool& p, std::vector<std::uint64_t> const& lost) {
+    std::vector<clock::stamp> oldest;
     std::deque<address> still;
     for (address const at : p.pending) {
       auto const freed = p.space.find(at);
-      bool lost = false;
-      std::erase_if(freed->second.stamps, [&](clock::stamp s) { return !lost && reached(s, lost); });
-      if (lost) {
-        freed->second.is = state_of::quarantined;
-      } else if (freed->second.stamps.empty()) {
+      auto& stamps = freed->second.stamps;
+      std::erase_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
+      if (stamps.empty()) {
         settle(p, freed);
+      } else if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
+        freed->second.is = state_of::quarantined;
       } else {
         still.push_back(at);
+        for (auto const s : stamps) {
+          auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
+          if (same == oldest.end()) oldest.push_back(s);
+          else same->n = std::min(same->n, s.n);
+        }
       }
     }
     p.pending = std::move(still);
+    return oldest;
+  }
+
+  // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
+  // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
+  void collect() {
+    std::vector<std::uint64_t> lost;
+    for (bool news = true; news;) {
+      auto const oldest = settle_known(*in.lock(), lost);
+      news = false;
+      for (auto const s : oldest) {
+        auto const polled = clocks.poll(s);
+        if (polled.is.what == driver::code::lost) lost.push_back(s.stream);
+        news |= polled.is.what == driver::code::lost || (polled.ok() && polled.value);
+      }
+    }
   }
 
   driver::status grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
@@ -145,9 +156,9 @@ struct pinned_memory::state {
 
   std::size_t trim() {
     std::vector<host_pages> idle;
+    collect();
     {
       auto p = in.lock();
-      collect(*p);
       for (address const base : p->space.wholly_free()) {
         idle.push_back({reinterpret_cast<std::byte*>(base), p->space.bytes_of(base)});
         p->space.remove(base);
@@ -172,12 +183,9 @@ struct pinned_memory::state {
     bool const moves = owner.machine().moves_by_itself();
     std::int64_t const start = moves ? base::now_ns() : 0;
     for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
-      {
-        auto p = in.lock();
-        if (p->pending.empty()) return nullptr;
-        collect(*p);
-        if (void* const block = hand_out(*p, bytes, rounded, alignment)) return block;
-      }
+      if (in.lock()->pending.empty()) return nullptr;
+      collect();
+      if (void* const block = hand_out(*in.lock(), bytes, rounded, alignment)) return block;
       if (moves) base::sleep_ns(50'000);
     }
     return nullptr;
@@ -237,17 +245,20 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   if (weir::process_is_ending() || process_was_forked()) return;  // nothing to ask, nothing to give back: the system does
-  auto p = state_->in.lock();
   std::vector<clock::stamp> used;
   std::size_t held = 0, held_bytes = 0;
-  for (auto& [at, one] : p->space.all()) {
-    for (auto* line : one.users) join(one.stamps, line->now());
-    for (auto const s : one.stamps) join(used, s);
-    held += one.is == state_of::live;
-    held_bytes += one.is == state_of::live ? one.requested : 0;
+  {
+    auto p = state_->in.lock();
+    for (auto& [at, one] : p->space.all()) {
+      for (auto* line : one.users) join(one.stamps, line->now());
+      for (auto const s : one.stamps) join(used, s);
+      held += one.is == state_of::live;
+      held_bytes += one.is == state_of::live ? one.requested : 0;
+    }
   }
   for (auto const s : used) static_cast<void>(state_->clocks.synchronize(s));  // refused by a lost device: what is quarantined below
-  state_->collect(*p);
+  state_->collect();
+  auto p = state_->in.lock();
   for (auto const& [base, bytes] : p->space.segments()) {
     bool in_use = false, keep = false;
     for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
@@ -279,17 +290,16 @@ void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at)
   }
   std::size_t const rounded = round_up(bytes ? bytes : 1, pinned_space::granule);
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
-  {
-    auto p = state_->in.lock();
-    void* block = state_->hand_out(*p, bytes, rounded, aligned);
-    if (!block && !p->pending.empty()) {
-      state_->collect(*p);
-      block = state_->hand_out(*p, bytes, rounded, aligned);
+  for (bool collected = false;; collected = true) {
+    {
+      auto p = state_->in.lock();
+      if (void* const block = state_->hand_out(*p, bytes, rounded, aligned)) {
+        ++p->tally.now().cache_hits;
+        return block;
+      }
+      if (collected || p->pending.empty()) break;
     }
-    if (block) {
-      ++p->tally.now().cache_hits;
-      return block;
-    }
+    state_->collect();
   }
   state_->owner.open(current_ordinal(state_->owner), "allocate", at);  // a driver locks pages for every device, once one is open
   void* block = nullptr;
