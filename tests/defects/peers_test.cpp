@@ -2,6 +2,9 @@
 // has the list, with the tests that stand elsewhere. Each names its report.
 #include <gtest/gtest.h>
 
+#include <functional>
+
+#include "streams/pinned.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
@@ -10,32 +13,224 @@ namespace {
 using tests::memory_bench;
 constexpr here at{"a test", "a test", 1};
 
-struct no_mapping final : weir::driver::faulty {  // segments only: what cudaMalloc and cudaFree are
+// In front of the machine: inside the calls that may wait for devices or for other calls, another thread is played.
+struct crowded final : weir::driver::faulty {
   using faulty::faulty;
+  std::function<void()> other_thread;
+  std::uint64_t events_made = 0, played = 0;
+  bool maps = true;
+
   weir::driver::result<weir::driver::device_info> info(int device) override {
     auto i = faulty::info(device);
-    i.value.maps = false;
+    i.value.maps = maps;  // without: segments only, as cudaMalloc and cudaFree have it
     return i;
+  }
+  weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override { return play(), faulty::create(device, bytes); }
+  weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override { return play(), faulty::map(at, bytes, h); }
+  weir::driver::status grant(weir::driver::address at, std::size_t bytes, int device) override { return play(), faulty::grant(at, bytes, device); }
+  weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override { return play(), faulty::unmap(at, bytes); }
+  weir::driver::status release(weir::driver::memory_handle h) override { return play(), faulty::release(h); }
+  weir::driver::status pin(void* host, std::size_t bytes) override { return play(), faulty::pin(host, bytes); }
+  weir::driver::status unpin(void* host) override { return play(), faulty::unpin(host); }
+  weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override { return ++events_made, play(), faulty::create_event(device, k); }
+  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override { return play(), faulty::record(device, s, e); }
+  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override { return play(), faulty::wait(device, s, e); }
+  weir::driver::status query_event(weir::driver::event_handle e) override { return play(), faulty::query_event(e); }
+
+ private:
+  void play() {
+    if (!other_thread) return;
+    auto const once = std::exchange(other_thread, nullptr);
+    ++played;
+    once();
+    other_thread = once;
   }
 };
 
 struct peers : ::testing::Test {
   explicit peers(bool maps = true, simulated::running how = simulated::running::stepped)
-      : bench({.devices = 2, .memory = 4 << 20, .how = how, .seed = 1}, {}, [maps](std::unique_ptr<driver::driver> m) {
-          if (!maps) m = std::make_unique<no_mapping>(std::move(m));
-          return m;
+      : bench({.devices = 2, .memory = 4 << 20, .how = how, .seed = 1}, {}, [this, maps](std::unique_ptr<driver::driver> m) {
+          auto made = std::make_unique<crowded>(std::move(m));
+          made->maps = maps;
+          crowd = made.get();
+          return made;
         }) {}
   memory::allocator& device() { return bench.on(0); }
+  streams::pinned_memory& pinned() { return bench.core.part<streams::pinned_memory>(); }
   void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::timeline& s, int* runs = nullptr) {
+    ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void* n) { if (n) ++*static_cast<int*>(n); }, nullptr, runs}).ok());
+  }
   void sound() {
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
+    EXPECT_EQ(pinned().validate(), std::vector<std::string>{});
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
   }
+  crowded* crowd = nullptr;
   memory_bench bench;
   clock::timeline& a = bench.stream(0);
   clock::timeline& b = bench.stream(0);
 };
+
+// CUB takes every answer of an event but "not ready" for completion, errors too.
+TEST_F(peers, a_question_that_is_refused_is_no_completion) {
+  for (auto const code : {driver::code::failed, driver::code::out_of_memory, driver::code::invalid}) {
+    for (char const* const call : {"query_event", "record", "create_event"}) {
+      void* const p = take(a, 1 << 20);
+      void* const h = pinned().allocate(2 << 20, 0, at);
+      device().mark(p, b, at);
+      pinned().mark(h, b);
+      busy(b);
+      give(p);
+      pinned().deallocate(h, at);
+      bench.control->fail_call(call, 1, code);
+      void* const q = take(a, 1 << 20);
+      EXPECT_NE(q, p) << call;
+      void* const i = pinned().allocate(2 << 20, 0, at);
+      EXPECT_NE(i, h) << call;
+      bench.control->run();
+      give(q);
+      pinned().deallocate(i, at);
+      ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok() || bench.clocks().synchronize(b.now()).ok());
+      sound();
+    }
+  }
+}
+
+// RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone): a stream ends, another gets its handle.
+TEST_F(peers, a_stream_whose_handle_is_that_of_one_that_ended_takes_over_nothing_that_is_still_in_use) {
+  auto const foreign = [&](driver::stream_handle h) -> clock::timeline& { return bench.clocks().make(0, h, clock::life::foreign); };
+  auto const first = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
+  clock::timeline& old = foreign(first.value);
+  void* const p = take(old, 300'000);
+  int runs = 0;
+  busy(old, &runs);
+  give(p);
+  bench.clocks().retire(old);
+  ASSERT_TRUE(bench.machine().destroy_stream(0, first.value).ok());
+  clock::timeline& heir = foreign(first.value);  // what a driver may do; the clocks are told the same
+  EXPECT_FALSE(bench.clocks().complete(old.now()));
+  EXPECT_FALSE(heir.covers(old.now()));
+  EXPECT_NE(take(heir, 300'000), p);
+  EXPECT_EQ(runs, 0);
+  ASSERT_TRUE(bench.control->run());
+  sound();
+}
+
+// rmm#841, #850: the wait is for the stream's latest event, and all that was given since is waited for too.
+TEST_F(peers, a_wait_for_freed_memory_is_for_the_first_fence_after_the_free) {
+  give(take(a, 3 << 20));
+  auto const fence = a.fence();
+  ASSERT_TRUE(fence.ok());
+  busy(a);  // long work, given later
+  ASSERT_TRUE(a.fence().ok());
+  ASSERT_NE(take(b, 3 << 20), nullptr);
+  EXPECT_EQ(device().statistics().waits_inserted, 1u);
+  int runs = 0;
+  busy(b, &runs);
+  ASSERT_TRUE(bench.control->step(0, a.handle()));  // the fence
+  while (bench.control->step(0, b.handle())) {}
+  EXPECT_EQ(runs, 1) << "b stands behind work that has nothing to do with the memory";
+  ASSERT_TRUE(bench.control->run());
+  sound();
+}
+
+// RMM's arena synchronizes with the stream when another one frees; CCCL's buffer::set_stream synchronizes.
+TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
+  std::vector<void*> all;
+  for (std::size_t bytes : {40, 700, 9000, 70'000, 300'000}) {
+    for (int i = 0; i < 4; ++i) all.push_back(take(i % 2 ? a : b, bytes));
+  }
+  auto const on_a = bench.machine().hold(0, a.handle()), on_b = bench.machine().hold(0, b.handle());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    device().mark(all[i], i % 3 ? a : b, at);
+    if (i % 5 == 0) device().rebind(all[i], i % 2 ? b : a, at);
+    give(all[i], i % 4 ? &a : &b);
+  }
+  EXPECT_EQ(bench.control->findings(), std::vector<std::string>{}) << "the host waited for work that is held";
+  ASSERT_TRUE(bench.machine().open_gate(on_a.value).ok() && bench.machine().open_gate(on_b.value).ok());
+  ASSERT_TRUE(bench.control->run());
+  sound();
+}
+
+// Paddle#38195, pytorch#68906: an event is made and destroyed for every use of a block on another stream.
+TEST_F(peers, a_thousand_uses_on_another_stream_make_a_handful_of_events) {
+  for (int i = 0; i < 1000; ++i) {
+    void* const p = take(a, 100'000);
+    device().mark(p, b, at);
+    busy(b);
+    give(p);
+    if (i % 10 == 9) bench.control->run();
+  }
+  EXPECT_LT(crowd->events_made, 80u);
+  sound();
+}
+
+// pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held, and every other thread waits too.
+TEST_F(peers, while_one_thread_is_in_a_driver_call_for_memory_another_takes_and_gives_back_its_own) {
+  clock::timeline& mine = bench.stream(0);
+  give(take(mine, 30'000));
+  give(take(mine, 100));
+  void* const warm = pinned().allocate(100, 0, at);
+  crowd->other_thread = [&] {
+    give(take(mine, 30'000));
+    give(take(mine, 100));
+    pinned().deallocate(pinned().allocate(100, 0, at), at);
+  };
+  for (int i = 0; i < 30; ++i) {
+    void* const p = take(a, i % 3 ? 1 << 20 : 5000);
+    void* const h = pinned().allocate(i % 4 ? 2 << 20 : 3000, 0, at);
+    device().mark(p, b, at);
+    pinned().mark(h, b);
+    busy(b);
+    give(p);
+    pinned().deallocate(h, at);
+    if (i % 5 == 4) bench.control->run();
+    if (i % 10 == 9) device().empty_cache(), pinned().trim();
+  }
+  EXPECT_GT(crowd->played, 60u);
+  crowd->other_thread = nullptr;
+  pinned().deallocate(warm, at);
+  bench.control->run();
+  sound();
+}
+
+// pytorch#183501, #71745: one list of events for all streams: behind one that does not come, ninety GB stay.
+TEST_F(peers, what_waits_for_one_stream_does_not_hold_up_what_waits_for_another) {
+  auto const gate = bench.machine().hold(0, b.handle());
+  clock::timeline& c = bench.stream(0);
+  void* const held = take(a, 1 << 20), *const done = take(a, 1 << 20);
+  void* const held_pinned = pinned().allocate(2 << 20, 0, at), *const done_pinned = pinned().allocate(2 << 20, 0, at);
+  device().mark(held, b, at), device().mark(done, c, at);
+  pinned().mark(held_pinned, b), pinned().mark(done_pinned, c);
+  busy(b), busy(c);
+  give(held), give(done);
+  pinned().deallocate(held_pinned, at), pinned().deallocate(done_pinned, at);
+  (void)bench.clocks().poll(c.now());  // the fence of both
+  while (bench.control->step(0, c.handle())) {}
+  EXPECT_EQ(take(a, 1 << 20), done);
+  EXPECT_EQ(pinned().allocate(2 << 20, 0, at), done_pinned);
+  ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
+  ASSERT_TRUE(bench.control->run());
+  sound();
+}
+
+// vllm#52951, Megatron-LM#6885, triton#11720: a stream for every batch, and each leaves what it had behind: 32 GiB.
+TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
+  for (int i = 0; i < 40; ++i) {
+    auto const made = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
+    clock::timeline& once = bench.clocks().make(0, made.value, clock::life::foreign);
+    void* const p = take(once, 1 << 20);
+    busy(once);
+    give(p);
+    bench.clocks().retire(once);
+    ASSERT_TRUE(bench.machine().destroy_stream(0, made.value).ok());
+    ASSERT_TRUE(bench.control->run());
+  }
+  EXPECT_LE(device().statistics().reserved_bytes.all.peak, 2 << 20);
+  sound();
+}
 
 // pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices, so a rank's kernel that waits for the next rank's never ends.
 struct peers_without_mapping : peers {
