@@ -13,6 +13,7 @@
 
 #include "runtime/parts.h"
 #include "streams/context.h"
+#include "tests/soak/crooked.h"
 #include "tests/soak/gatekeeper.h"
 #include "tests/soak/stamp.h"
 #include "weir/copy.h"
