@@ -1,5 +1,8 @@
 // The timelines of one runtime, and the table that finds a timeline of this process by its id.
 // Threads: any, but for construction and destruction.
+#include <algorithm>
+#include <deque>
+
 #include "runtime/clock/common.h"
 
 namespace weir::clock {
@@ -36,6 +39,7 @@ struct clocks::state {
   weir::runtime::impl& runtime;
   std::shared_ptr<timeline::common> shared;
   base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
+  base::guarded<std::deque<timeline*>> ended;  // retired, and not known to be done: each keeps its last event
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -54,7 +58,7 @@ timeline& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
   std::unique_ptr<timeline> made(new timeline(id, device, h, l, state_->runtime, state_->shared));
   auto lines = state_->lines.lock();
-  lines->reserve(lines->size() + 1);
+  if (lines->size() == lines->capacity()) lines->reserve(std::max<std::size_t>(16, 2 * lines->size()));
   detail::enter(id, made.get());
   lines->push_back(std::move(made));
   return *lines->back();
@@ -65,9 +69,31 @@ void clocks::retire(timeline& t) {
   auto const last = t.fence();
   // No fence to be had: its work is waited for. If that fails too, its last stamps get a number that no fence will cover.
   if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
+  end(t);
+  let_go_of_ended(t);
+}
+
+void clocks::end(timeline& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
   t.life_.store(life::retired, base::memory_order_release);
+}
+
+// Whoever retires one asks about a few that went before, more of them the more there are: so the events of streams that are gone come back.
+void clocks::let_go_of_ended(timeline& last) {
+  std::vector<timeline*> oldest;
+  {
+    auto ended = state_->ended.lock();
+    auto const few = static_cast<std::ptrdiff_t>(std::min(ended->size(), 2 + ended->size() / 16));
+    oldest.assign(ended->begin(), ended->begin() + few);
+    ended->erase(ended->begin(), ended->begin() + few);
+    ended->push_back(&last);
+  }
+  for (timeline* const t : oldest) {
+    auto const done = t->poll(t->last_.load());
+    if (done.ok() && done.value) continue;
+    if (done.ok()) state_->ended.lock()->push_back(t);  // else its device is lost: it never will be
+  }
 }
 
 driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind) {

@@ -7,6 +7,13 @@
 #include "runtime/base/process.h"
 
 namespace weir::clock {
+namespace {
+// Room for n elements, made in steps that double: who adds one at a time copies each a few times at most.
+template <class V>
+void make_room(V& v, std::size_t n) {
+  if (v.capacity() < n) v.reserve(std::max(n, 2 * v.capacity()));
+}
+}  // namespace
 
 pooled_event::~pooled_event() {
   if (!process_was_forked()) pool_->give_back(device_, kind_, handle_, !given_away());
@@ -32,7 +39,7 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
       h = d.idle[k].back();
       d.idle[k].pop_back();
     } else {
-      d.made.reserve(d.made.size() + 1);
+      make_room(d.made, d.made.size() + 1);
     }
   }
   for (auto gone : doomed) machine_.destroy_event(device, gone);
@@ -43,8 +50,8 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
     auto c = contents_.lock();
     auto& d = c->devices[static_cast<std::size_t>(device)];
     d.made.push_back(h);
-    for (auto& idle : d.idle) idle.reserve(std::min(kept, d.made.size()));  // so that giving back never allocates
-    d.doomed.reserve(d.made.size());
+    for (auto& idle : d.idle) make_room(idle, std::min(kept, d.made.size()));  // so that giving back never allocates
+    make_room(d.doomed, d.made.size());
   }
   return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h)};
 }

@@ -137,6 +137,8 @@ class clocks {
   std::vector<std::string> validate() const;        // which invariants (above) do not hold; empty: all hold
 
  private:
+  void end(timeline&);
+  void let_go_of_ended(timeline& last);
   struct state;
   std::unique_ptr<state> state_;
 };
