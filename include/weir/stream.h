@@ -92,8 +92,9 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
 // torch.cuda.ExternalStream: a handle of yours, registered while this object lives. Destroy this first, then your stream.
 class foreign_stream {
  public:
-  // Null is CUDA's legacy stream. The per-thread default stream is refused: it is another stream on every thread.
-  // Throws: invalid_use (the stream is of another device; per-thread default), not_supported on a simulated device
+  // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream among them, and on
+  // simulated devices too. The per-thread default stream is refused: it is another stream on every thread.
+  // Throws: invalid_use (the stream is of another device; per-thread default), not_supported (another stream, on a simulated device)
   foreign_stream(weir::device, CUstream_st*, here = here::current());
   ~foreign_stream();  // records a last event on your stream
   foreign_stream(foreign_stream const&) = delete;

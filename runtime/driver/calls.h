@@ -58,7 +58,10 @@ inline constexpr contract none{};                                               
   X(synchronize_event, may::lose | may::forbid) X(elapsed_ms, may::lose | may::forbid)                                       \
   X(copy, may::lose | may::lack | may::forbid) X(copy_peer, may::lose | may::lack | may::forbid)                             \
   X(fill, may::lose | may::lack | may::forbid) X(host_function, may::lose | may::lack | may::forbid)                         \
-  X(enqueue, may::lose | may::lack) X(hold, may::none) X(open_gate, may::none)
+  X(enqueue, may::lose | may::lack)                                                                                          \
+  X(begin_capture, may::none) X(end_capture, may::none) X(instantiate, may::none) X(launch_graph, may::none)                 \
+  X(destroy_graph, may::none) X(destroy_executable, may::none)                                                               \
+  X(hold, may::none) X(open_gate, may::none)
 
 enum class call : std::uint8_t {
 #define WEIR_ONE(name, contract) name,

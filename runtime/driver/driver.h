@@ -57,10 +57,16 @@ struct result {
   constexpr bool ok() const noexcept { return is.ok(); }
 };
 
-enum class stream_handle : std::uintptr_t { none = 0 };  // CUDA: the CUstream
+// CUDA: the CUstream. Every opened device has a legacy stream, and one for each thread that says per_thread: that names another
+// stream on every thread, so whoever passes it on passes on something else. Neither is made or destroyed.
+// Work of the legacy stream comes after all earlier work of the device's blocking streams and before their later work; the
+// per-thread streams are blocking ones.
+enum class stream_handle : std::uintptr_t { none = 0, legacy = 1, per_thread = 2 };
 enum class event_handle : std::uintptr_t { none = 0 };   // CUDA: the CUevent and its device, see native_event
 enum class memory_handle : std::uint64_t { none = 0 };   // physical memory, one `create`
 enum class gate_handle : std::uint64_t { none = 0 };
+enum class graph_handle : std::uint64_t { none = 0 };       // what was captured
+enum class executable_handle : std::uint64_t { none = 0 };  // a graph that can be launched, any number of times
 using address = std::uintptr_t;
 
 struct device_info {
@@ -78,6 +84,13 @@ enum class stream_kind : std::uint8_t {
   independent,  // not ordered with the legacy stream
   blocking,     // ordered with the legacy stream, both ways: weir's default stream is one, so bare launches are ordered with it
 };
+// Whose calls past this seam spoil a capture: calls that CUDA holds to be unsafe meanwhile, such as asking any event. Calls of
+// this seam never do, whatever the mode.
+enum class capture_mode : std::uint8_t {
+  global,        // any thread's
+  this_thread,   // those of the thread that began it
+  relaxed,       // nobody's; and any thread may end it
+};
 enum class event_kind : std::uint8_t { order_only, timing, timing_blocking_sync, blocking_sync };
 
 enum class where : std::uint8_t { pageable, pinned, device, unknown_device };
@@ -88,8 +101,9 @@ struct place {          // of an address
 
 struct peer_info { bool access = false, native_atomics = false; int nvlinks = 0; };
 
-// Work: run once for each time the stream gets there; drop exactly once, on whatever thread, also when the call that
-// was given it is refused. `drop` may be null.
+// Work: run once for each time the stream gets there (captured work: at each launch); drop exactly once, on whatever thread, also
+// when the call that was given it is refused. Captured work is dropped with the last of its graph, its executables and their
+// launches. `drop` may be null.
 struct work {
   void (*run)(void*) = nullptr;
   void (*drop)(void*) = nullptr;
@@ -165,6 +179,27 @@ class driver {
   virtual bool announce_blocks() { return false; }
   virtual void block_taken(address, std::size_t /*bytes*/) {}          // of granted memory. May be called with locks held, as the next
   virtual void block_given_back(address) {}                            // what was taken there; no work uses it any more
+
+  // Capture -------------------------------------------------------------------------------------------------------
+  // From begin_capture on, what a stream is given is kept for a graph and does not run. The capture spreads to every stream that
+  // waits for an event recorded inside it; each must be waited for by the first one, after its last work, before the end.
+  // Kept are copy, copy_peer, fill, enqueue, native launches, record and wait. Refused with not_permitted, and nothing else
+  // happens: hold, host_function, launch_graph, destroy_stream and begin_capture on a captured stream.
+  // Refused with not_permitted, and the capture is spoiled (all it is given is refused, and so is its end, which frees its streams):
+  // query_stream and synchronize_stream of a captured stream, synchronize_device of its device; query_event, synchronize_event and
+  // elapsed_ms of an event last recorded inside; a wait inside for an event last recorded outside, or in another capture (both
+  // are spoiled); and, while a blocking stream is captured, all that the legacy stream of its device is given or asked.
+  // An event last recorded inside a capture is no event outside it, also after the end, until it is recorded again: asking it is
+  // refused, and nobody may wait for it.
+  virtual status begin_capture(int device, stream_handle, capture_mode) = 0;   // not_permitted: the legacy stream
+  // On the stream it began on, and unless relaxed on the thread; else not_permitted, and it may be spoiled. not_permitted too when it
+  // was spoiled, and when a stream was not joined. But for the wrong stream or thread, the streams are as before the capture.
+  virtual result<graph_handle> end_capture(int device, stream_handle) = 0;
+  virtual result<executable_handle> instantiate(int device, graph_handle) = 0;  // to be launched on that device's streams. The graph is no longer needed. out_of_memory
+  // One operation of the stream, and after all earlier launches of this executable; inside, only the captured order holds. Counts as as many operations as were captured
+  virtual status launch_graph(int device, stream_handle, executable_handle) = 0;
+  virtual status destroy_graph(graph_handle) = 0;
+  virtual status destroy_executable(executable_handle) = 0;            // cancels nothing
 
   // Proof tools ---------------------------------------------------------------------------------------------------
   virtual result<gate_handle> hold(int device, stream_handle) = 0;     // later work of the stream waits until the gate opens. At most 4 closed gates a device, else not_permitted

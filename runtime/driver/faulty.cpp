@@ -143,6 +143,12 @@ status faulty::enqueue(int device, stream_handle s, std::span<touch const> touch
   }
   return through(call::enqueue, [&] { return inner_->enqueue(device, s, touches, w); });
 }
+status faulty::begin_capture(int device, stream_handle s, capture_mode m) { return WEIR_PASS(begin_capture, device, device, s, m); }
+result<graph_handle> faulty::end_capture(int device, stream_handle s) { return WEIR_PASS(end_capture, device, device, s); }
+result<executable_handle> faulty::instantiate(int device, graph_handle g) { return WEIR_PASS(instantiate, device, device, g); }
+status faulty::launch_graph(int device, stream_handle s, executable_handle e) { return WEIR_PASS(launch_graph, device, device, s, e); }
+status faulty::destroy_graph(graph_handle g) { return WEIR_PASS(destroy_graph, no_device, g); }
+status faulty::destroy_executable(executable_handle e) { return WEIR_PASS(destroy_executable, no_device, e); }
 result<gate_handle> faulty::hold(int device, stream_handle s) { return WEIR_PASS(hold, device, device, s); }
 status faulty::open_gate(gate_handle g) { return WEIR_PASS(open_gate, no_device, g); }
 

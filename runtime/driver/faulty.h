@@ -90,6 +90,12 @@ class faulty : public driver {
   status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
+  status begin_capture(int device, stream_handle, capture_mode) override;
+  result<graph_handle> end_capture(int device, stream_handle) override;
+  result<executable_handle> instantiate(int device, graph_handle) override;
+  status launch_graph(int device, stream_handle, executable_handle) override;
+  status destroy_graph(graph_handle) override;
+  status destroy_executable(executable_handle) override;
   result<gate_handle> hold(int device, stream_handle) override;
   status open_gate(gate_handle) override;
 

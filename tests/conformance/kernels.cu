@@ -3,6 +3,8 @@
 #include "tests/conformance/kernels.h"
 
 #ifdef __CUDACC__
+#include "runtime/driver/cuda/symbols.h"
+
 namespace weir::conformance {
 namespace {
 
@@ -32,6 +34,18 @@ int launch_relay(CUstream_st* s, std::uint32_t* to, std::uint32_t const* from) {
 int launch_fill(CUstream_st* s, std::uint32_t* to, std::uint32_t first, std::size_t count) { fill<<<128, 256, 0, s>>>(to, first, count); return said(); }
 int launch_crash(CUstream_st* s) { crash<<<1, 1, 0, s>>>(reinterpret_cast<std::uint32_t*>(64)); return said(); }
 int launch_spin(CUstream_st* s, long long clocks) { spin<<<1, 1, 0, s>>>(clocks); return said(); }
+int query_event(CUevent_st* e) {
+  cudaError_t const is = cudaEventQuery(e);
+  cudaGetLastError();
+  return static_cast<int>(is);
+}
+int current_device() {
+  auto const* const cu = driver::cuda::load().api;
+  CUcontext current = nullptr;
+  CUdevice device = -1;
+  if (!cu || cu->cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current || cu->cuCtxGetDevice(&device) != CUDA_SUCCESS) return -1;
+  return static_cast<int>(device);
+}
 int load_kernels() {
   cudaFuncAttributes about;
   void const* const all[] = {reinterpret_cast<void const*>(append), reinterpret_cast<void const*>(store), reinterpret_cast<void const*>(relay),
@@ -51,6 +65,8 @@ int launch_relay(CUstream_st*, std::uint32_t*, std::uint32_t const*) { return -1
 int launch_fill(CUstream_st*, std::uint32_t*, std::uint32_t, std::size_t) { return -1; }
 int launch_crash(CUstream_st*) { return -1; }
 int launch_spin(CUstream_st*, long long) { return -1; }
+int query_event(CUevent_st*) { return -1; }
+int current_device() { return -1; }
 int load_kernels() { return -1; }
 }  // namespace weir::conformance
 #endif

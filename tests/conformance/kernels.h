@@ -5,6 +5,7 @@
 #include <cstdint>
 
 struct CUstream_st;
+struct CUevent_st;
 
 namespace weir::conformance {
 
@@ -20,6 +21,8 @@ int launch_relay(CUstream_st*, std::uint32_t* to, std::uint32_t const* from);   
 int launch_fill(CUstream_st*, std::uint32_t* to, std::uint32_t first, std::size_t count);           // to[i] = first + i
 int launch_crash(CUstream_st*);                                                                     // the sticky kind: CUDA error 700
 int launch_spin(CUstream_st*, long long clocks);
+int query_event(CUevent_st*);                                                                       // in the calling thread's own capture mode
+int current_device();                                                                               // the calling thread's; -1: none was chosen
 int load_kernels();                                                                                 // so that no first launch stands in a measured place
 
 }  // namespace weir::conformance

@@ -143,6 +143,7 @@ void conformance::TearDown() {
       EXPECT_OK(s);
     }
   }
+  for (auto const e : executables_) machine_->destroy_executable(e);
   for (auto const& [device, s] : streams_) machine_->destroy_stream(device, s);
   for (auto const& [device, e] : events_) machine_->destroy_event(device, e);
   for (block const& b : blocks_) {
@@ -200,6 +201,27 @@ gate& conformance::hold(int device, stream_handle s) {
   EXPECT_OK(made.is);
   // A seeded machine knows the threads it schedules; there a wait for a closed gate is seen by the machine itself.
   return gates_.emplace_back(*machine_, made.value, !seeded());
+}
+
+executable_handle conformance::captured(int device, stream_handle s, std::function<void()> const& what) {
+  EXPECT_OK(machine_->begin_capture(device, s, capture_mode::global));
+  what();
+  auto const kept = machine_->end_capture(device, s);
+  EXPECT_OK(kept.is);
+  auto const made = machine_->instantiate(device, kept.value);
+  EXPECT_OK(made.is);
+  EXPECT_OK(machine_->destroy_graph(kept.value));
+  executables_.push_back(made.value);
+  return made.value;
+}
+
+void conformance::elsewhere(std::function<void()> const& body) { std::thread(body).join(); }
+
+bool conformance::unsafe_call(event_handle e) {
+  if (!on_cuda()) return control_->unsafe_call();
+  auto const native = machine_->native_event(e);
+  EXPECT_OK(native.is);
+  return query_event(native.value) == 0;
 }
 
 status conformance::run(int device, stream_handle s, std::vector<driver::touch> touches, std::function<void()> simulated,

@@ -20,8 +20,11 @@
 namespace weir::conformance {
 
 using driver::address;
+using driver::capture_mode;
 using driver::code;
 using driver::event_handle;
+using driver::executable_handle;
+using driver::graph_handle;
 using driver::event_kind;
 using driver::gate_handle;
 using driver::memory_handle;
@@ -85,6 +88,7 @@ class conformance : public testing::TestWithParam<choice> {
   block memory(int device, std::size_t bytes);
   std::uint32_t* pinned(std::size_t bytes);  // host memory, page-locked, zero
   gate& hold(int device, stream_handle);
+  executable_handle captured(int device, stream_handle, std::function<void()> const& what);  // what `what` gives streams, ready to be launched there
 
   // Work of one step, given to the stream.
   void log(int device, stream_handle, std::uint32_t x);
@@ -94,6 +98,10 @@ class conformance : public testing::TestWithParam<choice> {
   void crash(int device, stream_handle);  // the device is lost when this has run
   bool lives(int device, stream_handle);        // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }
+
+  void elsewhere(std::function<void()> const& body);  // on another thread, to its end
+  // A call past the seam that is unsafe while streams are captured: false when it was refused.
+  bool unsafe_call(event_handle);
 
   void finish(int device, stream_handle);  // waits for all work given so far
   bool becomes(code, std::function<status()> const& ask);  // within 2 s
@@ -119,6 +127,7 @@ class conformance : public testing::TestWithParam<choice> {
   std::vector<block> blocks_;
   std::vector<std::pair<void*, std::size_t>> pins_;
   std::list<gate> gates_;
+  std::vector<executable_handle> executables_;
   std::mutex log_mutex_;
   std::vector<std::uint32_t> log_;  // simulated
   struct device_log* device_log_ = nullptr;

@@ -291,6 +291,12 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"fill", [](driver& d) { return d.fill(0, s, nullptr, 0, 1, 0); }},
           {"host_function", [](driver& d) { return d.host_function(0, s, {}); }},
           {"enqueue", [](driver& d) { return d.enqueue(0, s, {}, {}); }},
+          {"begin_capture", [](driver& d) { return d.begin_capture(0, s, capture_mode::global); }},
+          {"end_capture", [](driver& d) { return d.end_capture(0, s).is; }},
+          {"instantiate", [](driver& d) { return d.instantiate(0, graph_handle::none).is; }},
+          {"launch_graph", [](driver& d) { return d.launch_graph(0, s, executable_handle::none); }},
+          {"destroy_graph", [](driver& d) { return d.destroy_graph(graph_handle::none); }},
+          {"destroy_executable", [](driver& d) { return d.destroy_executable(executable_handle::none); }},
           {"hold", [](driver& d) { return d.hold(0, s).is; }},
           {"open_gate", [](driver& d) { return d.open_gate(gate_handle::none); }}};
 }

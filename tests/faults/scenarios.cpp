@@ -221,7 +221,7 @@ std::string handles_and_places() {
   auto const p = get_device_properties();
   seen += p.name + std::to_string(p.total_memory);
   unsupported([] { (void)current_stream().native(); });
-  unsupported([] { foreign_stream const f(gpu, nullptr); });
+  unsupported([] { foreign_stream const f(gpu, reinterpret_cast<CUstream_st*>(64)); });
   event e;
   e.record();
   unsupported([&] { (void)e.native(); });

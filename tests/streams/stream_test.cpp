@@ -120,8 +120,27 @@ TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_wit
 TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and_takes_no_foreign_one) {
   stream a;
   refused<not_supported>([&] { a.ref().native(); });
-  refused<not_supported>([&] { foreign_stream f(gpu, nullptr); });
-  refused<invalid_use>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2)); });
+  refused<not_supported>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
+  EXPECT_NE(refused<invalid_use>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2)); }).find("per-thread default stream"), std::string::npos);
+}
+
+TEST_F(streams_on_a_stepped_machine, the_legacy_stream_can_be_registered_and_joins_the_default_stream) {
+  foreign_stream const legacy(gpu, nullptr), same(gpu, reinterpret_cast<CUstream_st*>(1));
+  stream a;
+  work(default_stream(), 1);
+  work(legacy, 2);
+  work(default_stream(), 3);
+  work(same, 4);
+  work(a, 5);
+  EXPECT_FALSE(step(legacy)) << "it waits for the default stream";
+  EXPECT_TRUE(step(a));
+  default_stream().synchronize();
+  EXPECT_EQ(log, (std::vector{5, 1, 2, 3}));
+  stamp const s = stream_ref(same).stamp();
+  a.wait(s);  // what weir records there covers the default stream's work too
+  work(a, 6);
+  a.synchronize();
+  EXPECT_EQ(log, (std::vector{5, 1, 2, 3, 4, 6}));
 }
 
 TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_devices_go_on) {

@@ -86,6 +86,13 @@ class cuda_driver final : public driver {
   void block_taken(address at, std::size_t bytes) override { if (announcer_) announcer_->taken(at, bytes); }
   void block_given_back(address at) override { if (announcer_) announcer_->given_back(at); }
 
+  status begin_capture(int device, stream_handle, capture_mode) override;
+  result<graph_handle> end_capture(int device, stream_handle) override;
+  result<executable_handle> instantiate(int device, graph_handle) override;
+  status launch_graph(int device, stream_handle, executable_handle) override;
+  status destroy_graph(graph_handle) override;
+  status destroy_executable(executable_handle) override;
+
   result<gate_handle> hold(int device, stream_handle) override;
   status open_gate(gate_handle) override;
 
@@ -119,6 +126,15 @@ class cuda_driver final : public driver {
     std::uint64_t next = 1;
   };
 
+  struct graphs {  // null: being made
+    struct executable { CUgraphExec made = nullptr; int device = -1; };
+    std::unordered_map<std::uint64_t, CUgraph> kept;
+    std::unordered_map<std::uint64_t, executable> executables;
+    std::uint64_t next = 1;
+    std::uint64_t add_graph() { return kept.emplace(next, nullptr), next++; }
+    std::uint64_t add_executable(int device) { return executables.emplace(next, executable{.device = device}), next++; }
+  };
+
   bool exists(int device) const noexcept { return device >= 0 && device < count_; }
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
   status may_call() const noexcept;                        // of process and thread, not of any device
@@ -131,6 +147,7 @@ class cuda_driver final : public driver {
   CUresult ask_witness(int device) noexcept;
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
   std::optional<bool> in_books(address, std::size_t bytes) noexcept;
+  status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 
   entries const& api_;
@@ -141,6 +158,7 @@ class cuda_driver final : public driver {
   base::mutex opening_;
   base::guarded<books> books_;
   base::guarded<gates> gates_;
+  base::guarded<graphs> graphs_;
   struct pending {
     std::map<std::uint64_t, struct host_call*> calls;  // given to CUDA and not yet over
     std::vector<base::thread> droppers;

@@ -45,9 +45,7 @@ status cuda_driver::host_function(int device, stream_handle s, work w) {
 
 status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   if (!w.run) return {code::invalid, 0};
-  auto const captured = capturing(device, s);
-  if (!captured.ok()) return captured.is;
-  if (captured.value) return {code::not_permitted, 0};  // a graph may run it any number of times: no place for a drop
+  if (status const said = refuse_captured(device, s); !said.ok()) return said;  // a graph may run it any number of times: no place for a drop
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   auto made = std::make_unique<host_call>();

@@ -77,6 +77,11 @@ std::string cuda_driver::left_behind() {
   say(b->handles.size(), "memory handle");
   say(b->segments.size(), "segment");
   say(b->pins.size(), "pinned range");
+  {
+    auto const g = graphs_.lock();
+    say(g->kept.size(), "graph");
+    say(g->executables.size(), "executable graph");
+  }
   for (int i = 0; i < count_; ++i) {
     if (int const lost = at(i).lost.load()) text += (text.empty() ? "nothing but gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " + std::to_string(lost);
   }

@@ -330,6 +330,7 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
   address next = reinterpret_cast<address>(p);
   if (wraps(next, bytes)) return false;
   if (auto const ours = in_books(next, bytes)) return *ours;
+  relaxed const mode(api_);
   for (address const end = next + bytes; next < end;) {  // memory of others, one allocation after another
     unsigned type = 0;
     CUdeviceptr start = 0;

@@ -67,7 +67,13 @@
   X(cuMemsetD8Async, 3020)                    \
   X(cuMemsetD16Async, 3020)                   \
   X(cuMemsetD32Async, 3020)                   \
-  X(cuLaunchHostFunc, 10000)
+  X(cuLaunchHostFunc, 10000)                  \
+  X(cuStreamBeginCapture, 10010)              \
+  X(cuStreamEndCapture, 10000)                \
+  X(cuGraphInstantiateWithFlags, 11040)       \
+  X(cuGraphLaunch, 10000)                     \
+  X(cuGraphExecDestroy, 10000)                \
+  X(cuGraphDestroy, 10000)
 
 namespace weir::driver::cuda {
 

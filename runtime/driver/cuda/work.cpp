@@ -23,6 +23,7 @@ result<stream_handle> cuda_driver::create_stream(int device, stream_kind kind, i
 }
 
 status cuda_driver::destroy_stream(int device, stream_handle s) {
+  if (status const said = refuse_captured(device, s); !said.ok()) return said;
   call in(*this, device, call::mode::asks);
   if (in.refused()) return in.refusal();
   // The drivers' own streams cannot be destroyed, and a null one would be the legacy stream.
@@ -189,11 +190,7 @@ status cuda_driver::enqueue(int device, stream_handle, std::span<touch const>, w
 // A gate is a word the stream waits for. Words only ever grow, so a word serves its next gate although a stream that
 // waits for the last one has not looked yet.
 result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
-  if (auto const captured = capturing(device, s); !captured.ok()) {
-    return {captured.is};
-  } else if (captured.value) {
-    return {{code::not_permitted, 0}};
-  }
+  if (status const said = refuse_captured(device, s); !said.ok()) return {said};
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return {in.refusal()};
   int able = 0;

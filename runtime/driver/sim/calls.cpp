@@ -9,7 +9,8 @@ namespace {
 constexpr status fine{};
 constexpr status invalid{code::invalid};
 using running = weir::simulated::running;
-std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h); }
+constexpr std::uint64_t standing_streams = 2;  // the handles legacy and per_thread come before those of streams that were made
+std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
 std::uint64_t number(event_handle h) { return static_cast<std::uint64_t>(h); }
 
 // Work that a refused call was given is dropped all the same.
@@ -25,8 +26,9 @@ status drop_refused(work const& w, status s) {
 stream* machine::find_stream(int device, stream_handle h, status& why) {
   why = check(device, need::alive);
   if (!why.ok()) return nullptr;
+  if (h == stream_handle::legacy || h == stream_handle::per_thread) return standing_stream(device, h);
   auto const& s = all_.streams.find(number(h));
-  if (!s || s->device != device) {
+  if (h == stream_handle::none || !s || s->device != device) {
     why = invalid;
     return nullptr;
   }
@@ -54,6 +56,11 @@ status machine::append(int device, stream_handle h, operation&& o) {
   if (how_ != running::threads) {
     for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
   }
+  switch (give(*s, o, why)) {
+    case given::kept: return fine;
+    case given::refused: lock.unlock(); return drop_refused(o.job, why);
+    case given::queued: break;
+  }
   ++s->given;
   s->queue.push_back(std::move(o));
   schedule_->given(lock, *s);
@@ -72,7 +79,7 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   base::lock_guard lock(all_.mutex);
   s->id = all_.next_stream++;
   all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
-  return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)))};
+  return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }
 
 status machine::destroy_stream(int device, stream_handle h) {
@@ -82,6 +89,8 @@ status machine::destroy_stream(int device, stream_handle h) {
   status why;
   stream* const s = find_stream(device, h, why);
   if (!s) return why;
+  if (s->permanent) return invalid;
+  if (s->in) return {code::not_permitted};
   s->destroyed = true;
   auto const alive = s->shared_from_this();
   all_.streams.remove(number(h));
@@ -96,6 +105,7 @@ status machine::query_stream(int device, stream_handle h) {
   stream* const s = find_stream(device, h, why);
   if (!s) return why;
   note(21, s->id);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
   schedule_->asked(*s, s->given);
   if (all_.devices[static_cast<std::size_t>(device)].lost) return {code::lost};  // that moved it
   return s->done >= s->given ? fine : status{code::not_ready};
@@ -108,6 +118,7 @@ status machine::synchronize_stream(int device, stream_handle h) {
   stream* const s = find_stream(device, h, why);
   if (!s) return why;
   note(22, s->id);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
   auto const alive = s->shared_from_this();
   return answer(schedule_->until(lock, *s, s->given));
 }
@@ -117,6 +128,7 @@ status machine::synchronize_device(int device) {
   base::unique_lock lock(all_.mutex);
   if (status const s = check(device, need::alive); !s.ok()) return s;
   note(23, device);
+  if (status const met = spoil_on(device); !met.ok()) return met;
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
   for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) now.emplace_back(s, s->given);
   for (auto const& [s, position] : now) {
@@ -129,12 +141,15 @@ result<bool> machine::capturing(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return {s};
   base::lock_guard lock(all_.mutex);
   status why;
-  return {find_stream(device, h, why) ? fine : why, false};
+  stream const* const s = find_stream(device, h, why);
+  return {s ? fine : why, s && s->in};
 }
 
-result<stream_handle> machine::adopt(int device, CUstream_st*) {
-  status const s = may_call(device, need::exists);
-  return {s.ok() ? status{code::not_supported} : s};
+result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  auto const h = foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
+  if (h != stream_handle::legacy && h != stream_handle::per_thread) return {{code::not_supported}};
+  return {fine, h};
 }
 
 result<CUstream_st*> machine::native(int device, stream_handle) {
@@ -179,10 +194,14 @@ status machine::record(int device, stream_handle sh, event_handle eh) {
   auto const& e = all_.events.find(number(eh));
   if (!e || e->device != device) return invalid;
   note(26, s->id);
+  if (s->in) return record_captured(*s, *e);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
+  keep_legacy_order(*s);
   operation o;
   o.what = operation::kind::record;
   o.position = ++s->given;
   if (e->timed()) o.other = e;
+  e->captured.reset();
   e->on = s->shared_from_this();
   e->position = o.position;
   s->queue.push_back(std::move(o));
@@ -200,7 +219,10 @@ status machine::wait(int device, stream_handle sh, event_handle eh) {
   if (!e) return invalid;
   if (status const other = check(e->device, need::alive); !other.ok()) return other;
   note(27, s->id, e->on ? e->on->id : 0, e->position);
+  if (s->in || e->captured) return wait_captured(*s, *e);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
   if (e->complete()) return fine;  // nothing to wait for
+  keep_legacy_order(*s);
   operation o;
   o.what = operation::kind::wait;
   o.other = e->on;
@@ -217,6 +239,7 @@ status machine::query_event(event_handle h) {
   auto const e = all_.events.find(number(h));
   if (!e) return invalid;
   if (status const s = check(e->device, need::alive); !s.ok()) return s;
+  if (status const met = spoil_of(*e); !met.ok()) return met;
   if (!e->on) return fine;
   note(28, e->on->id, e->position);
   schedule_->asked(*e->on, e->position);
@@ -230,6 +253,7 @@ status machine::synchronize_event(event_handle h) {
   auto const e = all_.events.find(number(h));
   if (!e) return invalid;
   if (status const s = check(e->device, need::alive); !s.ok()) return s;
+  if (status const met = spoil_of(*e); !met.ok()) return met;
   if (!e->on) return fine;
   note(29, e->on->id, e->position);
   auto const alive = e->on;
@@ -242,6 +266,9 @@ result<float> machine::elapsed_ms(event_handle start, event_handle end) {
   auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
   if (!a || !b || a->device != b->device) return {invalid};
   if (status const s = check(a->device, need::alive); !s.ok()) return {s};
+  for (auto const& one : {a, b}) {
+    if (status const met = spoil_of(*one); !met.ok()) return {met};
+  }
   if (!a->timed() || !b->timed() || !a->on || !b->on) return {invalid};
   if (!a->complete() || !b->complete()) return {{code::not_ready}};
   return {fine, static_cast<float>(static_cast<double>(b->at_ns - a->at_ns) / 1e6)};
@@ -337,6 +364,8 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   stream* const s = find_stream(device, h, why);
   if (!s) return {why};
   auto& d = all_.devices[static_cast<std::size_t>(device)];
+  if (s->in) return {{code::not_permitted}};
+  if (status const met = spoil_met(*s); !met.ok()) return {met};
   if (d.closed_gates >= 4) return {{code::not_permitted}};
   auto g = std::make_shared<gate>();
   g->device = device;
@@ -345,6 +374,7 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   operation o;
   o.what = operation::kind::gate;
   o.other = g;
+  keep_legacy_order(*s);
   ++d.closed_gates;
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
   ++s->given;

@@ -36,6 +36,7 @@ class refusable final : public faulty, public controls {
   std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
   std::vector<std::string> findings() const override { return machine_.findings(); }
   std::vector<std::string> census() const override { return machine_.census(); }
+  bool unsafe_call() override { return machine_.unsafe_call(); }
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
 
  private:
@@ -73,7 +74,8 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       generation_(os::fork_generation()),
       tape_(seed),
       pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded}),
-      all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_) {
+      all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_),
+      legacy_(static_cast<std::size_t>(devices_)) {
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {
     for (int to = 0; to < devices_; ++to) {
@@ -99,6 +101,7 @@ machine::~machine() {
     }
   }
   schedule_.reset();
+  forget_captures();
   for (auto const& d : all_.devices) {
     for (auto const& s : d.live) {
       s->busy = false;
@@ -350,6 +353,7 @@ std::vector<std::string> machine::census() const {
   {
     base::lock_guard lock(all_.mutex);
     all_.census(found);
+    graph_census(found);
   }
   std::vector<bool> lost;
   {

@@ -29,6 +29,7 @@ class controls {
   virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes. Threads: 0
   virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, a host that waits for what cannot come
   virtual std::vector<std::string> census() const = 0;                 // all that is alive, by name: reservations, handles, mappings, segments, pins, streams, events, closed gates. Empty: nothing leaked
+  virtual bool unsafe_call() = 0;                                      // this thread makes a call past the seam that CUDA holds to be unsafe while a stream is captured; false: it met a capture, which is spoiled
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;  // called as the machine is destroyed; the environment's WEIR_SIM_CENSUS=1 prints it
 };
 

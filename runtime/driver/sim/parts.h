@@ -1,8 +1,10 @@
 // What a simulated machine is composed of, and the checks every one of its calls begins with.
 // Threads: as the seam.
 #pragma once
+#include <map>
 #include <optional>
 
+#include "runtime/driver/sim/capture.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/driver/sim/schedule.h"
 
@@ -58,6 +60,12 @@ class machine final : public driver, public controls {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void recheck() override;
+  status begin_capture(int device, stream_handle, capture_mode) override;
+  result<graph_handle> end_capture(int device, stream_handle) override;
+  result<executable_handle> instantiate(int device, graph_handle) override;
+  status launch_graph(int device, stream_handle, executable_handle) override;
+  status destroy_graph(graph_handle) override;
+  status destroy_executable(executable_handle) override;
   result<gate_handle> hold(int device, stream_handle) override;
   status open_gate(gate_handle) override;
 
@@ -76,6 +84,7 @@ class machine final : public driver, public controls {
   std::vector<std::string> findings() const override { return all_.findings(); }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
+  bool unsafe_call() override;
 
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
@@ -86,6 +95,24 @@ class machine final : public driver, public controls {
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
   status append(int device, stream_handle, operation&&);     // drops its work when refused
   status answer(outcome) const;
+
+  // Captures and the legacy stream. Require: the lock. Those that answer not_permitted have spoiled what they met, unless it says otherwise.
+  enum class given : std::uint8_t { queued, kept, refused };
+  given give(stream&, operation&, status&);                  // queued: the caller queues it
+  status keep(stream&, operation&&, std::size_t lane);       // in its capture's graph; refused when that is spoiled
+  status record_captured(stream&, event&);
+  status wait_captured(stream&, event&);                     // one of the two is captured
+  bool meets_capture(stream const&);                         // would asking it, or (legacy) giving it something, meet one?
+  status spoil_met(stream const&);                           // ok: it meets none
+  status spoil_on(int device);                               // ok: no stream of the device is captured
+  status spoil_of(event const&);                             // ok: its last record was a real one
+  void forget_captures();
+  void follow(stream&, stream& other, std::uint64_t position);
+  void keep_legacy_order(stream&);
+  void replay_on(stream&, executable&);
+  stream* standing_stream(int device, stream_handle);        // legacy or per_thread, made at first use
+  void graph_census(std::vector<std::string>&) const;
+
   status wait_for_all(int only);                             // Blocks: until all work given so far is done, of all devices (-1) or one
   bool any_alive() const;                                    // some device is not lost
   // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
@@ -102,6 +129,10 @@ class machine final : public driver, public controls {
   tape tape_;
   sim::memory pages_;
   queues all_;
+  slots<graph> graphs_{slots<graph>::reuse::told_apart};
+  slots<executable> executables_{slots<executable>::reuse::told_apart};
+  std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: never used
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
   std::unique_ptr<schedule> schedule_;
   std::function<void(std::vector<std::string> const&)> at_end_;
 };

@@ -173,6 +173,7 @@ void queues::census(std::vector<std::string>& found) const {
   for (std::size_t d = 0; d < devices.size(); ++d) {
     if (devices[d].lost) continue;  // nothing can be given back there
     for (auto const& s : devices[d].live) {
+      if (s->permanent && s->queue.empty()) continue;
       std::string text = named(*s);
       if (s->destroyed) text += ", destroyed";
       if (!s->queue.empty()) text += ", with " + std::to_string(s->queue.size()) + " operations that did not run";

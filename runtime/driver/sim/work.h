@@ -14,6 +14,7 @@
 namespace weir::driver::sim {
 
 struct stream;
+struct capture;
 
 struct event {
   int device = 0;
@@ -21,6 +22,8 @@ struct event {
   std::shared_ptr<stream> on;  // of the last record; null: never recorded
   std::uint64_t position = 0;  // complete when on->done >= position
   std::int64_t at_ns = 0;      // timing kinds: when that was
+  std::shared_ptr<sim::capture> captured{};  // the last record was inside this one: of so many steps (position) of a lane; `on` is null then
+  std::size_t lane = 0;
   bool timed() const noexcept { return kind == event_kind::timing || kind == event_kind::timing_blocking_sync; }
   bool complete() const noexcept;
 };
@@ -73,6 +76,10 @@ struct stream : std::enable_shared_from_this<stream> {
   bool busy = false;       // a worker has the front, or will
   bool following = false;  // in `followers` of the stream its front waits for
   bool destroyed = false;
+  bool permanent = false;  // of the machine itself: the legacy stream, a thread's
+  std::shared_ptr<capture> in{};  // under capture: what it is given is kept there
+  std::size_t lane = 0;           // of that capture's graph
+  std::uint64_t saw_legacy = 0, legacy_saw = 0;  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of its own before the other's next one
   std::uint32_t rank = 0;  // for schedules that rank streams
   std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, whose front waits for it)
   std::vector<host_waiter*> hosts{};
