@@ -305,7 +305,7 @@ constexpr group groups[] = {
     {"unmap-peers", unmap_peers},     {"peer-blocking", peer_blocking},
     {"peer-copies", peer_copies},     {"peer-fault", peer_fault},
     {"sticky", sticky},               {"odd-addresses", odd_addresses},
-    {"costs", costs}};
+    {"captures", captures},           {"costs", costs}};
 
 int run_group(char const* name) {
   std::string self = "/proc/self/exe", argument = name;

@@ -168,5 +168,6 @@ void unmap_peers();
 void peer_blocking();
 void peer_copies();
 void peer_fault();
+void captures();
 
 }  // namespace weir::conformance::probe
