@@ -128,7 +128,7 @@ target_include_directories(soak PRIVATE ${PROJECT_SOURCE_DIR})
 target_include_directories(soak SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
 target_link_libraries(soak PRIVATE weir::weir)
 set_target_properties(soak PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-add_test(NAME soak COMMAND soak --seconds 120 --least 2 --soon 1)
+add_test(NAME soak COMMAND soak --seconds 120 --least 2 --soon 1 --budget 60)
 set_tests_properties(soak PROPERTIES TIMEOUT 300 LABELS soak ENVIRONMENT WEIR_DEVICES=sim:4:1)
 
 # For compute-sanitizer on GPUs: what it must report and what not. On a simulated machine it shows that the option hurts nobody.
