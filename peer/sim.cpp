@@ -48,6 +48,7 @@ void simulation::forget_failures() { controls_->forget_failures(); }
 
 void simulation::lose(device d) { controls_->lose(ordinal(d, "simulation::lose")); }
 void simulation::cut(device from, device to) { controls_->cut(ordinal(from, "simulation::cut"), ordinal(to, "simulation::cut")); }
+void simulation::corrupt(device from, device to) { controls_->corrupt(ordinal(from, "simulation::corrupt"), ordinal(to, "simulation::corrupt")); }
 void simulation::use_up(device d, size_t bytes) { controls_->use_up(ordinal(d, "simulation::use_up"), bytes); }
 std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
 std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }

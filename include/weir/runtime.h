@@ -23,6 +23,13 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   std::uint64_t seed = 0;  // 0: a fresh one
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   bool maps = true;  // false: devices without virtual memory management, as some virtual GPUs are: memory comes in whole segments
+  // Of the room CUDA leaves a device, how much this one takes: docs/simulated-machine.md lists it, F1 to F10.
+  enum class freedoms : std::uint8_t {
+    usual,  // seeded: all that a right program cannot tell; else none
+    none,   // seeded: orders alone
+    all,    // also memory that is refused although there was room, and links that change bytes
+  } takes = freedoms::usual;
+  int connections = 0;  // to the hardware, for the streams of a device to share: what cannot start yet holds up the other streams behind it. 0: one each, or as the seed has it
 };
 
 struct options {

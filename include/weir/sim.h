@@ -29,6 +29,7 @@ class simulation {  // a view of a runtime's machine: valid while the runtime is
   void forget_failures();                     // all that were ordered and did not come yet
   void lose(device);                    // a sticky error, now
   void cut(device from, device to);     // the peer link from -> to vanishes
+  void corrupt(device from, device to); // that link changes bytes from now on, and the driver goes on offering it
   void use_up(device, size_t bytes);    // another process takes room
   std::uint64_t seed() const noexcept;
   std::uint64_t trace_hash() const noexcept;  // of all choices and operations so far: equal seeds and calls give equal hashes

@@ -62,6 +62,31 @@ TEST(links, memory_is_granted_once_eight_times_its_size_has_been_copied) {
   EXPECT_EQ(m.get().part<peer::links>().known(0, 1), trust::proven);
 }
 
+TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_the_right_ones) {
+  for (bool back : {false, true}) {
+    test::machine m;
+    back ? m.control().corrupt(1, 0) : m.control().corrupt(0, 1);
+    std::size_t const n = 4_MiB;
+    auto const bytes = test::pattern(n, 5);
+    buffer near(n, {.on = device(0)}), far(n, {.on = device(1)}), again(n, {.on = device(0)});
+    copy(near.data(), bytes.data(), n);
+    for (int i = 0; i < 10; ++i) {  // enough to be worth a grant
+      set(far.data(), std::byte{0}, n);
+      copy(far.data(), near.data(), n);
+      copy(again.data(), far.data(), n);
+      ASSERT_TRUE(test::read_back(far.data(), n, 1) == bytes) << "copy " << i;
+      ASSERT_TRUE(test::read_back(again.data(), n, 0) == bytes) << "copy " << i;
+    }
+    auto& all = m.get().part<peer::links>();
+    EXPECT_EQ(all.known(0, 1) == trust::wrong, !back);
+    EXPECT_EQ(all.known(1, 0) == trust::wrong, back);
+    EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, route::staged);
+    buffer& owned = back ? near : far;
+    EXPECT_THROW(grant_access(owned.data(), device(back ? 1 : 0)), not_supported);
+    EXPECT_EQ(can_access_peer(device(0), device(1)), back);
+  }
+}
+
 TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
   test::machine m;
   auto& all = m.get().part<peer::links>();

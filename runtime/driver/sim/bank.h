@@ -24,6 +24,7 @@ class bank {
   void give_back(std::uint64_t offset, std::size_t bytes);
   bool map(void* at, std::uint64_t offset, std::size_t bytes);  // in place of what was there
   void use_up(std::size_t bytes);  // another process takes as much of what is left
+  void others_leave(std::size_t bytes);  // and gives it back
   std::size_t free_bytes() const noexcept;
 
  private:

@@ -61,8 +61,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
     case given::refused: lock.unlock(); return drop_refused(o.job, why);
     case given::queued: break;
   }
-  ++s->given;
-  s->queue.push_back(std::move(o));
+  all_.give(*s, std::move(o));
   schedule_->given(lock, *s);
   return fine;
 }
@@ -78,6 +77,7 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   s->priority = std::clamp(priority, -5, 0);
   base::lock_guard lock(all_.mutex);
   s->id = all_.next_stream++;
+  if (all_.connections > 0) s->connection = how_ == running::seeded ? tape_.draw(all_.connections) : static_cast<std::uint32_t>(s->id % all_.connections);
   all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
   return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }
@@ -161,6 +161,7 @@ result<CUstream_st*> machine::native(int device, stream_handle) {
 
 result<event_handle> machine::create_event(int device, event_kind kind) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(43, device);
   auto e = std::make_shared<event>();
   e->device = device;
   e->kind = kind;
@@ -171,6 +172,7 @@ result<event_handle> machine::create_event(int device, event_kind kind) {
 
 status machine::destroy_event(int device, event_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(44, device);
   base::lock_guard lock(all_.mutex);
   if (status const s = check(device, need::alive); !s.ok()) return s;
   auto const& e = all_.events.find(number(h));
@@ -199,12 +201,12 @@ status machine::record(int device, stream_handle sh, event_handle eh) {
   keep_legacy_order(*s);
   operation o;
   o.what = operation::kind::record;
-  o.position = ++s->given;
+  o.position = s->given + 1;
   if (e->timed()) o.other = e;
   e->captured.reset();
   e->on = s->shared_from_this();
   e->position = o.position;
-  s->queue.push_back(std::move(o));
+  all_.give(*s, std::move(o));
   schedule_->given(lock, *s);
   return fine;
 }
@@ -227,8 +229,7 @@ status machine::wait(int device, stream_handle sh, event_handle eh) {
   o.what = operation::kind::wait;
   o.other = e->on;
   o.position = e->position;
-  ++s->given;
-  s->queue.push_back(std::move(o));
+  all_.give(*s, std::move(o));
   schedule_->given(lock, *s);
   return fine;
 }
@@ -377,9 +378,9 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   keep_legacy_order(*s);
   ++d.closed_gates;
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
-  ++s->given;
-  s->queue.push_back(std::move(o));
+  all_.give(*s, std::move(o));
   schedule_->given(lock, *s);
+  if (all_.connections > 0) recheck();  // while it is held nobody shares
   return {fine, made};
 }
 

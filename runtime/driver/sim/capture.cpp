@@ -76,8 +76,7 @@ void machine::follow(stream& s, stream& other, std::uint64_t position) {
   o.what = operation::kind::wait;
   o.other = other.shared_from_this();
   o.position = position;
-  ++s.given;
-  s.queue.push_back(std::move(o));
+  all_.give(s, std::move(o));
 }
 
 // The legacy stream and the blocking streams of its device, each after what the other was given before. What is done, or was
@@ -288,6 +287,7 @@ void machine::replay_on(stream& s, executable& e) {
     made->priority = lanes[l].priority;
     made->id = all_.next_stream++;
     made->destroyed = true;
+    made->connection = stream::alone;  // a graph's work is not given in the order it may run
     all_.devices[static_cast<std::size_t>(made->device)].live.push_back(made);
     on.push_back(std::move(made));
   }
@@ -297,8 +297,7 @@ void machine::replay_on(stream& s, executable& e) {
       if (step.what.what == operation::kind::wait) {
         follow(*on[l], *on[step.lane], step.what.position + (step.lane == 0 ? before : 0));
       } else {
-        ++on[l]->given;
-        on[l]->queue.push_back(replay(step, e.of));
+        all_.give(*on[l], replay(step, e.of));
       }
     }
   }

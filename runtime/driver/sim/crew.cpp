@@ -41,11 +41,7 @@ class crew final : public schedule {
   }
 
   void changed(base::unique_lock& lock) override {
-    for (auto const& d : all_.devices) {
-      for (auto const& s : d.live) {
-        if (!s->busy && !s->queue.empty()) todo_.push_back(s);
-      }
-    }
+    todo_all();
     settle_all();
     leave(lock);
   }
@@ -94,6 +90,14 @@ class crew final : public schedule {
     return *engines_[2 * static_cast<std::size_t>(s.device) + (copies ? 1 : 0)];
   }
 
+  void todo_all() {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (!s->busy && !s->queue.empty()) todo_.push_back(s);
+      }
+    }
+  }
+
   void settle(stream& s) {
     todo_.push_back(s.shared_from_this());
     settle_all();
@@ -114,6 +118,10 @@ class crew final : public schedule {
     using kind = operation::kind;
     while (!s->queue.empty()) {
       operation& o = s->queue.front();
+      if (all_.ahead_of(*s)) {
+        all_.takes.took(freedom::shared_connections);
+        return;
+      }
       if (o.what == kind::wait) {
         stream& other = o.awaited();
         if (other.done < o.position) {
@@ -133,6 +141,7 @@ class crew final : public schedule {
         engine& e = engine_for(*s, o);
         s->busy = true;
         ++busy_;
+        let_begin(*s);
         (s->priority < 0 ? e.urgent : e.ready).push_back(s);
         if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
         if (e.asleep && !e.to_wake) {
@@ -142,6 +151,15 @@ class crew final : public schedule {
         return;
       }
       all_.retire(*s, todo_);
+      let_begin(*s);
+    }
+  }
+
+  // The front of s has begun: what shares its connection may.
+  void let_begin(stream const& s) {
+    if (all_.connections == 0) return;
+    for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live) {
+      if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty()) todo_.push_back(other);
     }
   }
 
@@ -209,6 +227,7 @@ class crew final : public schedule {
         wrong = all_.bytes.begin(uses);
         if (wrong.empty()) {
           o.run();
+          all_.distort(o, uses);
           all_.bytes.end(uses);
         }
         o.drop();
@@ -219,6 +238,7 @@ class crew final : public schedule {
       if (!wrong.empty()) {
         all_.note_finding("stray: " + wrong);
         all_.fault(s->device);
+        if (all_.connections > 0) todo_all();  // what waits for it in vain holds nobody up any more
       }
       if (device.lost) {
         all_.forget_queue(*s);

@@ -31,9 +31,11 @@ class refusable final : public faulty, public controls {
   void forget_failures() override { forget_orders(); }
   void lose(int device) override { machine_.lose(device); }
   void cut(int from, int to) override { machine_.cut(from, to); }
+  void corrupt(int from, int to) override { machine_.corrupt(from, to); }
   void use_up(int device, std::size_t bytes) override { machine_.use_up(device, bytes); }
   std::uint64_t seed() const noexcept override { return machine_.seed(); }
   std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
+  std::vector<freedom_taken> freedoms_taken() const override { return machine_.freedoms_taken(); }
   std::vector<std::string> findings() const override { return machine_.findings(); }
   std::vector<std::string> census() const override { return machine_.census(); }
   bool unsafe_call() override { return machine_.unsafe_call(); }
@@ -73,15 +75,24 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       maps_(like.maps),
       generation_(os::fork_generation()),
       tape_(seed),
-      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded}),
-      all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_),
-      legacy_(static_cast<std::size_t>(devices_)) {
+      takes_(like, tape_),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, takes_.on(freedom::reuse)}),
+      all_(devices_, takes_, pages_),
+      legacy_(static_cast<std::size_t>(devices_)),
+      others_hold_(static_cast<std::size_t>(devices_)) {
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {
     for (int to = 0; to < devices_; ++to) {
       bool const linked = from != to && (like.peers == links::all || (like.peers == links::pairs && from / 2 == to / 2));
-      if (linked) pages_.link(from, to, true);
+      if (!linked) continue;
+      pages_.link(from, to, true);
+      if (takes_.on(freedom::wrong_bytes) && tape_.coin(10)) pages_.corrupt(from, to);
     }
+  }
+  if (like.connections > 0) {
+    all_.connections = static_cast<std::uint32_t>(like.connections);
+  } else if (takes_.on(freedom::shared_connections) && tape_.coin(50)) {
+    all_.connections = 1 + tape_.draw(4);
   }
   if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
   schedule_ = how_ == running::threads ? make_crew(all_) : how_ == running::stepped ? make_stepper(all_) : make_wanderer(all_, tape_);
@@ -119,16 +130,17 @@ status machine::may_call() const {
   return fine;
 }
 
-status machine::check(int device, need n) const {
+status machine::check(int device, need n) {
   if (!exists(device)) return invalid;
   if (n == need::exists) return fine;
+  if (n == need::alive) all_.call_on(device);
   auto const& d = all_.devices[static_cast<std::size_t>(device)];
   if (!d.open) return invalid;
   if (n == need::alive && d.lost) return {code::lost};
   return fine;
 }
 
-status machine::may_call(int device, need n) const {
+status machine::may_call(int device, need n) {
   if (status const s = may_call(); !s.ok()) return s;
   if (n == need::exists) return check(device, n);
   base::lock_guard lock(all_.mutex);
@@ -162,6 +174,7 @@ status machine::open(int device) {
 
 result<memory_info> machine::memory(int device) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(45, device);
   return {fine, pages_.room(device)};
 }
 
@@ -170,6 +183,7 @@ status machine::make_current(int device) { return may_call(device, need::opened)
 result<peer_info> machine::peer(int from, int to) {
   if (status const s = may_call(); !s.ok()) return {s};
   if (!exists(from) || !exists(to)) return {invalid};
+  blocking_call(46, from, to);
   if (from == to) return {fine, {}};
   bool const linked = pages_.linked(from, to);
   return {fine, {linked, linked, linked ? 1 : 0}};
@@ -189,6 +203,23 @@ status machine::wait_for_all(int only) {
   }
   if (only >= 0) return check(only, need::alive);  // that may have lost it
   return fine;
+}
+
+bool machine::refuses_memory() {
+  if (!takes_.on(freedom::room)) return false;
+  base::lock_guard lock(all_.mutex);
+  return takes_.takes(freedom::room, 3);
+}
+
+void machine::let_others_allocate() {
+  if (!tape_.coin(4)) return;
+  takes_.took(freedom::room);
+  int const device = static_cast<int>(tape_.draw(static_cast<std::uint32_t>(devices_)));
+  auto& held = others_hold_[static_cast<std::size_t>(device)];
+  pages_.others_leave(device, std::exchange(held, 0));
+  if (tape_.coin(50)) return;
+  held = pages_.room(device).free / granularity_ * tape_.draw(16) / 16 * granularity_;
+  pages_.use_up(device, held);
 }
 
 bool machine::any_alive() const {
@@ -213,6 +244,7 @@ status machine::unreserve(address at, std::size_t bytes) {
 result<memory_handle> machine::create(int device, std::size_t bytes) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
   blocking_call(3, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.create(device, bytes);
 }
 
@@ -247,6 +279,7 @@ status machine::grant(address at, std::size_t bytes, int device) {
 result<address> machine::create_segment(int device, std::size_t bytes) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
   blocking_call(8, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.create_segment(device, bytes);
 }
 
@@ -262,6 +295,7 @@ status machine::pin(void* host, std::size_t bytes) {
   if (status const s = may_call(); !s.ok()) return s;
   blocking_call(10, bytes);
   if (!any_alive()) return {code::lost};
+  if (refuses_memory()) return {code::out_of_memory};
   return pages_.pin(host, bytes);
 }
 
@@ -324,6 +358,7 @@ void machine::lose(int device) {
   {
     base::lock_guard lock(all_.mutex);
     note(42, device);
+    all_.surface();
     all_.devices[static_cast<std::size_t>(device)].open = true;
     all_.lose(device);
     dropped.swap(all_.dropped);
@@ -340,6 +375,18 @@ int machine::device_of(event_handle h) const {
 
 void machine::cut(int from, int to) {
   if (exists(from) && exists(to)) pages_.link(from, to, false);
+}
+
+void machine::corrupt(int from, int to) {
+  if (exists(from) && exists(to)) pages_.corrupt(from, to);
+}
+
+std::vector<freedom_taken> machine::freedoms_taken() const {
+  std::vector<freedom_taken> all;
+  for (std::size_t i = 1; i <= freedom_count; ++i) all.push_back({name_of(static_cast<freedom>(i)), takes_.taken(static_cast<freedom>(i))});
+  base::lock_guard lock(all_.mutex);
+  all[static_cast<std::size_t>(freedom::reuse) - 1].times += all_.streams.came_back() + all_.events.came_back() + pages_.came_back();
+  return all;
 }
 
 void machine::use_up(int device, std::size_t bytes) {

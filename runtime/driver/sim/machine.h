@@ -12,6 +12,11 @@
 
 namespace weir::driver::sim {
 
+struct freedom_taken {
+  std::string_view name;   // "F2 shared connections"
+  std::uint64_t times = 0;
+};
+
 // What a test may do to a simulated machine. weir/sim.h offers it to users.
 class controls {
  public:
@@ -24,9 +29,11 @@ class controls {
   virtual void forget_failures() = 0;
   virtual void lose(int device) = 0;                                   // a sticky error, now
   virtual void cut(int from, int to) = 0;                              // the peer link from -> to vanishes
+  virtual void corrupt(int from, int to) = 0;                          // the peer link from -> to changes bytes from now on; the driver goes on offering it
   virtual void use_up(int device, std::size_t bytes) = 0;              // another process takes room
   virtual std::uint64_t seed() const noexcept = 0;
   virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes. Threads: 0
+  virtual std::vector<freedom_taken> freedoms_taken() const = 0;       // F1 to F10, and how often the machine has taken each
   virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, a host that waits for what cannot come
   virtual std::vector<std::string> census() const = 0;                 // all that is alive, by name: reservations, handles, mappings, segments, pins, streams, events, closed gates. Empty: nothing leaked
   virtual bool unsafe_call() = 0;                                      // this thread makes a call past the seam that CUDA holds to be unsafe while a stream is captured; false: it met a capture, which is spoiled

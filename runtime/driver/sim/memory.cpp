@@ -43,22 +43,22 @@ std::string hex(address at) {
 
 }  // namespace
 
-memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)) {
+memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)), corrupt_(links_.size()) {
   for (int d = 0; d < s.devices; ++d) banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
 }
 
 memory::~memory() {
   for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
+  for (auto const& [at, bytes] : unreserved_) os::return_addresses(pointer(at), bytes);
   for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
 }
 
 result<address> memory::reserve(std::size_t bytes, std::size_t alignment) {
   std::size_t const unit = shape_.granularity;
   if (bytes == 0 || bytes % unit != 0 || alignment % unit != 0 || (alignment & (alignment - 1)) != 0) return {invalid};
-  void* const at = os::reserve_addresses(bytes, std::max(alignment, unit));
-  if (!at) return {{code::out_of_memory}};
   base::lock_guard lock(mutex_);
-  auto const where = reinterpret_cast<address>(at);
+  address const where = take_addresses(bytes, std::max(alignment, unit));
+  if (!where) return {{code::out_of_memory}};
   reservations_[where] = {bytes, next_ordinal_++, false};
   return {fine, where};
 }
@@ -67,9 +67,31 @@ status memory::unreserve(address at, std::size_t bytes) {
   base::lock_guard lock(mutex_);
   auto const found = reservations_.find(at);
   if (found == reservations_.end() || found->second.bytes != bytes || found->second.of_segment || overlaps(mappings_, at, bytes)) return invalid;
-  os::return_addresses(pointer(at), bytes);
   reservations_.erase(found);
+  return_addresses(at, bytes);
   return fine;
+}
+
+address memory::take_addresses(std::size_t bytes, std::size_t alignment) {
+  auto const again = std::find_if(unreserved_.rbegin(), unreserved_.rend(), [&](auto const& u) { return u.second == bytes && u.first % alignment == 0; });
+  if (again == unreserved_.rend()) return reinterpret_cast<address>(os::reserve_addresses(bytes, alignment));
+  address const at = again->first;
+  unreserved_.erase(std::next(again).base());
+  ++came_back_;
+  return at;
+}
+
+// Requires: nothing lies there.
+void memory::return_addresses(address at, std::size_t bytes) {
+  constexpr std::size_t most_kept = 8, largest_kept = std::size_t{1} << 30;
+  if (!shape_.handles_come_back || bytes > largest_kept) {
+    os::return_addresses(pointer(at), bytes);
+    return;
+  }
+  unreserved_.emplace_back(at, bytes);
+  if (unreserved_.size() <= most_kept) return;
+  os::return_addresses(pointer(unreserved_.front().first), unreserved_.front().second);
+  unreserved_.erase(unreserved_.begin());
 }
 
 result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
@@ -82,6 +104,7 @@ result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
   } else {
     index = free_handles_.back();
     free_handles_.pop_back();
+    if (shape_.handles_come_back) ++came_back_;
   }
   physical& p = handles_[index];
   p = {device, bytes, *offset, 0, false, p.turn + 1};
@@ -193,10 +216,9 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
   std::size_t const unit = shape_.granularity;
   if (bytes == 0 || bytes + unit - 1 < bytes) return {invalid};
   std::size_t const whole = (bytes + unit - 1) / unit * unit;
-  void* const at = os::reserve_addresses(whole, unit);
-  if (!at) return {{code::out_of_memory}};
-  auto const where = reinterpret_cast<address>(at);
   base::lock_guard lock(mutex_);
+  address const where = take_addresses(whole, unit);
+  if (!where) return {{code::out_of_memory}};
   auto const made = new_physical(device, whole);
   status placed = made.is;
   if (made.ok()) {
@@ -205,7 +227,7 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
     if (!placed.ok()) drop_if_dead(made.value);
   }
   if (!placed.ok()) {
-    os::return_addresses(at, whole);
+    os::return_addresses(pointer(where), whole);
     return {placed};
   }
   reservations_[where] = {whole, next_ordinal_++, true};
@@ -224,9 +246,11 @@ status memory::release_segment(int device, address at) {
   }
   --waiting_to_unmap_;
   if (found == mappings_.end() || !found->second.segment) return invalid;
-  os::return_addresses(pointer(at), found->second.bytes);
+  std::size_t const bytes = found->second.bytes;
+  os::unmap_to_nothing(pointer(at), bytes);
   reservations_.erase(at);
   drop_mapping(found);
+  return_addresses(at, bytes);
   return fine;
 }
 
@@ -286,6 +310,55 @@ memory_info memory::room(int device) const {
 void memory::use_up(int device, std::size_t bytes) {
   base::lock_guard lock(mutex_);
   banks_[static_cast<std::size_t>(device)]->use_up(bytes);
+}
+
+void memory::others_leave(int device, std::size_t bytes) {
+  base::lock_guard lock(mutex_);
+  banks_[static_cast<std::size_t>(device)]->others_leave(bytes);
+}
+
+std::uint64_t memory::came_back() const {
+  base::lock_guard lock(mutex_);
+  return came_back_;
+}
+
+void memory::corrupt(int from, int to) {
+  base::lock_guard lock(mutex_);
+  corrupt_[static_cast<std::size_t>(from)] |= bit(to);
+  any_corrupt_.store(true);
+}
+
+memory::mapping const* memory::mapping_at(address at) const {
+  auto const m = entry_before(mappings_, at);
+  return m != mappings_.end() && at - m->first < m->second.bytes ? &m->second : nullptr;
+}
+
+// Does `by` reach that memory over a corrupt link?
+bool memory::changes(int by, mapping const* m) const {
+  return m && handles_[m->handle].device != by && reaches(*m, by) && (corrupt_[static_cast<std::size_t>(by)] & bit(handles_[m->handle].device));
+}
+
+bool memory::distort(std::span<use const> uses, bool copy) {
+  if (!any_corrupt_.load()) return false;
+  base::lock_guard lock(mutex_);
+  auto const change = [](touch const& t) {
+    auto& byte = reinterpret_cast<std::uint8_t*>(t.at)[t.bytes / 2];
+    byte = static_cast<std::uint8_t>(byte ^ 0x24);
+  };
+  if (copy) {  // over a link where one side was granted to the other's device, else by way of the host
+    use const &src = uses[0], &dst = uses[1];
+    auto const *from = mapping_at(src.what.at), *to = mapping_at(dst.what.at);
+    if (!changes(src.device, from) && !changes(dst.device, to) && !changes(src.device, to) && !changes(dst.device, from)) return false;
+    change(dst.what);
+    return true;
+  }
+  bool any = false;
+  for (use const& u : uses) {
+    if (!u.what.writes || u.what.bytes == 0 || !changes(u.device, mapping_at(u.what.at))) continue;
+    change(u.what);
+    any = true;
+  }
+  return any;
 }
 
 void memory::link(int from, int to, bool present) {

@@ -28,7 +28,7 @@ class memory {
     std::size_t granularity = 0;  // bytes
     fresh_bytes pages = fresh_bytes::zero;
     std::uint64_t seed = 0;       // of arbitrary bytes
-    bool handles_come_back = false;  // at once, not told apart from those that were released
+    bool handles_come_back = false;  // and addresses: at once, not told apart from those that were released
   };
   explicit memory(shape const&);
   ~memory();
@@ -51,8 +51,14 @@ class memory {
   memory_info room(int device) const;
 
   void use_up(int device, std::size_t bytes);
+  void others_leave(int device, std::size_t bytes);
   void link(int from, int to, bool present);
   bool linked(int from, int to) const;
+  void corrupt(int from, int to);  // the link
+  // What these uses carried over a corrupt link is changed: of a copy (its source, its target) and of what work wrote.
+  // Returns: whether anything was. Requires: they were begun and the bytes are written.
+  bool distort(std::span<use const>, bool copy);
+  std::uint64_t came_back() const;  // handles and addresses
 
   // May this be used now? Every byte mapped and granted to the device that uses it, or pinned. Empty: yes; else what is wrong.
   std::string judge(use const&) const;
@@ -102,19 +108,27 @@ class memory {
   template <class F>
   void each_part(touch const&, F);
   bool in_one_reservation(address, std::size_t bytes) const;
+  mapping const* mapping_at(address) const;
+  bool changes(int by, mapping const*) const;
+  address take_addresses(std::size_t bytes, std::size_t alignment);  // 0: none
+  void return_addresses(address, std::size_t bytes);
 
   shape const shape_;
   mutable base::mutex mutex_;
   base::condition unused_;
   int waiting_to_unmap_ = 0;
   std::vector<std::unique_ptr<bank>> banks_;
-  std::vector<std::uint64_t> links_;  // [from]: a bit for each `to`
+  std::vector<std::uint64_t> links_;    // [from]: a bit for each `to`
+  std::vector<std::uint64_t> corrupt_;  // [from]: a bit for each `to`
+  base::atomic<bool> any_corrupt_{false};
   std::map<address, reservation> reservations_;
   std::map<address, mapping> mappings_;
   std::vector<physical> handles_;
   std::vector<std::uint32_t> free_handles_;
   std::map<address, pinned> pins_;
   std::uint64_t next_ordinal_ = 1;
+  std::vector<std::pair<address, std::size_t>> unreserved_;  // kept from the system, to come back at once
+  std::uint64_t came_back_ = 0;
 };
 
 }  // namespace weir::driver::sim

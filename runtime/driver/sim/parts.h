@@ -78,9 +78,11 @@ class machine final : public driver, public controls {
   int device_of(event_handle) const;                         // -1: no such event
   void lose(int device) override;
   void cut(int from, int to) override;
+  void corrupt(int from, int to) override;
   void use_up(int device, std::size_t bytes) override;
   std::uint64_t seed() const noexcept override { return tape_.seed(); }
   std::uint64_t trace_hash() const noexcept override;
+  std::vector<freedom_taken> freedoms_taken() const override;
   std::vector<std::string> findings() const override { return all_.findings(); }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
@@ -89,8 +91,8 @@ class machine final : public driver, public controls {
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
   status may_call() const;                                   // this process, this thread, now
-  status may_call(int device, need) const;
-  status check(int device, need) const;                      // Requires: the lock, for more than exists
+  status may_call(int device, need);
+  status check(int device, need);                            // Requires: the lock, for more than exists
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
   status append(int device, stream_handle, operation&&);     // drops its work when refused
@@ -115,6 +117,8 @@ class machine final : public driver, public controls {
 
   status wait_for_all(int only);                             // Blocks: until all work given so far is done, of all devices (-1) or one
   bool any_alive() const;                                    // some device is not lost
+  bool refuses_memory();                                     // this time, though there may be room (F8)
+  void let_others_allocate();                                // other processes take room and give it back (F8). Requires: the lock
   // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
   template <class... Numbers>
   void blocking_call(Numbers... numbers);
@@ -127,6 +131,7 @@ class machine final : public driver, public controls {
   bool const maps_;                 // told by info() alone: what is asked all the same still works
   std::uint64_t const generation_;  // of the process that made this
   tape tape_;
+  freedoms takes_;
   sim::memory pages_;
   queues all_;
   slots<graph> graphs_{slots<graph>::reuse::told_apart};
@@ -134,6 +139,7 @@ class machine final : public driver, public controls {
   std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: never used
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
   std::unique_ptr<schedule> schedule_;
+  std::vector<std::size_t> others_hold_;  // bytes of each device, by F8
   std::function<void(std::vector<std::string> const&)> at_end_;
 };
 
@@ -144,9 +150,11 @@ void machine::note(Numbers... numbers) {
 
 template <class... Numbers>
 void machine::blocking_call(Numbers... numbers) {
-  if (how_ == weir::simulated::running::threads) return;
+  bool const others = takes_.on(freedom::room);
+  if (how_ == weir::simulated::running::threads && !others) return;
   base::unique_lock lock(all_.mutex);
-  tape_.note(numbers...);
+  note(numbers...);
+  if (others) let_others_allocate();
   schedule_->pause();
 }
 

@@ -19,19 +19,34 @@ walk::walk(queues& q) : all_(q) {
     if (auto const half = running_.find(s.id); half != running_.end()) {
       all_.bytes.end(half->second.uses);
       running_.erase(half);
+      s.queue.front().at = operation::phase::queued;
     }
   };
 }
 
 bool walk::can_move(stream const& s) const {
-  if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].lost) return false;
+  auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
+  if (s.queue.empty() || device.lost || device.failing) return false;
   operation const& o = s.queue.front();
-  switch (o.what) {
-    case operation::kind::wait: return o.awaited().done >= o.position;
-    case operation::kind::gate: return o.held().open;
-    case operation::kind::work: return o.at != operation::phase::queued || !o.job.ready || o.job.ready(o.job.state);
-    default: return true;
+  if (o.at != operation::phase::queued) return true;
+  bool const ready = o.what == operation::kind::wait   ? o.awaited().done >= o.position
+                     : o.what == operation::kind::gate ? o.held().open
+                     : o.what == operation::kind::work ? !o.job.ready || o.job.ready(o.job.state)
+                                                       : true;
+  return ready && !in_the_way(s).by;
+}
+
+walk::obstacle walk::in_the_way(stream const& s) const {
+  if (stream* const ahead = all_.ahead_of(s)) {
+    all_.takes.took(freedom::shared_connections);
+    bool const begun = ahead->queue.front().at != operation::phase::queued;
+    return {ahead, ahead->done + (begun ? 2 : 1)};
   }
+  if (s.queue.empty() || s.queue.front().what != operation::kind::host) return {};
+  auto const other = host_function_of_.lock();
+  if (!other || other.get() == &s || other->queue.empty() || other->queue.front().what != operation::kind::host || other->queue.front().at != operation::phase::running) return {};
+  all_.takes.took(freedom::host_functions);
+  return {other.get(), other->done + 1};
 }
 
 // Not finished and not started is seen by nobody as long as the streams are ordered; whoever looks too early sees poison.
@@ -62,6 +77,7 @@ void walk::start(stream& s) {
     return;
   }
   o.at = operation::phase::running;
+  if (o.what == operation::kind::host && all_.takes.on(freedom::host_functions)) host_function_of_ = s.weak_from_this();
 }
 
 void walk::write(stream& s) {
@@ -69,6 +85,7 @@ void walk::write(stream& s) {
   shadow& mine = running_[s.id];
   for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k) std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
   o.run();
+  all_.distort(o, mine.uses);
   o.drop();
   all_.bytes.end(mine.uses);
   running_.erase(s.id);
@@ -93,8 +110,9 @@ bool walk::move(stream& s, stride how) {
   }
   if (o.at == operation::phase::queued) {
     start(s);
-    if (s.queue.empty()) return true;  // the device was lost
+    if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].failing) return true;
     if (how == stride::part) {
+      all_.takes.took(freedom::overlap);
       poison(o, running_[s.id]);
       return true;
     }
@@ -142,11 +160,17 @@ outcome walk::drive(stream& target, std::uint64_t position) {
       path.pop_back();
       continue;
     }
+    if (all_.devices[static_cast<std::size_t>(alive->device)].failing || all_.devices[static_cast<std::size_t>(s->device)].failing) {
+      all_.surface();  // who waits for it hears of it
+      drop_all(all_.dropped);
+    }
     if (all_.devices[static_cast<std::size_t>(alive->device)].lost) return outcome::lost;
     if (all_.devices[static_cast<std::size_t>(s->device)].lost) return outcome::stuck;
     if (move(*s, stride::whole)) continue;
     operation const& o = s->queue.front();
-    if (o.what == operation::kind::wait) {
+    if (auto const first = in_the_way(*s); first.by) {
+      path.emplace_back(first.by->shared_from_this(), first.position);
+    } else if (o.what == operation::kind::wait) {
       path.emplace_back(o.awaited().shared_from_this(), o.position);
     } else if (o.what == operation::kind::work) {  // its ready() waits for some other work: any of it may be the one
       auto const* const other = movable(0, s.get());
@@ -178,6 +202,7 @@ bool walk::step(stream& s) { return move(s, stride::whole); }
 
 bool walk::run(base::unique_lock&) {
   run_all();
+  all_.surface();
   for (auto const& d : all_.devices) {
     for (auto const& s : d.live) {
       if (!s->queue.empty()) return false;

@@ -18,11 +18,17 @@ class walk : public schedule {
   bool move(stream&, stride);                        // false: it cannot
   outcome drive(stream&, std::uint64_t position);    // the least that brings it there
   bool can_move(stream const&) const;
+  struct obstacle {                                  // of a stream's front: what another stream has to do first
+    stream* by = nullptr;                            // null: nothing
+    std::uint64_t position = 0;
+  };
+  obstacle in_the_way(stream const&) const;
   void run_all();
   void leave(base::unique_lock&);
   std::shared_ptr<stream> const* movable(std::uint32_t from, stream const* but);  // looks round from there; null: none
 
   queues& all_;
+  std::int64_t now_ns_ = 0;  // the machine's own time
 
  private:
   struct shadow {  // what outputs held before they became poison
@@ -36,7 +42,7 @@ class walk : public schedule {
 
   std::map<std::uint64_t, shadow> running_;  // by stream id
   std::vector<std::shared_ptr<stream>> freed_;
-  std::int64_t now_ns_ = 0;  // the machine's own time
+  std::weak_ptr<stream> host_function_of_;  // whose host function is half done: there is one thread for all
 };
 
 }  // namespace weir::driver::sim

@@ -38,11 +38,19 @@ class wanderer final : public walk {
     } else if (++patience_ > 12) {  // who polls gets there in the end
       patience_ = 0;
       drive(s, position);
+    } else if (!s.queue.empty() && s.queue.front().at == operation::phase::written) {
+      all_.takes.took(freedom::seen_late);
     }
+  }
+
+  outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
+    if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);  // up to ten hours
+    return walk::until(lock, s, position);
   }
 
   void pause() override {
     if (habit_ == habit::lazy || !tape_.coin(12)) return;
+    all_.takes.took(freedom::blocking_calls);
     run_all();  // all that can move: behind a closed gate it would wait for whoever is about to open it
   }
 
@@ -74,6 +82,8 @@ class wanderer final : public walk {
       auto const* const next = movable(tape_.draw(64), but);
       if (!next) return;
       auto const s = *next;
+      operation const& o = s->queue.front();
+      if (o.what == operation::kind::host && o.at == operation::phase::queued && all_.takes.takes(freedom::host_functions, 50)) continue;
       move(*s, stride::part);
     }
   }

@@ -66,8 +66,38 @@ void operation::drop() noexcept {
   std::exchange(job.drop, nullptr)(job.state);
 }
 
-queues::queues(int n, slots<stream>::reuse r, memory& m)
-    : streams(r), events(static_cast<slots<event>::reuse>(r)), gates(slots<gate>::reuse::told_apart), devices(static_cast<std::size_t>(n)), bytes(m), clock(base::now_ns) {}
+queues::queues(int n, freedoms& f, memory& m)
+    : streams(f.on(freedom::reuse) ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart),
+      events(f.on(freedom::reuse) ? slots<event>::reuse::at_once : slots<event>::reuse::told_apart),
+      gates(slots<gate>::reuse::told_apart),
+      devices(static_cast<std::size_t>(n)),
+      bytes(m),
+      takes(f),
+      clock(base::now_ns) {}
+
+void queues::give(stream& s, operation&& o) {
+  o.turn = next_turn++;
+  ++s.given;
+  s.queue.push_back(std::move(o));
+}
+
+stream* queues::ahead_of(stream const& s) const {
+  if (connections == 0 || s.connection == stream::alone || s.queue.empty() || s.queue.front().what == operation::kind::gate) return nullptr;
+  for (auto const& d : devices) {
+    if (d.closed_gates > 0) return nullptr;
+  }
+  stream* first = nullptr;
+  std::uint64_t before = s.queue.front().turn;
+  for (auto const& other : devices[static_cast<std::size_t>(s.device)].live) {
+    if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
+    std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
+    if (other->queue.size() <= begun || other->queue[begun].turn >= before) continue;
+    if (hopeless(*other, other->done + begun + 1)) continue;  // it waits for a lost device: it never begins, and holds nobody up
+    before = other->queue[begun].turn;
+    first = other.get();
+  }
+  return first;
+}
 
 void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
   operation& o = s.queue.front();
@@ -110,6 +140,7 @@ void queues::lose(int device) {
   auto& d = devices[static_cast<std::size_t>(device)];
   if (d.lost) return;
   d.lost = any_lost = true;
+  d.failing = false;
   for (auto const& s : d.live) {
     if (abandon) abandon(*s);
     forget_queue(*s);
@@ -122,11 +153,33 @@ void queues::lose(int device) {
 }
 
 void queues::fault(int device) {
-  lose(device);
-  if (!spreads || !spreads()) return;
+  bool const all = spreads && spreads();
   for (std::size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d].open) lose(static_cast<int>(d));
+    if (static_cast<int>(d) != device && !(all && devices[d].open)) continue;
+    devices[d].failing = !devices[d].lost;
+    for (auto const& s : devices[d].live) {
+      if (abandon) abandon(*s);
+    }
   }
+  if (calls_to_failure == 0 && takes.takes(freedom::late_errors, 50)) calls_to_failure = 1 + takes.draw(6);
+  if (calls_to_failure == 0) surface();
+}
+
+void queues::distort(operation const& o, std::span<use const> uses) {
+  if (!uses.empty() && bytes.distort(uses, o.what == operation::kind::copy)) takes.took(freedom::wrong_bytes);
+}
+
+void queues::surface() {
+  calls_to_failure = 0;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (std::exchange(devices[d].failing, false)) lose(static_cast<int>(d));
+  }
+}
+
+void queues::call_on(int device) {
+  if (!devices[static_cast<std::size_t>(device)].failing || --calls_to_failure > 0) return;
+  surface();
+  drop_all(dropped);  // under the lock: whether other work is ready may hang on it
 }
 
 bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
@@ -157,6 +210,12 @@ std::string queues::why_not(stream const& from) const {
     if (s->queue.empty()) return text + ", which has nothing to do";
     operation const& o = s->queue.front();
     if (o.what == operation::kind::gate) return text + " is held by gate " + std::to_string(o.held().number);
+    if (stream const* const ahead = ahead_of(*s)) {
+      text += " shares a connection and stands behind ";
+      s = ahead;
+      if (s == &from) return text + named(*s) + ": a circle";
+      continue;
+    }
     if (o.what == operation::kind::work) return text + " stands before work that is not ready: it waits for work of other streams";
     if (o.what != operation::kind::wait) return text + ", which can move";
     text += " waits for operation " + std::to_string(o.position) + " of ";

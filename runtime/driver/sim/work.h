@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/base/sync.h"
+#include "runtime/driver/sim/freedoms.h"
 #include "runtime/driver/sim/memory.h"
 
 namespace weir::driver::sim {
@@ -51,6 +52,7 @@ struct operation {
   std::vector<touch> touches{};
   std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
   std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
+  std::uint64_t turn = 0;         // counts all operations in the order they were given
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
@@ -80,6 +82,8 @@ struct stream : std::enable_shared_from_this<stream> {
   std::shared_ptr<capture> in{};  // under capture: what it is given is kept there
   std::size_t lane = 0;           // of that capture's graph
   std::uint64_t saw_legacy = 0, legacy_saw = 0;  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of its own before the other's next one
+  static constexpr std::uint32_t alone = ~0u;
+  std::uint32_t connection = 0;   // the one it shares, if streams share any
   std::uint32_t rank = 0;  // for schedules that rank streams
   std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, whose front waits for it)
   std::vector<host_waiter*> hosts{};
@@ -101,6 +105,7 @@ class slots {
     } else {
       index = free_.back();
       free_.pop_back();
+      if (reuse_ == reuse::at_once) ++came_back_;
     }
     all_[index].what = std::move(what);
     return handle(index);
@@ -116,6 +121,7 @@ class slots {
     ++all_[index].turn;
     free_.push_back(index);
   }
+  std::uint64_t came_back() const noexcept { return came_back_; }  // handles
   template <class F>
   void each(F visit) const {
     for (std::uint32_t i = 0; i < all_.size(); ++i) {
@@ -132,6 +138,7 @@ class slots {
     return (reuse_ == reuse::at_once ? 0 : static_cast<std::uint64_t>(all_[index].turn) << 32) | (index + 1);
   }
   reuse reuse_;
+  std::uint64_t came_back_ = 0;
   std::vector<slot> all_;
   std::vector<std::uint32_t> free_;
 };
@@ -139,7 +146,7 @@ class slots {
 // Everything under the machine's lock, and the steps every schedule is made of.
 class queues {
  public:
-  queues(int devices, slots<stream>::reuse, memory&);
+  queues(int devices, freedoms&, memory&);
 
   mutable base::mutex mutex;
   slots<stream> streams;
@@ -147,23 +154,37 @@ class queues {
   slots<gate> gates;
   struct device_state {
     bool open = false, lost = false;
+    bool failing = false;                       // its work has failed, nothing runs any more, and it is not said yet
     int closed_gates = 0;
     std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
   };
   std::vector<device_state> devices;
   memory& bytes;
-  std::uint64_t next_stream = 1, next_gate = 1;
+  freedoms& takes;
+  std::uint32_t connections = 0;        // of a device, shared by its streams; 0: one for each stream
+  std::uint32_t calls_to_failure = 0;   // until what is failing is lost
+  std::uint64_t next_stream = 1, next_gate = 1, next_turn = 1;
   bool any_lost = false;
   std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
   std::function<std::int64_t()> clock;  // ns, for timing events
   std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
   std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
 
+  void give(stream&, operation&&);  // at the end of its queue
+  // Streams that share a connection begin their work in the order it was given: the stream with the first work that has to
+  // begin before this one's front. Null: none. A held stream stands outside, and while one is held no stream shares: what
+  // gates prove must not hang on who shares with whom.
+  stream* ahead_of(stream const&) const;
+
   // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
   void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
   // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
   void lose(int device);
-  void fault(int device);              // the same by work that ran there: what else is open may be lost with it
+  // The same by work that ran there: what else is open may be lost with it, and all of it some calls later (F5).
+  void fault(int device);
+  void surface();                      // what is failing is lost now
+  void distort(operation const&, std::span<use const>);  // what it carried over corrupt links, if it did. Requires: it ran
+  void call_on(int device);            // a call names it: it may be the one that hears of the failure
   void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
   void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
   // Can `position` of s never be reached, because it waits for a lost device?
