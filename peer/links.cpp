@@ -190,11 +190,7 @@ links::trust links::prove(int from, int to, here at) {
   base::lock_guard const alone(my.trying);
   is = known(from, to);
   if (is != trust::claimed) return is;
-  try {
-    is = my.try_out(from, to, at);
-  } catch (out_of_memory const&) {
-    return trust::claimed;
-  }
+  is = my.try_out(from, to, at);
   my.in.lock()->pairs[my.index(from, to)].is = is;
   return is;
 }
@@ -233,7 +229,10 @@ std::vector<link> links() {
         table.push_back({device(from), device(to), link::kind::self, 0, true, true, true});
         continue;
       }
-      bool const verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
+      bool verified = false;
+      try {
+        verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
+      } catch (out_of_memory const&) {}  // not now
       auto const told = all.told(from, to).value;
       auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
       table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
@@ -261,12 +260,13 @@ void grant_access(void const* block, device reader, here at) {
                       "Pass a live block of this runtime: other memory is opened by whoever made it", at);
   }
   int const to = memory->device();
-  if (from == to || memory->granted(block, from)) return;
-  auto const is = links_of(r).prove(from, to, at);
+  if (from == to) return;
+  auto const is = links_of(r).prove(from, to, at);  // also where the pages are open: a trial opens some before it knows
   if (is == peer::links::trust::refused || is == peer::links::trust::wrong) {
     throw not_supported("grant_access", peer::pair_text(from, to),
                         is == peer::links::trust::wrong ? "This link changed bytes when it was tried: copy instead" : "These devices do not reach each other: copy instead", at);
   }
+  if (is == peer::links::trust::proven && memory->granted(block, from)) return;
   require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
 }
 

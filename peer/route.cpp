@@ -29,6 +29,7 @@ struct plan {
   std::size_t bytes = 0;
   route by = route::automatic;
   char const* reason = "";
+  bool untried = false;  // the memory is open to the peer, and nobody knows yet what the link does to bytes
 };
 
 struct asked {
@@ -62,10 +63,19 @@ void choose(runtime::impl& r, plan& p) {
     if (out == links::trust::wrong || in == links::trust::wrong) {
       p.by = route::staged;
       p.reason = "the link between these devices changed bytes when it was tried";
-    } else if (out == links::trust::refused && in == links::trust::refused) {
+      return;
+    }
+    if (out == links::trust::refused && in == links::trust::refused) {
       p.by = route::staged;
       p.reason = "the driver gives neither device access to the other";
-    } else if ((p.dst.memory && p.dst.memory->granted(p.dst.at, p.src.device)) || (p.src.memory && p.src.memory->granted(p.src.at, p.dst.device))) {
+      return;
+    }
+    bool const open_out = p.dst.memory && p.dst.memory->granted(p.dst.at, p.src.device), open_in = p.src.memory && p.src.memory->granted(p.src.at, p.dst.device);
+    p.untried = (open_out && out == links::trust::claimed) || (open_in && in == links::trust::claimed);
+    if (p.untried) {
+      p.by = route::staged;
+      p.reason = "the memory is open to the peer, but the link could not be tried to the end";
+    } else if (open_out || open_in) {
       p.reason = "device to device over the link: the memory is granted to the peer";
     } else {
       p.reason = "device to device by the driver: the memory is not granted to the peer until enough has been copied";
@@ -154,7 +164,7 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
   }
   order_after(other, line);
   auto const& far = line.device() == p.src.device ? p.dst : p.src;
-  if (p.by == route::peer && far.memory && !far.memory->granted(far.at, line.device())) {
+  if (far.memory && (p.untried || (p.by == route::peer && !far.memory->granted(far.at, line.device())))) {
     r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
   }
 }

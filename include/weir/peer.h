@@ -21,7 +21,7 @@ std::vector<link> links();
 bool can_access_peer(device from, device to);
 // A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device, and pinned
 // memory: nothing to do. Blocks: the first for a pair verifies the link
-// Throws: not_supported (no link, or one that gives wrong bytes), invalid_use (no block of weir's), device_lost, driver_error
+// Throws: not_supported (no link, or one that gives wrong bytes), invalid_use (no block of weir's), out_of_memory (the link could not be tried), device_lost, driver_error
 void grant_access(void const* block, device reader, here = here::current());
 // The same, typed.
 template <class T>

@@ -87,6 +87,39 @@ TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_
   }
 }
 
+TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_memory) {
+  test::machine m;
+  m.control().corrupt(0, 1);
+  buffer far(4096, {.on = device(1)});
+  for (std::uint64_t k : {1, 2}) m.control().fail_call("create", k, driver::code::out_of_memory);  // a run of small blocks, then one block
+  EXPECT_THROW(grant_access(far.data(), device(0)), out_of_memory);
+  EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
+  EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);
+}
+
+TEST(links, pages_that_a_trial_opened_are_no_leave_to_use_a_link_that_failed_it) {
+  test::machine m;
+  m.control().corrupt(0, 1);
+  buffer far(4096, {.on = device(1)});
+  EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);
+  EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);  // the trial's block lies in the same pages
+}
+
+TEST(links, pages_that_a_broken_trial_opened_are_not_copied_to_before_the_link_is_tried) {
+  test::machine m;
+  m.control().corrupt(0, 1);
+  auto& all = m.get().part<peer::links>();
+  m.control().fail_call("copy_peer", 1, driver::code::failed);
+  EXPECT_THROW(all.prove(0, 1, here::current()), driver_error);
+  std::size_t const n = 4096;
+  auto const bytes = test::pattern(n, 8);
+  buffer near(n, {.on = device(0)}), far(n, {.on = device(1)});
+  copy(near.data(), bytes.data(), n);
+  EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, m.memory(1).granted(far.data(), 0) ? route::staged : route::peer);
+  copy(far.data(), near.data(), n);
+  EXPECT_TRUE(test::read_back(far.data(), n, 1) == bytes);
+}
+
 TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
   test::machine m;
   auto& all = m.get().part<peer::links>();
