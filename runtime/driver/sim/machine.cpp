@@ -184,7 +184,7 @@ result<peer_info> machine::peer(int from, int to) {
   if (status const s = may_call(); !s.ok()) return {s};
   if (!exists(from) || !exists(to)) return {invalid};
   blocking_call(46, from, to);
-  if (from == to) return {fine, {}};
+  if (from == to) return {fine, {true, true, 0}};
   bool const linked = pages_.linked(from, to);
   return {fine, {linked, linked, linked ? 1 : 0}};
 }

@@ -231,7 +231,7 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
     return {placed};
   }
   reservations_[where] = {whole, next_ordinal_++, true};
-  mappings_[where] = {whole, made.value, bit(device), 0, true};
+  mappings_[where] = {bytes, made.value, bit(device), 0, true};
   return {fine, where};
 }
 
@@ -246,7 +246,7 @@ status memory::release_segment(int device, address at) {
   }
   --waiting_to_unmap_;
   if (found == mappings_.end() || !found->second.segment) return invalid;
-  std::size_t const bytes = found->second.bytes;
+  std::size_t const bytes = reservations_.at(at).bytes;  // whole pages
   os::unmap_to_nothing(pointer(at), bytes);
   reservations_.erase(at);
   drop_mapping(found);

@@ -1,0 +1,127 @@
+// Plays a program on one machine, in an order that no machine may change: what one use of memory needs of another is ordered by
+// events, nothing waits for what a closed gate holds, and an answer that depends on time is not told from its opposite.
+// Threads: one. Host functions run on the machine's.
+#pragma once
+#include <map>
+#include <mutex>
+
+#include "runtime/driver/driver.h"
+#include "tests/fuzz/program.h"
+
+namespace weir::fuzz {
+
+// What both machines of a comparison can be asked. CUDA does not survive, or cannot tell, some of it.
+struct limits {
+  int devices = 2;
+  bool stale_streams = true;   // calls with streams and events that were destroyed, or never made
+  bool others_streams = true;  // a stream named with a device that is not its own
+};
+
+struct outcome {
+  std::vector<std::string> answers;  // of each call; "-": not made
+  std::vector<std::string> ends;     // what host functions logged, what bytes were left
+};
+// Returns: where they differ, in words; empty: nowhere.
+std::string difference(program const&, outcome const&, outcome const&);
+
+class player {
+ public:
+  player(driver::driver&, limits);
+  ~player();
+  outcome play(program const&);
+
+ private:
+  using address = driver::address;
+  using status = driver::status;
+  struct stream_slot {
+    driver::stream_handle handle{};
+    int device = 0, log = -1;
+    bool alive = false, ever = false;
+    std::uint32_t held = 0;  // by which gates
+  };
+  struct event_slot {
+    driver::event_handle handle{};
+    int device = 0;
+    bool alive = false, ever = false, recorded = false;
+    std::uint32_t held = 0;
+  };
+  struct range_slot {
+    address at = 0;
+    std::size_t bytes = 0;
+    int device = 0;
+    bool alive = false, ever = false;
+    int gone = 0;          // how many addresses had been given when it went: until the next, nobody else has it
+  };
+  struct handle_slot {
+    driver::memory_handle handle{};
+    std::size_t bytes = 0;
+    int device = 0;
+    bool alive = false, ever = false;
+    int gone = 0;
+  };
+  struct content {         // some physical memory, wherever it is mapped
+    int stream = -1;       // the stream that used it last; -1: none, or one that is destroyed
+    driver::event_handle tail{};  // then: its end
+    int tail_device = 0;
+    std::uint32_t held = 0;
+    bool filled = false;
+  };
+  struct area {            // where it is mapped
+    address at = 0;
+    std::size_t bytes = 0;
+    int device = -1;       // -1: pinned
+    std::uint32_t granted = 0;
+    std::shared_ptr<content> of;
+  };
+  struct where_to {
+    address at = 0;
+    int device = 0;
+  };
+
+  std::string make(call const&);
+  std::string memory_call(call const&);
+  std::string stream_call(call const&);
+  std::string work_call(call const&);
+  std::string say(status) const;
+  std::string settled(status, std::uint32_t held) const;  // ok and not ready are one where time decides
+  int device_of(int n, int right) const;
+  std::size_t size_of(int n, int twist) const;
+  where_to place(int area, int offset, int twist, std::size_t bytes);
+  std::vector<area*> under(address, std::size_t bytes);
+  // That stream may use these next. Returns: what holds it then.
+  std::uint32_t order(std::vector<area*> const&, int stream);
+  bool idle(area&);                                        // waits for its last use; false: a gate is in the way
+  void use(std::vector<area*> const&, int stream);
+  void first_bytes(area&);
+  void leave_content(content&, stream_slot&);
+  driver::event_handle tail_of(stream_slot const&);
+  bool nobodys(range_slot const& r) const { return !r.alive && r.ever && r.gone == given_addresses_; }
+  bool stands(handle_slot const& h) const { return h.alive || !h.ever || h.gone == given_handles_; }
+  bool ends_reservation(area const&) const;                // what lies behind it is the machine's choice
+  bool any_held() const { return closed_ != 0; }
+  void finish(outcome&);
+  void take_down();
+
+  driver::driver& machine_;
+  limits const may_;
+  std::size_t const unit_;
+  std::array<stream_slot, 5> streams_;
+  std::array<event_slot, 5> events_;
+  std::array<range_slot, 3> reservations_;
+  std::array<range_slot, 2> segments_, pins_;
+  std::array<handle_slot, 4> handles_;
+  std::array<std::shared_ptr<content>, 4> contents_;
+  std::array<driver::gate_handle, 6> gates_{};
+  std::uint32_t closed_ = 0;  // a bit each
+  std::vector<area> areas_;
+  std::vector<driver::stream_handle> own_;  // a stream a device that nothing ever holds
+  std::vector<std::pair<int, driver::event_handle>> tails_;
+  std::array<void*, 2> host_{};
+  unsigned char* window_ = nullptr;         // pinned, to read bytes through
+  std::mutex mutex_;
+  std::vector<std::vector<int>> logs_;      // of every stream ever made
+  int given_addresses_ = 0, given_handles_ = 0;
+  int dropped_ = 0, given_ = 0, inside_ = 0;
+};
+
+}  // namespace weir::fuzz

@@ -1,0 +1,32 @@
+// A program of seam calls, legal and illegal, made from a seed: numbers only, so that it can be played on any machine and cut down.
+// Threads: none of its own.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weir::fuzz {
+
+enum class verb : std::uint8_t {
+  reserve, unreserve, create, release, map, unmap, grant, create_segment, release_segment, pin, unpin, find, peer,
+  create_stream, destroy_stream, query_stream, synchronize_stream, capturing,
+  create_event, destroy_event, record, wait, query_event, synchronize_event, elapsed,
+  copy, copy_peer, fill, host_function, hold, open_gate,
+};
+std::string_view name_of(verb) noexcept;
+
+struct call {
+  verb what{};
+  std::array<int, 6> with{};  // what each picks is the player's: an object by its number, an offset, a twist that makes it illegal
+};
+using program = std::vector<call>;
+
+program make_program(std::uint64_t seed);
+// As many calls as can be left out while `fails` stays true are. Requires: fails(p).
+program shrink(program p, std::function<bool(program const&)> const& fails);
+std::string text_of(program const&);
+
+}  // namespace weir::fuzz
