@@ -50,19 +50,19 @@ void compare(std::uint64_t seeds, play const& one, play const& other) {
 
 TEST(differential, stepped_and_threads_answer_alike) {
   limits const may;
-  compare(200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare(100, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); });
 }
 
 TEST(differential, stepped_and_seeded_answer_alike_whatever_the_seed) {
   limits const may;
-  compare(400, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare(200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::none, may); });
 }
 
 TEST(differential, stepped_and_seeded_with_freedoms_answer_alike_but_for_handles_that_came_back) {
   limits const may{.stale_streams = false};
-  compare(400, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare(200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may); });
 }
 

@@ -250,7 +250,7 @@ class program {
 
 TEST(freedoms, programs_on_machines_that_take_all_of_them_keep_their_bytes_and_meet_each) {
   auto const first = test::first_seed();
-  auto const end = test::end_of_seeds(tests::number_from_environment("WEIR_TEST_SEEDS", 200));
+  auto const end = test::end_of_seeds(tests::number_from_environment("WEIR_TEST_SEEDS", 120));
   counts taken{};
   for (auto seed = first; seed < end && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));

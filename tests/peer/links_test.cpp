@@ -66,11 +66,11 @@ TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_
   for (bool back : {false, true}) {
     test::machine m;
     back ? m.control().corrupt(1, 0) : m.control().corrupt(0, 1);
-    std::size_t const n = 4_MiB;
+    std::size_t const n = 2_MiB;
     auto const bytes = test::pattern(n, 5);
     buffer near(n, {.on = device(0)}), far(n, {.on = device(1)}), again(n, {.on = device(0)});
     copy(near.data(), bytes.data(), n);
-    for (int i = 0; i < 10; ++i) {  // enough to be worth a grant
+    for (int i = 0; i < 9; ++i) {  // enough to be worth a grant
       set(far.data(), std::byte{0}, n);
       copy(far.data(), near.data(), n);
       copy(again.data(), far.data(), n);
