@@ -2,6 +2,7 @@
 #include "peer/links.h"
 
 #include "tests/peer/machine_fixture.h"
+#include "weir/collective.h"
 
 namespace weir {
 namespace {
@@ -118,6 +119,25 @@ TEST(links, pages_that_a_broken_trial_opened_are_not_copied_to_before_the_link_i
   EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, m.memory(1).granted(far.data(), 0) ? route::staged : route::peer);
   copy(far.data(), near.data(), n);
   EXPECT_TRUE(test::read_back(far.data(), n, 1) == bytes);
+}
+
+TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait_for_a_rank_that_waits_for_this_thread) {
+  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 3, .connections = 1});
+  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+  std::size_t const n = 4_MiB;
+  buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
+  ranks[0].all_reduce({a.data(), 4, float32});
+  auto& all = m.get().part<peer::links>();
+  auto const block = m.memory(0).find(far.data());
+  for (int i = 0; i < 9; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+  EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+  EXPECT_EQ(all.known(1, 0), trust::claimed);
+  ranks[1].all_reduce({b.data(), 4, float32});
+  synchronize(device(0));
+  synchronize(device(1));
+  all.flowed(1, m.memory(0), *block, n, here::current());
+  EXPECT_EQ(all.known(1, 0), trust::proven);
+  EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }
 
 TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
