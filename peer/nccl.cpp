@@ -132,7 +132,7 @@ class nccl_carrier final : public carrier {
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;
     }
-    if (auto const s = machine.query_stream(on.device(), on.handle()); s.what == driver::code::lost) throw_refusal(s, name_of(r.what), operands(), "", at);
+    if (auto const s = on.captured().is; s.what == driver::code::lost) throw_refusal(s, name_of(r.what), operands(), "", at);
     throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text, "NCCL_DEBUG=INFO makes NCCL say more", at);
   }
 

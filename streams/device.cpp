@@ -46,7 +46,8 @@ void synchronize(device d, here at) {
   auto& r = streams::current_runtime();
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
-  require(r.part<clock::clocks>().synchronize_device(i), "synchronize", "gpu:" + std::to_string(i), "", at);
+  auto const is = r.part<clock::clocks>().synchronize_device(i);
+  require(is, "synchronize", "gpu:" + std::to_string(i), is.what == driver::code::not_permitted ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one" : "", at);
 }
 
 device_guard::device_guard(device d, here at) {

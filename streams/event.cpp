@@ -23,6 +23,11 @@ struct event::state {
   }
 };
 
+namespace {
+constexpr char const* recorded_inside = "an event last recorded inside a capture, which happens anew at each launch of its graph";
+constexpr char const* record_outside = "Record it on a stream that is not captured, behind the launch";
+}  // namespace
+
 event::event(event_options o) : state_(std::make_unique<state>(o)) {}
 event::~event() = default;
 event::event(event&&) noexcept = default;
@@ -61,6 +66,7 @@ bool event::query() const {
   auto const now = state_->get();
   clock::timeline* const line = clock::find(now.line);
   if (!line) return true;
+  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, here::current());
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return true;
   auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
@@ -76,6 +82,7 @@ void event::synchronize(here at) const {
   auto const now = state_->get();
   clock::timeline* const line = clock::find(now.line);
   if (!line) return;
+  if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return;
   require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
@@ -97,6 +104,7 @@ milliseconds event::elapsed_time(event const& end, here at) const {
   if (&from->owner() != &to->owner() || from->device() != to->device()) {
     refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Time within one device");
   }
+  if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside);
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
   if (ms.is.what == driver::code::not_ready) refuse("the work between the events is not done", "Synchronize with the end event first");
   require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
@@ -132,7 +140,8 @@ void stream_ref::wait(event const& e, here at) const {
     if (!s.ok() && line.alive() == clock::life::retired) {
       throw invalid_use("stream::wait", streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
     }
-    require(s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from), "", at);
+    require(s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
+            s.what == driver::code::not_permitted ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts" : "", at);
     return;
   }
 }

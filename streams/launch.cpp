@@ -176,7 +176,7 @@ void no_device_code(here at) {
 void check_native_launch(stream_ref s, int native_code, here at) {
   if (native_code == 0) [[likely]] return;
   clock::timeline& line = streams::line_of(s);
-  driver::status const is = line.owner().machine().query_stream(line.device(), line.handle());  // a sticky error answers here as well
+  driver::status const is = line.captured().is;  // a sticky error answers here as well, and a capture is not spoiled
   require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code}, "parallel_for", at);
 }
 

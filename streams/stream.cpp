@@ -21,7 +21,8 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
   if (waiter.alive() == clock::life::retired) {
     throw invalid_use(std::string(operation), streams::describe(waiter) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
   }
-  throw_refusal(s, operation, streams::describe(waiter) + ", " + what, "", at);
+  throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
+                s.what == driver::code::not_permitted ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: synchronize with other work on the host before the capture begins" : "", at);
 }
 
 }  // namespace
@@ -67,7 +68,18 @@ void stream_ref::wait(weir::stamp s, here at) const {
   require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
 }
 
-void stream_ref::wait(stream_ref other, here at) const { wait(streams::public_stamp(streams::line_or_throw(other, "stream::wait", at).now()), at); }
+void stream_ref::wait(stream_ref other, here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  auto& from = streams::line_or_throw(other, "stream::wait", at);
+  clock::stamp const wanted = from.now();
+  if (line.covers(wanted)) return;
+  check_one_runtime(line, from, "stream::wait", at);
+  auto is = line.wait(wanted);
+  if (is.what == driver::code::not_permitted) {  // is it the other one that is captured?
+    if (auto const joined = line.join(from); joined.ok()) return;
+  }
+  require_wait(is, line, "stream::wait", "for " + streams::describe(from), at);
+}
 
 event stream_ref::record_event(here at) const {
   event e;
@@ -77,8 +89,8 @@ event stream_ref::record_event(here at) const {
 
 bool stream_ref::is_capturing() const {
   auto& line = streams::line_or_throw(*this, "stream::is_capturing", here::current());
-  auto const r = line.owner().machine().capturing(line.device(), line.handle());
-  require(line.note(r.is), "stream::is_capturing", streams::describe(line), "", here::current());
+  auto const r = line.captured();
+  require(r.is, "stream::is_capturing", streams::describe(line), "", here::current());
   return r.value;
 }
 

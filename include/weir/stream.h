@@ -44,7 +44,9 @@ class stream_ref {  // one pointer; valid while its stream is
   // Work given to this stream from now on runs after that: after the stamped work, after the event's last record (nothing
   // when it was never recorded), after all work given so far to the other stream. No driver call when the order is known
   // already. Blocks: the stream, not the host.
-  // Throws: invalid_use (of another runtime; a foreign stream that has ended; under capture), device_lost, driver_error
+  // Inside a capture streams wait for streams and events of the same capture: a wait for a captured stream, or for an event
+  // recorded inside, captures this one too. Other work must be known to be complete: synchronize with it before.
+  // Throws: invalid_use (of another runtime; a foreign stream that has ended; into or out of a capture), device_lost, driver_error
   void wait(weir::stamp, here = here::current()) const;
   void wait(event const&, here = here::current()) const;  // torch: wait_event
   void wait(stream_ref, here = here::current()) const;    // torch: wait_stream
@@ -132,7 +134,8 @@ class event {  // the driver's object is made at the first record, on that strea
   event(event&&) noexcept;
   event& operator=(event&&) noexcept;
   // Stands from now on for all work given to the stream so far; waits enqueued before keep what they waited for.
-  // Throws: invalid_use (recorded on another device before; under capture), device_lost, driver_error: it stands for what it did then
+  // Inside a capture it is good for waits inside alone, until it is recorded again outside.
+  // Throws: invalid_use (recorded on another device before), device_lost, driver_error: it stands for what it did then
   void record(stream_ref, here = here::current());
   void record(here = here::current());                    // on the current stream
   bool query() const;                                     // true when never recorded, as torch. Blocks: no. Throws: device_lost

@@ -126,6 +126,16 @@ driver::status clocks::synchronize_device(int device) {
     timeline::begun begun;
   };
   std::vector<one> all;
+  std::vector<timeline*> living;
+  {
+    auto lines = state_->lines.lock();
+    for (auto& t : *lines) {
+      if (t->device() == device && t->alive() != life::retired) living.push_back(t.get());
+    }
+  }
+  for (timeline const* const t : living) {  // the driver would refuse by spoiling their captures
+    if (auto const inside = t->captured(); inside.ok() && inside.value) return {driver::code::not_permitted};
+  }
   {
     auto lines = state_->lines.lock();
     for (auto& t : *lines) {

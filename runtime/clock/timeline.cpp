@@ -14,12 +14,16 @@ using driver::status;
 
 driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
 
-driver::status timeline::usable() const {
+driver::status timeline::open_for_work() const {
   if (alive() == life::retired) return {code::invalid};
-  if (auto const s = common_->state_of(device_); !s.ok()) return s;
-  auto const capturing = common_->machine.capturing(device_, handle_);
-  if (!capturing.ok()) return note(capturing.is);
-  return capturing.value ? status{code::not_permitted} : status{};
+  return common_->state_of(device_);
+}
+
+driver::status timeline::usable() const {
+  if (auto const s = open_for_work(); !s.ok()) return s;
+  auto const inside = captured();
+  if (!inside.ok()) return inside.is;
+  return inside.value ? status{code::not_permitted} : status{};
 }
 
 // A record increments next before the driver call: a stamp read after this is not covered by the fence being recorded.
@@ -30,7 +34,13 @@ timeline::begun timeline::begin() {
 }
 
 result<fence_ref> timeline::record(event_ref const& event, fence_ref const& before) {
-  if (auto const s = usable(); !s.ok()) return {s, {}};
+  if (auto const s = open_for_work(); !s.ok()) return {s, {}};
+  auto const inside = captured();
+  if (!inside.ok()) return {inside.is, {}};
+  return inside.value ? record_inside(event, before) : record_outside(event, before);
+}
+
+result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event;
   bool const was_stale = before && before->stale.exchange(true);
@@ -50,9 +60,10 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
 }
 
 result<fence_ref> timeline::record_fence() {
+  if (auto const s = usable(); !s.ok()) return {s, {}};
   auto event = common_->events->take(device_, driver::event_kind::order_only);
   if (!event.ok()) return {note(event.is), {}};
-  return record(event.value);
+  return record_outside(event.value, nullptr);
 }
 
 result<stamp> timeline::fence() {
@@ -94,6 +105,7 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
 
 // A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
 status timeline::wait(fence_ref const& f, timeline& from) {
+  if (f->captured) return wait_inside(f->event->handle(), from);
   bool const relied_on = !f->event->given_away();
   if (relied_on && covers({from.id_, f->n})) return {};
   if (&from.runtime_ != &runtime_) return {code::invalid};
@@ -197,8 +209,7 @@ status timeline::synchronize(std::uint64_t n) {
 
 // The stream itself is the event here: a number is begun as for a record, since stamps read from now on may mean more work.
 result<bool> timeline::query() {
-  if (alive() == life::retired) return {{code::invalid}, false};
-  if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
+  if (auto const s = usable(); !s.ok()) return {s, false};
   begun const b = begin();
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_stream(device_, handle_));
@@ -209,8 +220,7 @@ result<bool> timeline::query() {
 }
 
 status timeline::synchronize() {
-  if (alive() == life::retired) return {code::invalid};
-  if (auto const s = common_->state_of(device_); !s.ok()) return s;
+  if (auto const s = usable(); !s.ok()) return s;
   begun const b = begin();
   if (auto const s = note(common_->machine.synchronize_stream(device_, handle_)); !s.ok()) return s;
   observe(b.n, b.seen);

@@ -12,7 +12,9 @@
 //   5. completion is transitive: a complete fence completes all that it was ordered after
 // The frontier of s: frontier[t] >= n only if everything stamped (t, n) is ordered before whatever s is given next.
 // A fence whose record the driver refused is a number that is never used: stamps up to it are covered by the next fence.
-// Nothing is done with a stream under capture: the calls that would record or wait answer not_permitted.
+// A stream under capture is neither polled nor recorded by weir itself, and no fence comes of what somebody records inside: calls
+// that would answer not_permitted, without a driver call that could spoil the capture. What was known to be ordered before the
+// stream's next work is not ordered before a graph that may be launched anywhere: only completion counts there.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -55,8 +57,15 @@ class timeline final {
   // Records a fence: makes every stamp taken so far observable. One event record.
   driver::result<stamp> fence();
   // The same with somebody's event (weir::event), which that somebody may record again: `before` is the fence of its last
-  // record, or null. It is stale from the moment this is called; when the driver refuses, it is as it was.
+  // record, or null. Inside a capture the fence is a captured one: good for wait() alone. It is stale from the moment this is called; when the driver refuses, it is as it was.
   driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
+
+  // Is this stream captured now? One driver call. seen: as it was when last asked, which every record and wait does; no driver call.
+  driver::result<bool> captured() const;
+  bool seen_captured() const noexcept { return seen_captured_.load(base::memory_order_relaxed); }
+  // All that `from` was given inside its capture comes before what this is given from now on; so this is captured with it.
+  // not_permitted: `from` is not captured.
+  driver::status join(timeline& from);
 
   // Is everything stamped `s` ordered before whatever this stream is given next? From knowledge alone: no driver call.
   bool covers(stamp s) const;
@@ -92,7 +101,11 @@ class timeline final {
   snapshot knowledge() const;                         // the frontier of now
   bool passed(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
-  driver::status usable() const;                      // may a record or a wait be given to this stream?
+  driver::status open_for_work() const;               // it has not ended, its device is not lost
+  driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
+  driver::result<fence_ref> record_outside(event_ref const&, fence_ref const& before);
+  driver::status wait_inside(driver::event_handle, timeline& from);
+  driver::status usable() const;                      // open for work and not captured: may a record or a wait be given to this stream?
   driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
   driver::result<fence_ref> record_fence();
   void merge(timeline const& from, clock::fence const&);
@@ -112,6 +125,7 @@ class timeline final {
   base::atomic<life> life_;
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
+  mutable base::atomic<bool> seen_captured_{false};
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_
@@ -184,6 +198,7 @@ inline bool timeline::covers(stamp s) const {
   if (s.stream == id_) return true;
   timeline const* const there = find(s.stream);
   if (!there || there->passed(s.n)) return true;
+  if (seen_captured()) return false;
   return knows({s.stream, there->last_wanted(s.n)});
 }
 

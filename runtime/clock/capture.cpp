@@ -1,0 +1,53 @@
+// Streams under capture: what is recorded and waited for inside one belongs to its graph, and nothing is concluded from it.
+// Threads: any; no lock is held over a driver call.
+#include "runtime/clock/common.h"
+
+namespace weir::clock {
+
+using driver::code;
+using driver::result;
+using driver::status;
+
+result<bool> timeline::captured() const {
+  auto const is = common_->machine.capturing(device_, handle_);
+  if (!is.ok()) return {note(is.is), false};
+  if (seen_captured() != is.value) seen_captured_.store(is.value, base::memory_order_relaxed);
+  return is;
+}
+
+// No number is begun: the record is no point in the stream's own work. What the event stood for is over all the same.
+result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref const& before) {
+  auto f = std::make_shared<clock::fence>();
+  f->event = event;
+  f->captured = true;
+  bool const was_stale = before && before->stale.exchange(true);
+  if (auto const s = note(common_->machine.record(device_, handle_, event->handle())); !s.ok()) {
+    if (before) before->stale.store(was_stale);
+    return {s, {}};
+  }
+  return {{}, std::move(f)};
+}
+
+// The driver is not asked to join what is no longer captured: it might refuse by spoiling the waiter's own capture.
+status timeline::wait_inside(driver::event_handle event, timeline& from) {
+  if (&from.runtime_ != &runtime_) return {code::invalid};
+  if (auto const s = open_for_work(); !s.ok()) return s;
+  auto const there = from.captured();
+  if (!there.ok()) return there.is;
+  if (!there.value) return {code::not_permitted};
+  auto const s = note(common_->machine.wait(device_, handle_, event));
+  if (s.ok()) seen_captured_.store(true, base::memory_order_relaxed);
+  return s;
+}
+
+status timeline::join(timeline& from) {
+  auto const there = from.captured();
+  if (!there.ok()) return there.is;
+  if (!there.value) return {code::not_permitted};
+  auto event = common_->events->take(from.device_, driver::event_kind::order_only);
+  if (!event.ok()) return note(event.is);
+  auto const inside = from.record_inside(event.value, nullptr);
+  return inside.ok() ? wait_inside(event.value->handle(), from) : inside.is;
+}
+
+}  // namespace weir::clock
