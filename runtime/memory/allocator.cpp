@@ -119,12 +119,23 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   if (process_was_forked()) [[unlikely]] {
     throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
   }
+  if (home.seen_captured()) [[unlikely]] refuse_captured(home, r);
   stream_memory& mine = memory_of(home);
   {
     section const hold(mine);
     if (void* const p = warm(mine, r)) return p;
   }
   return cold(mine, r);
+}
+
+// A graph runs whenever it is launched, wherever: what it uses must be nobody else's between launches, and its first use must not
+// overtake the work that had the memory before. Neither can be had of memory that comes and goes with the stream's order.
+void device_allocator::refuse_captured(clock::timeline& home, request const& r) const {
+  auto const inside = home.captured();
+  std::string const what = std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(device_);
+  require(inside.is, "allocate", what, "", r.at);
+  if (!inside.value) return;
+  throw invalid_use("allocate", what + ", which is being captured", "Allocate before the capture begins, and keep the block as long as the graph", r.at);
 }
 
 void* device_allocator::warm(stream_memory& mine, request const& r) {

@@ -107,6 +107,7 @@ class device_allocator final : public allocator {
 
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
+  void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
   driver::status grow(stream_memory& mine, request const&, void*& out);
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {

@@ -8,6 +8,7 @@
 namespace weir::memory {
 
 void* device_allocator::cold(stream_memory& mine, request const& r) {
+  refuse_captured(r.home, r);
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class < 0) {
     if (void* const p = from_others(mine, r, r.rounded * 2)) return p;

@@ -1,0 +1,245 @@
+// weir beside captures that it did not begin: what is given to a captured stream, asked of it, and what everything else does meanwhile.
+// Threads: one.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "runtime/driver/sim/machine.h"
+#include "runtime/memory/allocator.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+#include "weir/copy.h"
+#include "weir/memory.h"
+
+namespace weir {
+namespace {
+
+using driver::capture_mode;
+using driver::code;
+
+struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads, else a seed
+  std::vector<int> log;
+  std::mutex logging;
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam() ? simulated::running::seeded : simulated::running::threads, .seed = GetParam() + 1}};
+  runtime_guard in{rt};
+  driver::driver& machine = rt.get().machine();
+  clock::clocks& clocks = rt.get().part<clock::clocks>();
+  stream s{gpu, priority::normal}, t{gpu, priority::normal}, other{gpu, priority::normal};
+
+  void work(stream_ref on, int x) {
+    auto& line = streams::line_of(on);
+    auto* const body = new std::function<void()>([this, x] {
+      std::lock_guard const lock(logging);
+      log.push_back(x);
+    });
+    EXPECT_TRUE(machine.enqueue(line.device(), line.handle(), {}, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); },
+                                [](void* f) { delete static_cast<std::function<void()>*>(f); }, body}).ok());
+  }
+  driver::stream_handle handle(stream_ref of) { return streams::line_of(of).handle(); }
+  void begin(stream_ref on, capture_mode mode = capture_mode::global) { ASSERT_TRUE(machine.begin_capture(0, handle(on), mode).ok()); }
+  // Ends a capture that nothing has spoiled.
+  driver::graph_handle end(stream_ref on) {
+    auto const kept = machine.end_capture(0, handle(on));
+    EXPECT_TRUE(kept.ok()) << "the capture was spoiled";
+    return kept.value;
+  }
+  void drop(driver::graph_handle g) { EXPECT_TRUE(machine.destroy_graph(g).ok()); }
+  void run(driver::graph_handle g, stream_ref on) {
+    auto const ready = machine.instantiate(0, g);
+    ASSERT_TRUE(ready.ok());
+    EXPECT_TRUE(machine.launch_graph(0, handle(on), ready.value).ok());
+    on.synchronize();
+    EXPECT_TRUE(machine.destroy_executable(ready.value).ok());
+    drop(g);
+  }
+  // Says the remedy of the invalid_use that f throws.
+  template <class F>
+  std::string refused(F f) {
+    try {
+      f();
+    } catch (invalid_use const& e) {
+      return e.what();
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return {};
+  }
+  void TearDown() override { EXPECT_EQ(clocks.validate(), std::vector<std::string>{}); }
+};
+
+std::vector<std::uint64_t> every() {
+  std::vector<std::uint64_t> all{0};
+  char const* const seed = std::getenv("WEIR_TEST_SEED");
+  std::uint64_t const first = seed ? std::strtoull(seed, nullptr, 0) : 1;
+  for (std::uint64_t i = 0; i < (seed ? 1u : 12u); ++i) all.push_back(first + i);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(machine, beside_captures, testing::ValuesIn(every()), [](auto const& of) { return of.param ? "seed_" + std::to_string(of.param) : std::string("threads"); });
+
+TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does_meanwhile) {
+  buffer mine(1000, {.on = gpu}), marked(3_MiB, {.on = gpu}), of_s, host = pinned(4096), other_host = pinned(4096);
+  {
+    stream_guard const on(s);
+    of_s = buffer(3_MiB, {.on = gpu});
+  }
+  marked.record_stream(s);
+  host.record_stream(s);
+  (void)s.record_event();
+  for (capture_mode const mode : {capture_mode::global, capture_mode::this_thread, capture_mode::relaxed}) {
+    begin(s, mode);
+    work(s, 1);
+    marked.reset();  // their stamps are of the captured stream: no fence can be had for them now
+    host.reset();
+    of_s.reset();
+    {
+      stream_guard const on(other);
+      std::vector<buffer> several;
+      for (std::size_t bytes : {100_KiB, 3_MiB, 20_MiB, 512_KiB}) several.emplace_back(bytes, buffer_options{.on = gpu});
+      for (int i = 0; i < 8; ++i) several.emplace_back(16u << i, buffer_options{.on = gpu});
+      EXPECT_THROW(buffer(60_MiB, {.on = gpu}), out_of_memory);  // the whole ladder: polls, waits, fences, unmaps
+      copy(several[0].data(), other_host.data(), 4096);
+      (void)pinned(3_MiB);
+    }
+    (void)other.record_event().query();
+    t.wait(other);
+    t.synchronize();
+    (void)empty_cache();
+    (void)other.query();
+    (void)rt.get().part<memory::device_memory>().on(0).report();
+    work(s, 2);
+    drop(end(s));
+    other.synchronize();
+    s.synchronize();
+    {
+      stream_guard const on(s);
+      of_s = buffer(3_MiB, {.on = gpu});
+    }
+    marked = buffer(3_MiB, {.on = gpu});
+    marked.record_stream(s);
+    host = pinned(4096);
+    host.record_stream(s);
+  }
+  EXPECT_TRUE(log.empty());
+}
+
+TEST_P(beside_captures, memory_is_refused_on_a_captured_stream_and_to_be_had_again_afterwards) {
+  begin(s);
+  EXPECT_TRUE(s.ref().is_capturing());
+  for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) {
+    std::string const words = refused([&] { (void)allocate(s, bytes); });
+    EXPECT_NE(words.find("being captured"), std::string::npos) << words;
+    EXPECT_NE(words.find("Allocate before the capture begins"), std::string::npos) << words;
+  }
+  void* const elsewhere = allocate(t, 100_KiB);
+  drop(end(s));
+  void* const here_again = allocate(s, 100_KiB);
+  deallocate(elsewhere);
+  deallocate(here_again);
+  EXPECT_EQ(rt.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
+}
+
+TEST_P(beside_captures, memory_is_refused_where_nothing_is_cached_even_before_the_capture_was_met) {
+  begin(s);
+  EXPECT_NE(refused([&] { (void)allocate(s, 100_KiB); }).find("being captured"), std::string::npos);
+  drop(end(s));
+}
+
+TEST_P(beside_captures, streams_fork_and_join_inside_by_waiting_for_each_other) {
+  begin(s);
+  work(s, 1);
+  t.wait(s);
+  EXPECT_TRUE(t.ref().is_capturing());
+  work(t, 2);
+  s.wait(t);
+  work(s, 3);
+  auto const g = end(s);
+  EXPECT_FALSE(t.ref().is_capturing());
+  EXPECT_TRUE(log.empty());
+  run(g, other);
+  EXPECT_EQ(log, (std::vector{1, 2, 3}));
+}
+
+TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_events_outside) {
+  event e, f;
+  e.record(t);
+  stamp const before = t.stamp();
+  begin(s);
+  work(s, 1);
+  e.record(s);
+  t.wait(e);
+  work(t, 2);
+  f.record(t);
+  s.wait(f);
+  work(s, 3);
+  EXPECT_NE(refused([&] { (void)e.query(); }).find("inside a capture"), std::string::npos);
+  EXPECT_NE(refused([&] { f.synchronize(); }).find("inside a capture"), std::string::npos);
+  run(end(s), other);
+  EXPECT_EQ(log, (std::vector{1, 2, 3}));
+  EXPECT_NE(refused([&] { (void)e.query(); }).find("behind the launch"), std::string::npos);
+  (void)refused([&] { other.wait(e); });
+  e.record(other);
+  e.synchronize();
+  EXPECT_TRUE(e.query());
+  before.synchronize();  // its fence's event was recorded again inside: another fence answers
+  EXPECT_TRUE(before.query());
+}
+
+TEST_P(beside_captures, what_is_captured_is_neither_asked_nor_waited_for_and_that_spoils_nothing) {
+  event outside;
+  outside.record(other);
+  stamp const work_of_other = other.stamp();
+  begin(s);
+  work(s, 1);
+  EXPECT_NE(refused([&] { (void)s.query(); }).find("capture"), std::string::npos);
+  EXPECT_NE(refused([&] { s.synchronize(); }).find("capture"), std::string::npos);
+  EXPECT_NE(refused([&] { synchronize(gpu); }).find("end the capture first"), std::string::npos);
+  (void)refused([&] { s.stamp().synchronize(); });
+  (void)refused([&] { s.wait(other); });
+  work(other, 2);
+  (void)refused([&] { s.wait(other.stamp()); });
+  (void)refused([&] { t.wait(s.stamp()); });
+  EXPECT_FALSE(t.ref().is_capturing()) << "a stamp is of a stream's own work: waiting for it joins no capture";
+  other.synchronize();
+  s.wait(work_of_other);  // known to be complete: nothing to wait for, at any launch
+  s.wait(outside);
+  drop(end(s));
+  synchronize(gpu);
+  EXPECT_EQ(log, std::vector{2});
+}
+
+TEST_P(beside_captures, order_known_outside_is_not_taken_for_order_inside) {
+  void* const p = allocate(t, 3_MiB);
+  work(t, 1);
+  s.wait(t);
+  stamp const known = t.stamp();
+  (void)known;
+  auto& line = streams::line_of(s);
+  auto const fenced = clock::stamp{t.id(), streams::line_of(t).now().n - 1};
+  EXPECT_TRUE(line.covers(fenced));
+  begin(s);
+  EXPECT_TRUE(s.ref().is_capturing());
+  EXPECT_EQ(line.covers(fenced), clocks.complete(fenced));
+  drop(end(s));
+  EXPECT_FALSE(s.ref().is_capturing());
+  EXPECT_TRUE(line.covers(fenced));
+  deallocate(p);
+}
+
+TEST_P(beside_captures, a_pinned_block_freed_inside_a_capture_comes_back_behind_a_fence_recorded_after_it) {
+  auto& pool = rt.get().part<streams::pinned_memory>();
+  void* const p = pool.allocate(2_MiB, 0, here::current());
+  begin(s);
+  pool.mark(p, streams::line_of(s));
+  pool.deallocate(p, here::current());
+  void* const q = pool.allocate(2_MiB, 0, here::current());
+  EXPECT_NE(p, q) << "the stream that may use it is captured: nothing is known of it";
+  drop(end(s));
+  s.synchronize();
+  void* const r = pool.allocate(2_MiB, 0, here::current());
+  EXPECT_EQ(r, p);
+  pool.deallocate(q, here::current());
+  pool.deallocate(r, here::current());
+}
+
+}  // namespace
+}  // namespace weir
