@@ -189,10 +189,10 @@ class driver {
   // query_stream and synchronize_stream of a captured stream, synchronize_device of its device; query_event, synchronize_event and
   // elapsed_ms of an event last recorded inside; a wait inside for an event last recorded outside, or in another capture (both
   // are spoiled); and, while a blocking stream is captured, all that the legacy stream of its device is given or asked.
-  // An event last recorded inside a capture is no event outside it, also after the end, until it is recorded again: asking it is
-  // refused, and nobody may wait for it.
+  // An event last recorded inside a capture is no event outside it, until it is recorded again: after the end asking it or
+  // waiting for it, also inside another capture, is invalid and spoils nothing.
   virtual status begin_capture(int device, stream_handle, capture_mode) = 0;   // not_permitted: the legacy stream
-  // On the stream it began on, and unless relaxed on the thread; else not_permitted, and it may be spoiled. not_permitted too when it
+  // On the stream it began on, and unless relaxed on the thread; else not_permitted, and it may be spoiled or gone. not_permitted too when it
   // was spoiled, and when a stream was not joined. But for the wrong stream or thread, the streams are as before the capture.
   virtual result<graph_handle> end_capture(int device, stream_handle) = 0;
   virtual result<executable_handle> instantiate(int device, graph_handle) = 0;  // to be launched on that device's streams. The graph is no longer needed. out_of_memory

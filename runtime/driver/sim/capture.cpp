@@ -126,7 +126,8 @@ status machine::spoil_on(int device) {
 
 status machine::spoil_of(event const& e) {
   if (!e.captured) return fine;
-  if (e.captured->active()) e.captured->spoiled = true;
+  if (!e.captured->active()) return {code::invalid};
+  e.captured->spoiled = true;
   return not_permitted;
 }
 
@@ -163,12 +164,11 @@ status machine::wait_captured(stream& s, event& e) {
     if (!e.on) return fine;  // never recorded
     return spoil_met(s);     // recorded outside
   }
-  bool const gone = !e.captured->active();
-  if (s.in && (gone || s.in != e.captured)) {
+  if (!e.captured->active()) return {code::invalid};
+  if (s.in && s.in != e.captured) {
     s.in->spoiled = true;
     return spoil_of(e);
   }
-  if (gone) return not_permitted;
   if (!s.in) {
     if (e.captured->spoiled) return not_permitted;
     if (legacy_[static_cast<std::size_t>(s.device)].get() == &s) return spoil_of(e);
