@@ -4,8 +4,13 @@
 # The prover must find each within its stated runs, and nothing in the library as it is.
 find_program(WEIR_PATCH patch)
 file(GLOB patches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/planted/*.patch)
-if(NOT CMAKE_BUILD_TYPE STREQUAL Release OR WEIR_SANITIZE OR NOT WEIR_PATCH OR NOT patches)
-  return()  # they cost a compilation each: one kind of build proves the proof
+set(wanted OFF)  # they cost a compilation each: one kind of build proves the proof
+if(CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEIR_SANITIZE)
+  set(wanted ON)
+endif()
+option(WEIR_PLANTED "Build the planted defects" ${wanted})
+if(NOT WEIR_PLANTED OR NOT WEIR_PATCH OR NOT patches)
+  return()
 endif()
 
 add_library(weir_prover OBJECT ${PROJECT_SOURCE_DIR}/tests/planted/prover.cpp ${PROJECT_SOURCE_DIR}/tests/planted/programs.cpp)
@@ -17,7 +22,7 @@ add_custom_target(planted)  # all of them; tools/planted prints their table
 # weir_prover_program(name source): the prover with that source in front of the library.
 function(weir_prover_program name)
   add_executable(${name} $<TARGET_OBJECTS:weir_prover> ${ARGN})
-  target_link_libraries(${name} PRIVATE weir::weir weir::cblas GTest::gtest)
+  target_link_libraries(${name} PRIVATE weir_test_support weir::weir weir::cblas GTest::gtest)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/planted)
   add_dependencies(planted ${name})
 endfunction()

@@ -30,7 +30,9 @@ class memory_program {
       : random_(seed * 0x9e3779b97f4a7c15u + 1), devices_(below(3) == 0 ? 2 : 1), capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
     if (below(4) == 0) o.device_limit = capacity_ / 2;
-    simulated const like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
+    collectives_ = below(4) == 0;
+    simulated like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
+    if (collectives_) like.connections = 1 << 20;  // ranks of one device that share a connection may hold each other up: the program's fault
     maps_ = below(10) != 0;
     if (maps_) {
       bench_.emplace(like, o);
@@ -43,7 +45,6 @@ class memory_program {
       new_line(i, i % devices_, foreign && below(2) ? clock::life::foreign : clock::life::own);
     }
     unkind_ = below(6) == 0;
-    collectives_ = below(4) == 0;
     if (collectives_) {
       for (auto* l : lines_) l->set_carries_collectives(below(4) != 0);
       bench_->memory().add_callback([](void* p, memory_report const&) { return static_cast<memory_program*>(p)->give_the_other_part(); }, this, 0);
@@ -181,8 +182,8 @@ class memory_program {
     }
   }
 
-  void allocate() {
-    int const s = below(static_cast<int>(lines_.size()));
+  void allocate() { allocate(below(static_cast<int>(lines_.size()))); }
+  void allocate(int s) {
     std::size_t const bytes = some_size();
     std::size_t const alignment = below(6) == 0 ? std::size_t{1} << below(18) : 0;
     memory::allocator& a = on(device_of(s));
@@ -191,7 +192,7 @@ class memory_program {
       p = a.allocate(line(s), bytes, alignment, here::current());
     } catch (out_of_memory const& e) {
       ++ooms;
-      if (!unkind_ && maps_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
+      if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
     } catch (error const& e) {
       if (!unkind_) fail(check::answers, "allocate: " + std::string(e.operands()));
@@ -349,6 +350,26 @@ class memory_program {
     for (int i = 0, n = below(6); i < n && other_part_ && wrong_.ok(); ++i) below(3) ? allocate() : drop_block();
     give_the_other_part();
   }
+  // What is captured runs never; whatever weir does beside it must leave the capture whole.
+  void capture() {
+    int const s = below(static_cast<int>(lines_.size()));
+    driver::capture_mode const modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed};
+    say("capture on ", s);
+    must(machine().begin_capture(device_of(s), line(s).handle(), modes[below(3)]), "begin_capture");
+    captured_ = true;
+    must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
+    for (int i = 0, n = 1 + below(6); i < n && wrong_.ok(); ++i) {
+      int const t = below(static_cast<int>(lines_.size()));
+      if (below(4) == 0) drop_block();
+      else if (t != s) allocate(t);
+      else (void)bench_->clocks().poll(line(t).now());
+    }
+    captured_ = false;
+    auto const graph = machine().end_capture(device_of(s), line(s).handle());
+    if (!graph.ok()) return fail(check::answers, "a capture was spoiled");
+    must(machine().destroy_graph(graph.value), "destroy_graph");
+  }
+
   void drop_block() {  // gives no work
     piece_of_memory* const b = some_block();
     if (!b) return;
@@ -395,7 +416,8 @@ class memory_program {
 
   void step() {
     if (collectives_ && below(10) == 0) return begin_collective();
-    switch (below(21)) {
+    switch (below(22)) {
+      case 21: return capture();
       case 20: return replace_stream();
       case 0: case 1: case 2: case 3: case 4: case 5: return allocate();
       case 6: case 7: case 8: case 9: return free_block();
@@ -455,7 +477,7 @@ class memory_program {
   int const devices_;
   std::size_t const capacity_;
   verdict wrong_;
-  bool maps_ = true, unkind_ = false, collectives_ = false;
+  bool maps_ = true, unkind_ = false, collectives_ = false, captured_ = false;
   std::shared_ptr<int> arrived_;   // parts of the newest collective
   std::optional<int> other_part_;  // whose part of the collective is still to come
   std::vector<piece_of_memory> blocks_;
