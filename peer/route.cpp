@@ -169,13 +169,15 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
   }
 }
 
-void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
-  if (a.dst == a.src) return;
+// Returns: what of it will still come to pageable memory.
+streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
+  streams::staging::coming later;
+  if (a.dst == a.src) return later;
   switch (p.by) {
     case route::host:
       synchronize(r, line, line.now(), "copy", p, at);
       std::memcpy(a.dst, a.src, a.bytes);
-      return;
+      break;
     case route::engine:
     case route::same_device:
       mark(p.dst, line, at);
@@ -183,20 +185,24 @@ void carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, 
       streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
       mark_host(r, p.dst, line);
       mark_host(r, p.src, line);
-      return;
+      break;
     case route::staged:
-      if (!p.dst.on_host() && !p.src.on_host()) return between_devices(r, p, line, a, at);
+      if (!p.dst.on_host() && !p.src.on_host()) {
+        between_devices(r, p, line, a, at);
+        break;
+      }
       mark(p.dst.on_host() ? p.src : p.dst, line, at);
       if (p.dst.on_host()) {
-        r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
+        later = r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
       } else {
         r.part<streams::staging>().to_device(line, a.dst, a.src, a.bytes, at);
       }
       mark_host(r, p.dst, line);
-      return;
-    case route::peer: return between_devices(r, p, line, a, at);
-    case route::automatic: return;
+      break;
+    case route::peer: between_devices(r, p, line, a, at); break;
+    case route::automatic: break;
   }
+  return later;
 }
 
 stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, here at) {
@@ -211,8 +217,13 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
   auto& line = given ? *given : device < 0 ? streams::current_line(r) : streams::current_line(r, device);
-  carry_out(r, p, line, a, at);
-  return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
+  auto const later = carry_out(r, p, line, a, at);
+  try {
+    return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
+  } catch (...) {  // the caller may free its memory now
+    later.cancel();
+    throw;
+  }
 }
 
 }  // namespace
@@ -255,15 +266,18 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
     peer::check_stream(p, line, at);
     host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
   }
+  std::vector<streams::staging::coming> later;
+  later.reserve(items.size());
   try {
     for (std::size_t i = 0; i < items.size(); ++i) {
-      if (items[i].bytes) peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at);
+      if (items[i].bytes) later.push_back(peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at));
     }
-  } catch (...) {  // the caller may touch the host's memory now: those before it are done first
+    return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
+  } catch (...) {  // the caller may touch the host's memory now: those before it are done first, or never will be
     if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
+    for (auto const& one : later) one.cancel();
     throw;
   }
-  return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
 }
 
 stamp set(void* dst, std::byte value, size_t bytes, here at) {

@@ -145,10 +145,12 @@ struct staging::state {
     }
   }
 
-  void note(clock::timeline const& line, std::size_t bytes) {
+  void note(clock::timeline const& line, std::size_t bytes) noexcept {
     auto r = room_of(line).lock();
-    r->in_use.push_back({line.now(), bytes});
-    r->bytes += bytes;
+    try {
+      r->in_use.push_back({line.now(), bytes});
+      r->bytes += bytes;
+    } catch (...) {}  // no memory: the room is a little larger for once
   }
 
   std::size_t chunk_for(std::size_t bytes) const {
@@ -238,7 +240,13 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   }
 }
 
-void staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+void staging::coming::cancel() const noexcept {
+  if (!job_) return;
+  auto& job = *static_cast<fetch*>(job_.get());
+  for (auto& part : job.chunk) job.crew->cancel(part);
+}
+
+staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   std::size_t chunk = my.chunk_for(bytes);
@@ -279,6 +287,9 @@ void staging::to_host(clock::timeline& line, void* dst, void const* src, std::si
     throw;
   }
   my.note(line, chunk * slots.size());
+  coming out;
+  out.job_ = job;
+  return out;
 }
 
 void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here where) {

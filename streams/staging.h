@@ -21,9 +21,17 @@ class staging {  // a part of the runtime
   // Pageable to the stream's device. Ensures: the source has been read when this returns.
   // Blocks: while `room` bytes of earlier staged copies to this device are not done.
   void to_device(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  // What is still to come from a device to pageable memory.
+  class coming {
+   public:
+    void cancel() const noexcept;  // Ensures: nothing touches that memory any more. Blocks: a moment, for bytes that come just now
+   private:
+    friend class staging;
+    std::shared_ptr<void> job_;
+  };
   // The stream's device to pageable: the bytes arrive in stream order; what is stamped after this covers them.
   // Blocks: as to_device; not for this copy itself.
-  void to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
   // From the device of `from` to that of `to`, which may not reach each other. Ensures: `to` is ordered after the copy.
   // Requires: both ordered after whatever made src and used dst.
   void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here);
