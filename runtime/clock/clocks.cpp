@@ -119,7 +119,7 @@ driver::status clocks::synchronize(stamp s) {
   return there->synchronize(s.n);
 }
 
-driver::status clocks::synchronize_device(int device) {
+driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   struct one {
     timeline* line;
@@ -147,6 +147,8 @@ driver::status clocks::synchronize_device(int device) {
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok()) return s;
   for (auto const& o : all) o.line->observe(o.begun.n, o.begun.seen);
   return {};
+} catch (std::bad_alloc const&) {
+  return {driver::code::out_of_memory};
 }
 
 void clocks::note_complete(timeline& t, fence_ref const& f) {

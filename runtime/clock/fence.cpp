@@ -39,21 +39,31 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
       h = d.idle[k].back();
       d.idle[k].pop_back();
     } else {
-      make_room(d.made, d.made.size() + 1);
+      // A place for it, so that nothing allocates once it is made, nor when it is given back.
+      for (auto& idle : d.idle) make_room(idle, std::min(kept, d.made.size() + 1));
+      make_room(d.doomed, d.made.size() + 1);
+      d.made.push_back(driver::event_handle::none);
     }
   }
   for (auto gone : doomed) machine_.destroy_event(device, gone);
   if (h == driver::event_handle::none) {
-    auto made = machine_.create_event(device, kind);
-    if (!made.ok()) return {made.is, {}};
-    h = made.value;
+    auto const made = machine_.create_event(device, kind);
     auto c = contents_.lock();
-    auto& d = c->devices[static_cast<std::size_t>(device)];
-    d.made.push_back(h);
-    for (auto& idle : d.idle) make_room(idle, std::min(kept, d.made.size()));  // so that giving back never allocates
-    make_room(d.doomed, d.made.size());
+    if (c->closed) return {{driver::code::unloading}, {}};
+    auto& all = c->devices[static_cast<std::size_t>(device)].made;
+    auto const place = std::find(all.begin(), all.end(), driver::event_handle::none);
+    if (!made.ok()) {
+      all.erase(place);
+      return {made.is, {}};
+    }
+    h = *place = made.value;
   }
-  return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h)};
+  try {
+    return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h)};
+  } catch (...) {
+    give_back(device, kind, h, true);
+    throw;
+  }
 }
 
 void event_pool::give_back(int device, driver::event_kind kind, driver::event_handle h, bool reusable) noexcept {
@@ -72,7 +82,9 @@ void event_pool::close() noexcept {
     devices.swap(c->devices);
   }
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    for (auto h : devices[i].made) machine_.destroy_event(static_cast<int>(i), h);
+    for (auto h : devices[i].made) {
+      if (h != driver::event_handle::none) machine_.destroy_event(static_cast<int>(i), h);
+    }
   }
 }
 
@@ -83,14 +95,15 @@ void fence_list::publish(fence_ref f, dropped& out) {
   while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;  // two threads may record at once: nearly always the end
   list_.insert(at, std::move(f));
   if (list_.size() <= most) return;
-  std::deque<fence_ref> left;
+  out.reserve(out.size() + list_.size());  // nothing below allocates
   std::size_t const old = list_.size() / 2;
+  std::size_t left = 0;
   for (std::size_t i = 0; i < list_.size(); ++i) {
     bool const goes = list_[i]->stale.load() || (i < old && i % 2 == 0);
     if (goes && i + 1 < list_.size()) out.push_back(std::move(list_[i]));
-    else left.push_back(std::move(list_[i]));
+    else if (i != left++) list_[left - 1] = std::move(list_[i]);
   }
-  list_.swap(left);
+  list_.resize(left);
 }
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
@@ -114,8 +127,12 @@ void fence_list::drop_done(std::uint64_t done, dropped& out) {
   }
 }
 
+
 void fence_list::clear(dropped& out) {
-  for (auto& f : list_) out.push_back(std::move(f));
+  try {
+    out.reserve(out.size() + list_.size());
+    for (auto& f : list_) out.push_back(std::move(f));
+  } catch (...) {}  // no memory: they go here
   list_.clear();
 }
 

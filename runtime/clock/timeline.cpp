@@ -12,6 +12,18 @@ using driver::code;
 using driver::result;
 using driver::status;
 
+namespace {
+// The clocks throw nothing: a host without memory is a status, so that whoever has another way takes it.
+template <class Answer, class Act>
+Answer or_out_of_memory(Act act) noexcept {
+  try {
+    return act();
+  } catch (...) {
+    return {status{code::out_of_memory}};
+  }
+}
+}  // namespace
+
 driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
 
 driver::status timeline::open_for_work() const {
@@ -41,7 +53,9 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
 }
 
 result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before) {
-  auto f = std::make_shared<clock::fence>();
+  auto made = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
+  if (!made.ok()) return made;
+  fence_ref const f = std::move(made.value);
   f->event = event;
   bool const was_stale = before && before->stale.exchange(true);
   begun b = begin();
@@ -54,14 +68,16 @@ result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref con
   common_->fences.fetch_add(1, base::memory_order_relaxed);
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
-  if (!event->given_away()) fences_.publish(f, dropped);
+  try {
+    if (!event->given_away()) fences_.publish(f, dropped);
+  } catch (...) {}  // no memory: a fence that nobody but the caller finds
   hold.unlock();
-  return {{}, std::move(f)};
+  return {{}, f};
 }
 
 result<fence_ref> timeline::record_fence() {
   if (auto const s = usable(); !s.ok()) return {s, {}};
-  auto event = common_->events->take(device_, driver::event_kind::order_only);
+  auto event = or_out_of_memory<result<event_ref>>([&] { return common_->events->take(device_, driver::event_kind::order_only); });
   if (!event.ok()) return {note(event.is), {}};
   return record_outside(event.value, nullptr);
 }
@@ -73,12 +89,12 @@ result<stamp> timeline::fence() {
 }
 
 result<fence_ref> timeline::fence_for(std::uint64_t n) {
-  {
+  auto listed = or_out_of_memory<result<fence_ref>>([&] {
     fence_list::dropped dropped;
     base::lock_guard const hold(lock_);
-    if (auto f = fences_.covering(n, dropped)) return {{}, std::move(f)};
-  }
-  return record_fence();
+    return result<fence_ref>{{}, fences_.covering(n, dropped)};
+  });
+  return !listed.ok() || listed.value ? listed : record_fence();
 }
 
 snapshot timeline::knowledge() const {
@@ -99,8 +115,10 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
   };
   snapshot old;  // let go of after the lock
   base::lock_guard const hold(lock_);
-  auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id_, f.n, known_complete));
-  old = std::exchange(frontier_, std::move(next));
+  try {
+    auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id_, f.n, known_complete));
+    old = std::exchange(frontier_, std::move(next));
+  } catch (...) {}  // no memory: it is ordered, and not known to be
 }
 
 // A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
@@ -149,7 +167,9 @@ void timeline::observe(std::uint64_t n, snapshot const& seen) {
   done_.raise(n);  // done only grows
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
-  fences_.drop_done(done_.load(base::memory_order_acquire), dropped);
+  try {
+    fences_.drop_done(done_.load(base::memory_order_acquire), dropped);
+  } catch (...) {}  // no memory: they stay listed until the next time
   hold.unlock();
 }
 
@@ -175,10 +195,10 @@ result<bool> timeline::poll(std::uint64_t n) {
     if (answer.is.what == code::not_ready) continue;
     if (!answer.ok() || !answer.value) return answer;
     std::vector<fence_ref> newer;  // how far has the stream come? The newest complete one, by halving
-    {
+    try {
       base::lock_guard const hold(lock_);
       newer = fences_.newer_than(f.value->n);
-    }
+    } catch (...) {}  // no memory: what was asked is known all the same
     for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
       auto const also = ask(newer[at - 1]);
       if (also.ok() && also.value) low = at;

@@ -89,7 +89,7 @@ class timeline final {
  private:
   friend class clocks;
   struct common;  // what the timelines of one runtime share
-  timeline(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r, std::shared_ptr<common> c) noexcept
+  timeline(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r, std::shared_ptr<common> c)
       : id_(id), device_(device), handle_(h), runtime_(r), common_(std::move(c)), life_(l) {}
 
   struct begun {  // a number taken for a fence, and the frontier as it was then
