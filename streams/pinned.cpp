@@ -2,7 +2,7 @@
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
 #include "streams/pinned.h"
 
-#include <deque>
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -35,7 +35,24 @@ std::string pointer_text(void const* p) {
   return text;
 }
 
-void join(std::vector<clock::stamp>& stamps, clock::stamp s) {
+template <class Stamps, class Goes>
+void drop_if(Stamps& stamps, Goes goes) {
+  stamps.erase(std::remove_if(stamps.begin(), stamps.end(), goes), stamps.end());
+}
+
+// Returns: there was room for it.
+template <class All, class One>
+bool note(All& all, One one) noexcept {
+  try {
+    all.push_back(one);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+template <class Stamps>
+void join(Stamps& stamps, clock::stamp s) {
   if (!s.stream) return;
   for (auto& one : stamps) {
     if (one.stream == s.stream) {
@@ -57,7 +74,8 @@ base::guarded<std::vector<pinned_memory*>>& pools() {
 struct pinned_memory::state {
   struct pool {
     pinned_space space;
-    std::deque<address> pending;  // in the order of freeing
+    std::vector<address> pending; // in the order of freeing
+    std::size_t live = 0;         // blocks. pending has room for them, so that freeing never allocates
     pinned_tally tally;
     std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
@@ -76,8 +94,10 @@ struct pinned_memory::state {
   }
 
   void* hand_out(pool& p, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+    p.pending.reserve(p.pending.size() + p.live + 1);
     auto const got = p.space.take(rounded, alignment);
     if (got == p.space.end()) return nullptr;
+    ++p.live;
     got->second.requested = bytes;
     p.tally.hand_out(bytes, rounded);
     return reinterpret_cast<void*>(got->first);
@@ -89,42 +109,41 @@ struct pinned_memory::state {
   }
 
   // Frees what is known to be complete; what a lost stream used stays away for good.
-  // Returns: the oldest stamp of each stream that something still waits for.
-  std::vector<clock::stamp> settle_known(pool& p, std::vector<std::uint64_t> const& lost) {
-    std::vector<clock::stamp> oldest;
-    std::deque<address> still;
-    for (address const at : p.pending) {
+  // Returns: the oldest stamp of each stream that something still waits for; of as many as there is memory to name.
+  pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
+    pinned_space::few<clock::stamp> oldest;
+    std::erase_if(p.pending, [&](address at) {
       auto const freed = p.space.find(at);
       auto& stamps = freed->second.stamps;
-      std::erase_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
+      drop_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
       if (stamps.empty()) {
         settle(p, freed);
-      } else if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
-        freed->second.is = state_of::quarantined;
-      } else {
-        still.push_back(at);
-        for (auto const s : stamps) {
-          auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
-          if (same == oldest.end()) oldest.push_back(s);
-          else same->n = std::min(same->n, s.n);
-        }
+        return true;
       }
-    }
-    p.pending = std::move(still);
+      if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
+        freed->second.is = state_of::quarantined;
+        return true;
+      }
+      for (auto const s : stamps) {
+        auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
+        if (same == oldest.end()) note(oldest, s);
+        else same->n = std::min(same->n, s.n);
+      }
+      return false;
+    });
     return oldest;
   }
 
   // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
   // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
-  void collect() {
-    std::vector<std::uint64_t> lost;
+  void collect() noexcept {
+    pinned_space::few<std::uint64_t> lost;
     for (bool news = true; news;) {
       auto const oldest = settle_known(*in.lock(), lost);
       news = false;
       for (auto const s : oldest) {
         auto const polled = clocks.poll(s);
-        if (polled.is.what == driver::code::lost) lost.push_back(s.stream);
-        news |= polled.is.what == driver::code::lost || (polled.ok() && polled.value);
+        news |= (polled.is.what == driver::code::lost && note(lost, s.stream)) || (polled.ok() && polled.value);
       }
     }
   }
@@ -133,6 +152,7 @@ struct pinned_memory::state {
     std::size_t const limit = owner.options().pinned_limit;
     std::size_t const least = round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
     std::size_t want = least < small_segment ? small_segment : round_up(least, segment_step);
+    auto entries = pinned_space::make_room();
     {
       auto p = in.lock();
       std::size_t const charged = p->tally.reserved() + p->coming;
@@ -145,7 +165,7 @@ struct pinned_memory::state {
     p->coming -= want;
     if (!pages.ok()) return pages.is;
     auto const base = number(pages.value.base);
-    p->space.add(base, pages.value.bytes);
+    p->space.add(std::move(entries), base, pages.value.bytes);
     p->tally.reserve(pages.value.bytes);
     address low = lowest.load();
     while (base < low && !lowest.compare_exchange(low, base)) {}
@@ -155,24 +175,30 @@ struct pinned_memory::state {
   }
 
   std::size_t trim() {
-    std::vector<host_pages> idle;
+    struct going {
+      host_pages pages;
+      pinned_space::room entries;
+    };
+    std::vector<going> idle;
     collect();
     {
       auto p = in.lock();
-      for (address const base : p->space.wholly_free()) {
-        idle.push_back({reinterpret_cast<std::byte*>(base), p->space.bytes_of(base)});
-        p->space.remove(base);
+      auto const bases = p->space.wholly_free();
+      idle.reserve(bases.size());
+      for (address const base : bases) {
+        host_pages const pages{reinterpret_cast<std::byte*>(base), p->space.bytes_of(base)};
+        idle.push_back({pages, p->space.remove(base)});
       }
     }
     std::size_t gave = 0;
-    for (auto const& pages : idle) {
+    for (auto& [pages, entries] : idle) {
       bool const returned = return_pages(owner.machine(), pages).ok();
       auto p = in.lock();
       if (returned) {
         p->tally.unreserve(pages.bytes);
         gave += pages.bytes;
       } else {
-        p->space.add(number(pages.base), pages.bytes);
+        p->space.add(std::move(entries), number(pages.base), pages.bytes);
       }
     }
     return gave;
@@ -245,18 +271,17 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   if (weir::process_is_ending() || process_was_forked()) return;  // nothing to ask, nothing to give back: the system does
-  std::vector<clock::stamp> used;
   std::size_t held = 0, held_bytes = 0;
   {
-    auto p = state_->in.lock();
+    auto p = state_->in.lock();  // nobody else has this pool any more
     for (auto& [at, one] : p->space.all()) {
-      for (auto* line : one.users) join(one.stamps, line->now());
-      for (auto const s : one.stamps) join(used, s);
+      // What a lost device refuses is quarantined below.
+      for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
+      for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
       held += one.is == state_of::live;
       held_bytes += one.is == state_of::live ? one.requested : 0;
     }
   }
-  for (auto const s : used) static_cast<void>(state_->clocks.synchronize(s));  // refused by a lost device: what is quarantined below
   state_->collect();
   auto p = state_->in.lock();
   for (auto const& [base, bytes] : p->space.segments()) {
@@ -330,7 +355,7 @@ void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at)
 
 void pinned_memory::deallocate(void* block, here at) {
   if (!block || process_was_forked()) return;
-  std::vector<clock::stamp> to_fence;
+  pinned_space::few<clock::stamp> to_fence;
   {
     auto p = state_->in.lock();
     auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
@@ -338,7 +363,8 @@ void pinned_memory::deallocate(void* block, here at) {
     auto& one = freed->second;
     for (auto* line : one.users) join(one.stamps, line->now());
     one.users.clear();
-    std::erase_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
+    drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
+    --p->live;
     p->tally.take_back(one.requested, one.bytes);
     if (one.use_forgotten) {
       one.is = state_of::quarantined;
@@ -348,7 +374,9 @@ void pinned_memory::deallocate(void* block, here at) {
       one.is = state_of::pending;
       p->unfenced += one.bytes;
       if (p->unfenced >= fence_after) {
-        to_fence = one.stamps;
+        for (auto const s : one.stamps) {
+          if (to_fence.size() < to_fence.capacity()) to_fence.push_back(s);
+        }
         p->unfenced = 0;
       }
       p->pending.push_back(freed->first);
@@ -369,6 +397,7 @@ void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
   if (std::find(users.begin(), users.end(), &user) != users.end()) return;
   try {
     users.push_back(&user);
+    found->second.stamps.reserve(found->second.stamps.size() + users.size());  // what freeing will need
   } catch (...) {
     found->second.use_forgotten = true;
   }
@@ -381,6 +410,7 @@ void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
   if (found == p->space.end() || found->second.is != state_of::live) return;
   try {
     join(found->second.stamps, s);
+    found->second.stamps.reserve(found->second.stamps.size() + found->second.users.size());
   } catch (...) {
     found->second.use_forgotten = true;
   }

@@ -6,19 +6,30 @@
 
 namespace weir::streams {
 
-void pinned_space::add(address base, std::size_t bytes) {
-  segments_.emplace(base, bytes);
-  range whole;
-  whole.bytes = bytes;
-  whole.segment = base;
-  ranges_.emplace(base, std::move(whole));
-  by_size_.emplace(bytes, base);
+pinned_space::room pinned_space::make_room() {
+  std::map<address, std::size_t> segment{{0, 0}};
+  ranges whole;
+  whole.try_emplace(0);
+  sizes listing{{0, 0}};
+  return {segment.extract(segment.begin()), whole.extract(whole.begin()), listing.extract(listing.begin())};
 }
 
-void pinned_space::remove(address base) {
-  by_size_.erase({segments_.at(base), base});
-  ranges_.erase(base);
-  segments_.erase(base);
+void pinned_space::add(room&& in, address base, std::size_t bytes) noexcept {
+  in.segment.key() = in.whole.key() = base;
+  in.segment.mapped() = bytes;
+  in.whole.mapped() = {};
+  in.whole.mapped().bytes = bytes;
+  in.whole.mapped().segment = base;
+  in.listing.value() = {bytes, base};
+  segments_.insert(std::move(in.segment));
+  ranges_.insert(std::move(in.whole));
+  by_size_.insert(std::move(in.listing));
+}
+
+pinned_space::room pinned_space::remove(address base) noexcept {
+  auto segment = segments_.extract(base);
+  auto listing = by_size_.extract({segment.mapped(), base});
+  return {std::move(segment), ranges_.extract(base), std::move(listing)};
 }
 
 std::vector<pinned_space::address> pinned_space::wholly_free() const {
@@ -32,15 +43,18 @@ std::vector<pinned_space::address> pinned_space::wholly_free() const {
 
 pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
   auto& [at, first] = *whole;
-  range rest;
+  address const second = at + first_bytes;
+  ranges fresh;
+  range& rest = fresh[second];
   rest.bytes = first.bytes - first_bytes;
   rest.segment = first.segment;
-  auto const second = ranges_.emplace(at + first_bytes, std::move(rest)).first;
-  by_size_.erase({first.bytes, at});
+  sizes listing{{rest.bytes, second}};  // nothing below allocates
+  auto its = by_size_.extract({first.bytes, at});
   first.bytes = first_bytes;
-  by_size_.emplace(first.bytes, at);
-  by_size_.emplace(second->second.bytes, second->first);
-  return second;
+  its.value() = {first_bytes, at};
+  by_size_.insert(std::move(its));
+  by_size_.merge(listing);
+  return ranges_.insert(fresh.extract(fresh.begin())).position;
 }
 
 pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment) {
@@ -50,20 +64,27 @@ pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment)
     if (size - bytes < before) continue;
     auto found = ranges_.find(at);
     if (before) found = cut(found, before);
-    if (found->second.bytes > bytes) cut(found, bytes);
-    by_size_.erase({bytes, found->first});
+    try {
+      if (found->second.bytes > bytes) cut(found, bytes);
+    } catch (...) {
+      found->second.listing = by_size_.extract({found->second.bytes, found->first});
+      give(found);  // to its neighbour before, again
+      throw;
+    }
+    found->second.listing = by_size_.extract({bytes, found->first});
     found->second.is = state::live;
     return found;
   }
   return ranges_.end();
 }
 
-pinned_space::place pinned_space::give(place freed) {
+pinned_space::place pinned_space::give(place freed) noexcept {
   address const segment = freed->second.segment;
   auto const joins = [&](place other) { return other->second.segment == segment && other->second.is == state::free; };
   range whole;
   whole.bytes = freed->second.bytes;
   whole.segment = segment;
+  auto listing = std::move(freed->second.listing);
   if (auto const after = std::next(freed); after != ranges_.end() && joins(after)) {
     whole.bytes += after->second.bytes;
     by_size_.erase({after->second.bytes, after->first});
@@ -77,7 +98,8 @@ pinned_space::place pinned_space::give(place freed) {
       freed = before;
     }
   }
-  by_size_.emplace(whole.bytes, freed->first);
+  listing.value() = {whole.bytes, freed->first};
+  by_size_.insert(std::move(listing));
   freed->second = std::move(whole);
   return freed;
 }

@@ -4,6 +4,7 @@
 // Invariant: the ranges of a segment cover it without a gap, no two neighbours are both free, and the free ranges are
 // exactly those listed by size.
 #pragma once
+#include <boost/container/small_vector.hpp>
 #include <map>
 #include <set>
 #include <string>
@@ -25,27 +26,38 @@ class pinned_space {
     pending,      // freed; a stream it was marked for has not passed its stamp
     quarantined,  // freed; a device that is lost may still write it: never handed out again
   };
+  using sizes = std::set<std::pair<std::size_t, address>>;
+  template <class T>
+  using few = boost::container::small_vector<T, 4>;  // as many as nearly all blocks need, so that noting one cannot fail
   struct range {
     std::size_t bytes = 0;
     address segment = 0;                     // its base
     state is = state::free;
     bool use_forgotten = false;              // no room to note a mark: nobody can know when it is unused
     std::size_t requested = 0;               // bytes
-    std::vector<clock::timeline*> users;     // while live: marked for these
-    std::vector<clock::stamp> stamps;        // exact uses; once freed, all of them
+    few<clock::timeline*> users{};           // while live: marked for these
+    few<clock::stamp> stamps{};              // exact uses; once freed, all of them
+    sizes::node_type listing{};              // unless free: its entry in the list by size, so that giving it back never allocates
   };
   using ranges = std::map<address, range>;
   using place = ranges::iterator;
 
-  void add(address base, std::size_t bytes);
-  void remove(address base);                                  // Requires: wholly free
+  struct room {  // for the entries of one segment
+    std::map<address, std::size_t>::node_type segment;
+    ranges::node_type whole;
+    sizes::node_type listing;
+  };
+  static room make_room();
+  void add(room&&, address base, std::size_t bytes) noexcept;
+  void add(address base, std::size_t bytes) { add(make_room(), base, bytes); }
+  room remove(address base) noexcept;                         // Requires: wholly free
   std::vector<address> wholly_free() const;                   // segments, by base
   std::size_t bytes_of(address segment) const { return segments_.at(segment); }
 
   // The smallest free range that holds `bytes` at that alignment, cut to size; end() when there is none. It is live then.
-  // Requires: bytes a multiple of the granule, not 0; alignment a power of two.
+  // Requires: bytes a multiple of the granule, not 0; alignment a power of two. Throws: bad_alloc; nothing has changed then
   place take(std::size_t bytes, std::size_t alignment);
-  place give(place);                                          // becomes free and merges with its neighbours
+  place give(place) noexcept;                                 // becomes free and merges with its neighbours
   place find(address);                                        // the range that holds the address; end(): in no segment
   place end() { return ranges_.end(); }
   ranges& all() noexcept { return ranges_; }
@@ -58,7 +70,7 @@ class pinned_space {
   place cut(place, std::size_t first_bytes);                  // free range in two; returns the second
 
   ranges ranges_;
-  std::set<std::pair<std::size_t, address>> by_size_;
+  sizes by_size_;
   std::map<address, std::size_t> segments_;
 };
 

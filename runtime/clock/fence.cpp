@@ -32,6 +32,7 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
     if (c->closed) return {{driver::code::unloading}, {}};
     auto& d = c->devices[static_cast<std::size_t>(device)];
     if (!d.doomed.empty()) {
+      doomed.reserve(d.doomed.capacity());  // what is left in its place has as much room
       for (auto gone : d.doomed) std::erase(d.made, gone);
       doomed.swap(d.doomed);
     }
@@ -51,9 +52,9 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
     auto c = contents_.lock();
     if (c->closed) return {{driver::code::unloading}, {}};
     auto& all = c->devices[static_cast<std::size_t>(device)].made;
-    auto const place = std::find(all.begin(), all.end(), driver::event_handle::none);
+    auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
     if (!made.ok()) {
-      all.erase(place);
+      all.erase(std::next(place).base());
       return {made.is, {}};
     }
     h = *place = made.value;
