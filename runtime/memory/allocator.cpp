@@ -46,8 +46,11 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
-  if (stream_memory* const left = inherit(t)) return *(by_stream_[t.id()] = left);
-  memories_.push_back(std::make_unique<stream_memory>(t));
+  auto made = std::make_unique<stream_memory>(t);
+  memories_.reserve(memories_.size() + 1);
+  if (stream_memory* const left = inherit(t)) return *left;
+  by_stream_.emplace(t.id(), made.get());
+  memories_.push_back(std::move(made));
   if (memories_.size() > 1) {
     for (auto const& m : memories_) {
       base::lock_guard share(m->lock);
@@ -55,7 +58,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
     }
   }
   streams_.store(memories_.size());
-  return *(by_stream_[t.id()] = memories_.back().get());
+  return *memories_.back();
 }
 
 void device_allocator::ask_the_retired() {
@@ -73,9 +76,10 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     if (old.alive() != clock::life::retired || !clocks_.complete(old.now())) continue;
     settle(*m);
     if (!m->pending.empty()) continue;
+    by_stream_.emplace(heir.id(), m.get());
+    by_stream_.erase(old.id());
     m->pieces.each_free([](piece& p) { p.freed = 0; });  // complete: no number of the new stream
     m->home.store(&heir);
-    by_stream_.erase(old.id());
     return m.get();
   }
   return nullptr;
@@ -147,9 +151,7 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   if (!got.from) {
     piece* const run = mine.pieces.take(mine.small.next_run_bytes(r.size_class), granule);
     if (!run) return nullptr;
-    mine.counts.run_cut(static_cast<std::int64_t>(run->bytes));
-    counts_.run_cut(run->bytes);
-    mine.small.add(*run, r.size_class);
+    cut_run(mine, *run, r.size_class);
     got = mine.small.take(r.size_class, r.bytes);
   }
   return hand_out(mine, got, r);
@@ -167,6 +169,18 @@ void* device_allocator::hand_out(stream_memory& mine, slabs::taken got, request 
   mine.counts.allocated(observe::size_pool::small, got.from->size, r.bytes);
   if (announced_) [[unlikely]] machine_.block_taken(got.from->start(got.index), r.bytes);
   return reinterpret_cast<void*>(got.from->start(got.index));
+}
+
+void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) {
+  std::size_t const bytes = run.bytes;
+  try {
+    mine.small.add(run, size_class);
+  } catch (...) {
+    mine.pieces.give(run, mine.home.load()->now().n);
+    throw;
+  }
+  mine.counts.run_cut(static_cast<std::int64_t>(bytes));
+  counts_.run_cut(bytes);
 }
 
 void device_allocator::return_run(stream_memory& m, slab& s) noexcept {
@@ -211,8 +225,57 @@ device_allocator::located device_allocator::must_locate(void const* p, region* r
                     "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
 }
 
+// A free that the host has no memory to note does not fail: whoever still uses the block is waited for, and then there is
+// nothing to note.
 void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
+  for (;;) {
+    try {
+      return take_back(p, last_use, at);
+    } catch (std::bad_alloc const&) {
+      clock::timeline* const user = busy_user(p, last_use);
+      if (!user || !user->synchronize().ok()) throw;
+      forget_user(p, *user);
+      if (last_use == user) last_use = nullptr;
+    }
+  }
+}
+
+clock::timeline* device_allocator::busy_user(void* p, clock::timeline* last_use) const noexcept {
+  region* const r = space_.find(p);
+  if (!r) return nullptr;
+  stream_memory& m = *r->owner.load();
+  base::lock_guard hold(m.lock);
+  located const b = locate(*r, reinterpret_cast<address>(p));
+  if (!b.live) return nullptr;
+  clock::timeline& home = *m.home.load();
+  auto const busy = [&](clock::timeline* t) { return t && t != &home && !passed(home, t->now()); };
+  slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
+  clock::timeline* const its = b.cut ? (n ? n->home : nullptr) : b.whole->home;
+  if (busy(its)) return its;
+  if (n || !b.cut) {
+    for (clock::timeline* t : n ? n->marks : b.whole->marks) {
+      if (busy(t)) return t;
+    }
+  }
+  return busy(last_use) ? last_use : nullptr;
+}
+
+void device_allocator::forget_user(void* p, clock::timeline& user) noexcept {
+  region* const r = space_.find(p);
+  stream_memory& m = *r->owner.load();
+  base::lock_guard hold(m.lock);
+  located const b = locate(*r, reinterpret_cast<address>(p));
+  if (!b.live) return;
+  auto const forget = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks, clock::timeline* own) {
+    if (home == &user) home = own;
+    std::erase(marks, &user);
+  };
+  if (!b.cut) forget(b.whole->home, b.whole->marks, m.home.load());
+  else if (slab::note* const n = b.cut->note_of(b.index)) forget(n->home, n->marks, nullptr);
+}
+
+void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
   region* const r = must_find(p, "deallocate", at);
   stream_memory& m = *r->owner.load();
   clock::timeline* to_fence = nullptr;

@@ -69,8 +69,9 @@ class arena {
     free_.each([&](piece& p) {
       if (p.bytes >= p.in->page_bytes) candidates.push_back(&p);
     });
+    all.reserve(candidates.size());
     std::size_t found = 0;
-    for (piece* p : candidates) {
+    for (piece* p : candidates) try {
       if (found >= want) break;
       released out{nullptr, p->in, {}};
       for (address a = p->at; a < p->end() && found < want;) {
@@ -87,6 +88,8 @@ class arena {
       if (out.handles.empty()) continue;
       out.place = reserve(*p, out.handles.front().at, out.handles.back().at + out.handles.back().bytes);
       all.push_back(std::move(out));
+    } catch (std::bad_alloc const&) {
+      break;  // what is reserved already goes all the same
     }
     return all;
   }

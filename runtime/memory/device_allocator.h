@@ -104,6 +104,10 @@ class device_allocator final : public allocator {
   void* hand_out(stream_memory& mine, piece&, request const&, clock::timeline* other_home);
   void* hand_out(stream_memory& mine, slabs::taken, request const&);
   void return_run(stream_memory&, slab&) noexcept;
+  void cut_run(stream_memory&, piece& run, int size_class);      // Throws: bad_alloc; the run is free again then
+  void take_back(void*, clock::timeline* last_use, here);        // Throws also bad_alloc; nothing has changed then
+  void forget_user(void*, clock::timeline&) noexcept;            // what that stream did with the block is complete
+  clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;  // a stream for which that block would have to wait; null: none
 
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
@@ -112,6 +116,7 @@ class device_allocator final : public allocator {
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {
     std::vector<handle> handles;
+    std::map<address, handle> places;  // for them, and for those that were not made
     std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
   };
   driver::status fill(growth const&, mapped&);
@@ -129,7 +134,7 @@ class device_allocator final : public allocator {
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
-  std::size_t release(stream_memory&, released const&);
+  std::size_t release(stream_memory&, released&);
   std::size_t return_orphans();
   bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
 

@@ -2,7 +2,6 @@
 // Threads: any.
 #include <algorithm>
 #include <cstdio>
-#include <set>
 
 #include "runtime/memory/device_allocator.h"
 
@@ -261,11 +260,13 @@ std::vector<std::string> device_allocator::validate() const {
 
 device_allocator::~device_allocator() {
   bool const reachable = !lost() && !process_is_ending() && !process_was_forked();
-  memory_statistics const n = statistics();
-  if (n.allocation.all.current) {
-    std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
-                 static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
-  }
+  try {
+    memory_statistics const n = statistics();
+    if (n.allocation.all.current) {
+      std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
+                   static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
+    }
+  } catch (...) {}  // no memory to count with
   if (!reachable) {
     space_.abandon();
     return;
@@ -283,21 +284,20 @@ device_allocator::~device_allocator() {
         }
       });
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
-      std::set<address> kept;
       for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
         for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
           bool const held = p->is == state::live || (p->is == state::slab && p->cut->free + p->cut->pending < p->cut->slots);
           bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));
           if (!held && !used) continue;
           for (address a = p->at; a < p->end();) {
-            handle const* const h = r->page(a);
+            handle* const h = r->page(a);
             a = h->at + h->bytes;
-            kept.insert(h->at);
+            h->kept = true;
           }
         }
       }
       for (auto const& [at, h] : m->handles) {
-        if (kept.count(at)) {
+        if (h.kept) {
           space_.abandon();
         } else if (h.physical == driver::memory_handle::none) {
           (void)machine_.release_segment(device_, at);

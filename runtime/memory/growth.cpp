@@ -99,6 +99,7 @@ driver::status device_allocator::fill(growth const& g, mapped& out) {
   for (address_range const& hole : g.missing) {
     for (address at = hole.at, end = hole.at + hole.bytes; at < end;) {
       std::size_t const n = std::min(std::bit_floor((end - at) / space_.page_bytes()) * space_.page_bytes(), space_.largest_handle());
+      out.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
       auto const h = machine_.create(device_, n);
       if (!h.ok()) return h.is;
       if (auto const s = machine_.map(at, n, h.value); !s.ok()) {
@@ -116,19 +117,19 @@ driver::status device_allocator::fill(growth const& g, mapped& out) {
 
 void device_allocator::release(driver::memory_handle h, std::size_t bytes, mapped& out) {
   if (machine_.release(h).ok()) return;
-  orphans_.lock()->push_back({h, 0, bytes});
   out.orphaned += bytes;
+  try {
+    orphans_.lock()->push_back({h, 0, bytes});
+  } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
 }
 
 // Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
 void device_allocator::undo(mapped& out) {
-  for (handle const& h : std::exchange(out.handles, {})) {
-    if (machine_.unmap(h.at, h.bytes).ok()) {
-      release(h.physical, h.bytes, out);
-    } else {
-      out.handles.push_back(h);
-    }
-  }
+  std::erase_if(out.handles, [&](handle const& h) {
+    if (!machine_.unmap(h.at, h.bytes).ok()) return false;
+    release(h.physical, h.bytes, out);
+    return true;
+  });
 }
 
 driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out) {
@@ -153,14 +154,21 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   }
   region& in = *g.window->in;
   mapped made;
-  made.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);
-  driver::status const s = fill(g, made);
+  driver::status s;
+  try {
+    made.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);
+    s = fill(g, made);
+  } catch (std::bad_alloc const&) {  // the host's memory
+    s = {driver::code::out_of_memory};
+  }
   if (!s.ok()) undo(made);
   std::size_t kept = made.orphaned;
   section const hold(mine);
   for (handle const& h : made.handles) {
     kept += h.bytes;
-    in.set_pages(h, &(mine.handles[h.at] = h));
+    auto place = made.places.extract(h.at);
+    place.mapped() = h;
+    in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
     counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
   }
@@ -178,9 +186,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (r.size_class < 0) {
     out = hand_out(mine, *p, r, nullptr);
   } else {
-    mine.counts.run_cut(static_cast<std::int64_t>(p->bytes));
-    counts_.run_cut(p->bytes);
-    mine.small.add(*p, r.size_class);
+    cut_run(mine, *p, r.size_class);
     out = hand_out(mine, mine.small.take(r.size_class, r.bytes), r);
   }
   return {};
@@ -202,10 +208,18 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
     return got.is;
   }
   section const hold(mine);
-  region* const in = space_.adopt_segment(got.value, bytes, mine);
+  region* in = nullptr;
   handle const h{driver::memory_handle::none, got.value, bytes, own_bit()};
-  in->set_pages(h, &(mine.handles[h.at] = h));
-  mine.pieces.add_region(*in, state::free);
+  try {
+    in = space_.adopt_segment(got.value, bytes, mine);
+    in->set_pages(h, &(mine.handles[h.at] = h));
+    mine.pieces.add_region(*in, state::free);
+  } catch (std::bad_alloc const&) {  // the host's memory
+    mine.handles.erase(h.at);
+    if (in) space_.drop_segment(in);
+    if (machine_.release_segment(device_, h.at).ok()) counts_.refund(bytes);
+    throw;
+  }
   counts_.handle_mapped();
   mine.counts.mapped(static_cast<std::int64_t>(bytes));
   counts_.missed();

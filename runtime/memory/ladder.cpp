@@ -3,6 +3,7 @@
 //
 // Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
 #include <algorithm>
+#include <span>
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/device_allocator.h"
@@ -176,17 +177,20 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
 
 std::size_t device_allocator::return_orphans() {
   std::size_t bytes = 0;
-  std::vector<handle> still;
-  for (handle const& h : std::exchange(*orphans_.lock(), {})) {
-    if (machine_.release(h.physical).ok()) {
-      bytes += h.bytes;
-    } else {
-      still.push_back(h);
-    }
-  }
+  std::vector<handle> all;
+  all.swap(*orphans_.lock());
+  std::erase_if(all, [&](handle const& h) {
+    bool const gone = machine_.release(h.physical).ok();
+    bytes += gone ? h.bytes : 0;
+    return gone;
+  });
   counts_.refund(bytes);
   auto orphans = orphans_.lock();
-  orphans->insert(orphans->end(), still.begin(), still.end());
+  if (orphans->empty()) {
+    orphans->swap(all);
+  } else {
+    orphans->insert(orphans->end(), all.begin(), all.end());
+  }
   return bytes;
 }
 
@@ -206,7 +210,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     section const hold(m);
     again.swap(m.unusable);
   }
-  for (released const& g : again) bytes += release(m, g);
+  for (released& g : again) bytes += release(m, g);
   std::uint64_t refused = 0;  // the smallest stamp found to be incomplete: not asked again
   for (bool more = true; more && bytes < want;) {
     clock::stamp to_ask;
@@ -233,7 +237,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
       more = done.ok();
       continue;
     }
-    for (released const& g : going) {
+    for (released& g : going) {
       std::size_t const gave = release(m, g);
       bytes += gave;
       more &= gave > 0;
@@ -243,35 +247,37 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
 }
 
 // Unmaps what was reserved, and commits. Returns: bytes the driver has back.
-std::size_t device_allocator::release(stream_memory& m, released const& g) {
-  std::vector<handle> gone;
+std::size_t device_allocator::release(stream_memory& m, released& g) {
+  std::size_t gone = 0;  // so many of the handles, moved to the front
   mapped back;
   std::size_t bytes = 0;
   bool segment = false;
-  for (handle const& h : g.handles) {
+  for (handle& h : g.handles) {
     segment = h.physical == driver::memory_handle::none;
     driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
     note(s);
     if (!s.ok()) continue;
-    gone.push_back(h);
     bytes += h.bytes;
     if (!segment) release(h.physical, h.bytes, back);
+    std::swap(h, g.handles[gone++]);
   }
   section const hold(m);
-  for (handle const& h : gone) {
+  for (handle const& h : std::span(g.handles).first(gone)) {
     g.in->set_pages(h, nullptr);
     m.handles.erase(h.at);
     counts_.handle_gone();
     m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   }
   counts_.refund(bytes - back.orphaned);
-  if (segment && gone.empty()) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));
-  if (gone.empty() && !(g.handles.front().readers & own_bit())) {
-    m.unusable.push_back(g);
+  if (segment && gone == 0) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));
+  if (gone == 0 && !(g.handles.front().readers & own_bit())) {
+    try {
+      m.unusable.push_back(std::move(g));
+    } catch (...) {}  // no memory: its place stays taken until the end
     return 0;
   }
   m.pieces.release_done(*g.place);
-  if (segment && !gone.empty()) {
+  if (segment && gone > 0) {
     m.pieces.drop_region(*g.in);
     space_.drop_segment(g.in);
   }

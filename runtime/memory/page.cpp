@@ -125,6 +125,7 @@ region* address_space::take(std::size_t at_least, stream_memory& owner) {
 region* address_space::adopt_segment(address at, std::size_t bytes, stream_memory& owner) {
   base::lock_guard hold(lock_);
   auto made = std::make_unique<region>(at, bytes, page_, &owner);
+  dropped_.reserve(most_dropped);  // so that dropping never allocates
   region* const plain = made.get();
   segments_[at] = std::move(made);
   return plain;
@@ -134,7 +135,7 @@ void address_space::drop_segment(region* r) noexcept {
   base::lock_guard hold(lock_);
   auto const found = segments_.find(r->base);
   if (found == segments_.end()) return;
-  if (dropped_.size() == 64) dropped_.erase(dropped_.begin());
+  if (dropped_.size() == most_dropped) dropped_.erase(dropped_.begin());
   dropped_.push_back(std::move(found->second));
   segments_.erase(found);
 }

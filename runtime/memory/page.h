@@ -63,6 +63,7 @@ struct handle {
   address at = 0;
   std::size_t bytes = 0;
   std::uint64_t readers = 0;  // bit d: device d may use it
+  bool kept = false;          // at the end: something in it is still in use
 };
 
 // A contiguous range of addresses whose blocks all belong to one arena.
@@ -122,6 +123,7 @@ class address_space {  // one a device
   mutable base::mutex lock_;
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
+  static constexpr std::size_t most_dropped = 64;
   std::vector<std::unique_ptr<region>> dropped_;                 // under lock_; the last few: somebody may be asking about them now
 };
 

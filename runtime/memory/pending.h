@@ -4,8 +4,10 @@
 // Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor complete.
 // Each settle() looks at one block a stream beyond those it settles: amortized O(1).
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <map>
+#include <new>
 #include <vector>
 
 #include "runtime/memory/slab.h"
@@ -23,12 +25,14 @@ struct held_block {
 
 class pending_blocks {
  public:
+  // When the host has no memory for it, nothing has changed.
   void push(held_block b) {
-    bytes_ += b.bytes;
-    auto& queue = queues_[b.stamps.front().stream];
-    queue.push_back(std::move(b));
+    std::size_t const bytes = b.bytes;
+    *place(b.stamps.front().stream) = std::move(b);
+    bytes_ += bytes;
   }
-  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`.
+  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block for whose next wait
+  // the host has no memory stays where it is, until the next time.
   template <class Passed, class Settled>
   void settle(Passed passed, Settled settled) {
     bool moved = true;
@@ -36,17 +40,27 @@ class pending_blocks {
       moved = false;
       for (auto at = queues_.begin(); at != queues_.end();) {
         auto& queue = at->second;
-        while (!queue.empty() && passed(queue.front().stamps.front(), queue.front())) {
-          held_block b = std::move(queue.front());
-          queue.pop_front();
-          bytes_ -= b.bytes;
-          while (!b.stamps.empty() && passed(b.stamps.front(), b)) b.stamps.erase(b.stamps.begin());
-          if (b.stamps.empty()) {
-            settled(b);
-          } else {
-            moved = true;
-            push(std::move(b));
+        while (!queue.empty()) {
+          held_block& b = queue.front();
+          auto const next = std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
+          if (next == b.stamps.begin()) break;
+          if (next == b.stamps.end()) {
+            held_block const gone = std::move(b);
+            queue.pop_front();
+            bytes_ -= gone.bytes;
+            settled(gone);
+            continue;
           }
+          held_block* to = nullptr;
+          try {
+            to = place(next->stream);
+          } catch (std::bad_alloc const&) {
+            break;
+          }
+          b.stamps.erase(b.stamps.begin(), next);
+          *to = std::move(b);
+          queue.pop_front();
+          moved = true;
         }
         at = queue.empty() ? queues_.erase(at) : std::next(at);
       }
@@ -83,6 +97,16 @@ class pending_blocks {
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:
+  held_block* place(std::uint64_t stream) {  // at the end of its queue
+    auto& queue = queues_[stream];
+    try {
+      return &queue.emplace_back();
+    } catch (...) {
+      if (queue.empty()) queues_.erase(stream);
+      throw;
+    }
+  }
+
   std::map<std::uint64_t, std::deque<held_block>> queues_;  // by stream
   std::size_t bytes_ = 0;
 };
