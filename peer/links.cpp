@@ -120,8 +120,13 @@ struct links::state {
     if (!line) {
       owner.open(device, "links", at);
       auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
-      require(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
-      line = &clocks.make(device, made.value, clock::life::own);
+      if (!made.ok()) throw_refusal(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
+      try {
+        line = &clocks.make(device, made.value, clock::life::own);
+      } catch (...) {
+        static_cast<void>(owner.machine().destroy_stream(device, made.value));
+        throw;
+      }
     }
     return *line;
   }

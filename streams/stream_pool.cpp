@@ -25,7 +25,7 @@ stream_pool::~stream_pool() {
 clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, here at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
-  require(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
+  if (!s.ok()) throw_refusal(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
   try {
     auto made = made_.lock();
     made->reserve(made->size() + 1);
