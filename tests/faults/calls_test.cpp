@@ -1,5 +1,5 @@
 // Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and for good.
-// WEIR_TEST_SEEDS=n tries n failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -33,7 +33,7 @@ TEST_P(failing_calls, leave_everything_whole_and_the_scenario_then_runs) {
   auto const e = expectations(s);
   std::uint64_t all = 0;
   for (call c : e[0].calls) all += 3 * codes_of(c).size();
-  drawn_failures failures(all, 200);
+  drawn_failures failures(all, 150);
   pair_counts counts{};
   while (failures.next()) {
     failure f;
