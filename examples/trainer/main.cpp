@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <numeric>
@@ -101,9 +102,20 @@ void watch(settings const& s, trainer::report const& report, std::int64_t first)
   bar.end();
 }
 
+// Found out before the training, not after it. A file that was not there is not there afterwards.
+void check_writable(char const* option, std::string const& path) {
+  if (path.empty()) return;
+  bool const was_there = std::filesystem::exists(path);
+  bool const opens = static_cast<bool>(std::ofstream(path, std::ios::app));
+  if (!opens) throw std::runtime_error(std::string(option) + " " + path + " cannot be written");
+  if (!was_there) std::filesystem::remove(path);
+}
+
 int run(asked a) {
   if (!a.devices.empty()) setenv("WEIR_DEVICES", a.devices.c_str(), 1);
   settings& s = a.with;
+  check_writable("--save", s.save_file);
+  check_writable("--losses", s.losses_file);
   trainer::text const text(s.text_file, s.shape.context);
   s.shape.vocabulary = text.vocabulary();
 
