@@ -22,8 +22,9 @@ std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
     : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device) {
-  auto const info = machine_.info(device);
+  auto info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
+  if (announced_) info.value.maps = false;  // compute-sanitizer takes heaps of plain memory only, not of mapped pages
   require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
   counts_.set_limit(r.options().device_limit);
 }
