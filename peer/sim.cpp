@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/sync_relay.h"
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/options.h"
@@ -32,6 +33,29 @@ bool simulation::step(stream_ref s, here at) {
 void simulation::run(here at) {
   if (controls_->run()) return;
   throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
+}
+
+void simulation::spawn(std::string name, std::function<void()> body, here at) {
+  base::relay* const threads = controls_->host_threads();
+  if (!threads) throw invalid_use("simulation::spawn", "this machine is not run by a seed", "Make it with simulated{.how = running::seeded}", at);
+  base::relay* const mine = base::relay::here();
+  if (mine != (threads->active() ? threads : nullptr)) {
+    throw invalid_use("simulation::spawn", mine ? "this thread is one of another machine's" : "this thread is none of those whose order the seed chooses",
+                      "Spawn on the thread that spawned first, or on one it spawned", at);
+  }
+  if (!threads->active()) threads->enter("main", base::relay::life::while_needed);
+  threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
+    runtime_guard const here_is(*r);
+    body();
+  });
+}
+
+void simulation::join(here at) {
+  base::relay* const threads = controls_->host_threads();
+  if (!threads || !threads->active()) return;
+  if (!threads->has_this_thread()) throw invalid_use("simulation::join", "this thread is none of those whose order the seed chooses", "Join on the thread that spawned first", at);
+  std::string const why = threads->join();
+  if (!why.empty()) throw invalid_use("simulation::join", why, "Let one of them not wait, or give what it waits for", at);
 }
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k) {

@@ -36,6 +36,7 @@ driver::opened open_machine(machine_choice const& asked) {
 }
 
 int detail::new_part_slot() noexcept {
+  base::undivided const here;
   static base::atomic<int> next{0};
   int const slot = next.fetch_add(1);
   if (slot >= part_slots) std::abort();  // raise part_slots
@@ -147,7 +148,10 @@ runtime::~runtime() {
 
 runtime& runtime::current() {
   if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
-  static runtime* const process_default = new runtime;
+  static runtime* const process_default = [] {
+    base::undivided const here;
+    return new runtime;
+  }();
   return *process_default;
 }
 

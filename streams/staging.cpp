@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/base/os.h"
+#include "runtime/base/sync_relay.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
 #include "streams/staging_crew.h"
@@ -89,6 +90,12 @@ struct arrival {
   static void drop(void* self) { delete static_cast<arrival*>(self); }
 };
 
+// Where nothing moves by itself there are none, unless the machine switches host threads: two, wherever it runs.
+int how_many(runtime::impl& r) {
+  if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
+  return base::relay::here() ? 2 : 0;
+}
+
 }  // namespace
 
 struct staging::state {
@@ -105,7 +112,7 @@ struct staging::state {
       : owner(r),
         clocks(r.part<clock::clocks>()),
         pinned(r.part<pinned_memory>()),
-        crew(std::make_shared<copy_crew>(r.machine().moves_by_itself() ? std::min(most_threads, os::usable_processors() - 1) : 0)),
+        crew(std::make_shared<copy_crew>(how_many(r))),
         rooms(static_cast<std::size_t>(r.device_count())) {}
 
   weir::runtime::impl& owner;

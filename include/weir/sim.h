@@ -2,6 +2,7 @@
 // Threads: any; stepping a machine belongs to one thread at a time.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,14 @@ class simulation {  // a view of a runtime's machine: valid while the runtime is
   // The next piece of work of this stream. Returns: false when nothing can run. Throws: invalid_use when threads move it
   bool step(stream_ref, here = here::current());
   void run(here = here::current());  // until all is done. Throws: invalid_use naming the circle when all that is left waits
+  // running::seeded: a host thread that the seed switches, at every driver call, lock, wait and sleep of weir. `body` runs as on a
+  // thread with this runtime current, and so does the caller from the first of these until join(). All else that calls the
+  // machine meanwhile is refused. Locks of one's own must not be held where weir is called.
+  // Throws: invalid_use (not seeded; a thread that is none of this machine's)
+  void spawn(std::string name, std::function<void()> body, here = here::current());
+  // Blocks: until all of them have ended. Requires: before the runtime ends.
+  // Throws: what one of them threw; invalid_use naming who waits for whom, when all that is left waits
+  void join(here = here::current());
   // The k-th of that seam call from now is refused, once: "map", "create", "copy", … or "any"; k = 1 is the next. Calls
   // that take memory answer "out of memory", others "failed".
   // Returns: its number, for cancel_failure.

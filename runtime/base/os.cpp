@@ -4,10 +4,12 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,6 +97,11 @@ void keep_this_code_loaded() noexcept {
 int process_id() noexcept { return ::getpid(); }
 
 std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
+
+bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept { return pthread_atfork(before, in_parent, in_child) == 0; }
+
+void sleep_while(int const& word, int value) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0); }
+void wake_one(int const& word) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 
 std::uint64_t random_number() noexcept {
   std::uint64_t number = 0;

@@ -34,6 +34,9 @@ std::optional<std::string> environment(char const* name);                     //
 void keep_this_code_loaded() noexcept;                                        // a library that holds weir stays although it is closed: threads and exit handlers run in it
 int process_id() noexcept;
 std::uint64_t fork_generation() noexcept;                                     // one more in every child; costs a load
+bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept;  // called from now on, on the thread that forks
+void sleep_while(int const& word, int value) noexcept;                        // until woken, or for no reason; at once if it has another value. Spins never
+void wake_one(int const& word) noexcept;                                      // of those that sleep on it
 std::uint64_t random_number() noexcept;                                       // from the system, not to be repeated
 int usable_processors() noexcept;                                             // that this process may run on, at least 1
 std::vector<int> processors_near(int numa_node);                              // empty: not known

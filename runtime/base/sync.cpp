@@ -4,25 +4,37 @@
 
 #include <cstdlib>
 
+#include "runtime/base/sync_relay.h"
+
 namespace weir::base {
 namespace detail {
 namespace {
 struct slots_of_thread {
   std::array<slot_value, thread_slots> at{};
-  ~slots_of_thread() {
+  ~slots_of_thread() { destroy(); }
+  void destroy() noexcept {
     for (auto slot = at.rbegin(); slot != at.rend(); ++slot) {
       if (slot->value) slot->destroy(std::exchange(slot->value, nullptr));
     }
   }
 };
+
+slots_of_thread& slots() noexcept {
+  thread_local slots_of_thread mine;
+  return mine;
+}
+constinit thread_local std::uint64_t id_of_thread = 0;  // 0: not asked for yet
 }  // namespace
 
-std::array<slot_value, thread_slots>& this_thread_slots() noexcept {
-  thread_local slots_of_thread slots;
-  return slots.at;
+std::array<slot_value, thread_slots>& this_thread_slots() noexcept { return slots().at; }
+
+void end_thread_values() noexcept {
+  slots().destroy();
+  id_of_thread = 0;
 }
 
 int new_thread_slot() noexcept {
+  undivided const here;
   static atomic<int> next{0};
   int const slot = next.fetch_add(1);
   if (slot >= thread_slots) std::abort();  // raise thread_slots
@@ -31,16 +43,30 @@ int new_thread_slot() noexcept {
 }  // namespace detail
 
 std::int64_t now_ns() noexcept {
+  if (detail::relayed()) [[unlikely]] {
+    if (relay* const in = relay::here()) return in->now_ns();
+  }
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void sleep_ns(std::int64_t ns) noexcept { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+void sleep_ns(std::int64_t ns) noexcept {
+  if (detail::relayed()) [[unlikely]] {
+    if (relay* const in = relay::here()) return in->sleep(ns);
+  }
+  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
+}
 
-void yield_thread() noexcept { std::this_thread::yield(); }
+void yield_thread() noexcept {
+  if (detail::relayed()) [[unlikely]] {
+    if (relay* const in = relay::here()) return in->yield();
+  }
+  std::this_thread::yield();
+}
 
 std::uint64_t this_thread_id() noexcept {
-  static atomic<std::uint64_t> next{1};
-  thread_local std::uint64_t const id = next.fetch_add(1);
+  static constinit std::atomic<std::uint64_t> next{1};
+  std::uint64_t& id = detail::id_of_thread;
+  if (id == 0) id = next.fetch_add(1);
   return id;
 }
 

@@ -1,11 +1,15 @@
 // Every lock, atomic, thread, thread-local value and clock weir uses comes from here, so that one place can schedule them.
 // Threads: as each type says. CI refuses <atomic>, <mutex>, <thread> and clocks anywhere else in the library.
+//
+// Threads of a relay (sync_relay.h) run one at a time; every call here that another thread could notice is a switch point of
+// theirs. All others pay one branch on a global for that. Atomics are switch points in builds with WEIR_SCHEDULE_ATOMICS.
 #pragma once
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -19,6 +23,51 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 
+class mutex;
+class condition;
+using unique_lock = std::unique_lock<mutex>;
+
+namespace detail {
+inline constinit std::atomic<int> relays{0};  // that have threads now
+inline bool relayed() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
+// The calls below as threads of a relay make them; a thread of none makes the plain call.
+void point() noexcept;
+void lock(mutex&);
+bool try_lock(mutex&);
+void unlock(mutex&) noexcept;
+bool wait(condition&, unique_lock&, std::int64_t limit_ns);  // false: the limit came first
+void notify(condition&, bool all) noexcept;
+void keep_baton(bool) noexcept;
+struct relay_thread;
+bool in_relay() noexcept;
+std::shared_ptr<relay_thread> start_in_relay(std::shared_ptr<void> body, void (*run)(void*));
+void join_in_relay(std::shared_ptr<relay_thread>);
+
+inline void atomic_point() noexcept {
+#ifdef WEIR_SCHEDULE_ATOMICS
+  if (relayed()) [[unlikely]] point();
+#endif
+}
+}  // namespace detail
+
+// Where a relay may switch threads although nothing above is called.
+inline void switch_point() noexcept {
+  if (detail::relayed()) [[unlikely]] detail::point();
+}
+
+// While one lives this thread is not switched away from. For initialisers of statics: the language's lock around them is none of
+// these, so whoever meets it would wait for ever for a thread that may not run.
+class undivided {
+ public:
+  undivided() noexcept {
+    if (detail::relayed()) [[unlikely]] detail::keep_baton(true);
+  }
+  ~undivided() {
+    if (detail::relayed()) [[unlikely]] detail::keep_baton(false);
+  }
+  undivided(undivided const&) = delete;
+};
+
 template <class T>
 class atomic {
  public:
@@ -26,21 +75,29 @@ class atomic {
   constexpr atomic(T value) noexcept : value_(value) {}
   atomic(atomic const&) = delete;
   atomic& operator=(atomic const&) = delete;
-  T load(std::memory_order order = memory_order_seq_cst) const noexcept { return value_.load(order); }
-  void store(T value, std::memory_order order = memory_order_seq_cst) noexcept { value_.store(value, order); }
-  T exchange(T value, std::memory_order order = memory_order_seq_cst) noexcept { return value_.exchange(value, order); }
+  T load(std::memory_order order = memory_order_seq_cst) const noexcept { return here().load(order); }
+  void store(T value, std::memory_order order = memory_order_seq_cst) noexcept { here().store(value, order); }
+  T exchange(T value, std::memory_order order = memory_order_seq_cst) noexcept { return here().exchange(value, order); }
   bool compare_exchange(T& expected, T desired, std::memory_order order = memory_order_seq_cst) noexcept {
-    return value_.compare_exchange_strong(expected, desired, order);
+    return here().compare_exchange_strong(expected, desired, order);
   }
-  T fetch_add(T by, std::memory_order order = memory_order_seq_cst) noexcept { return value_.fetch_add(by, order); }
-  T fetch_sub(T by, std::memory_order order = memory_order_seq_cst) noexcept { return value_.fetch_sub(by, order); }
+  T fetch_add(T by, std::memory_order order = memory_order_seq_cst) noexcept { return here().fetch_add(by, order); }
+  T fetch_sub(T by, std::memory_order order = memory_order_seq_cst) noexcept { return here().fetch_sub(by, order); }
   // Ensures: the value is at least `floor` afterwards.
   void raise(T floor, std::memory_order order = memory_order_release) noexcept {
-    T seen = value_.load(memory_order_relaxed);
-    while (seen < floor && !value_.compare_exchange_weak(seen, floor, order, memory_order_relaxed)) {}
+    T seen = here().load(memory_order_relaxed);
+    while (seen < floor && !here().compare_exchange_weak(seen, floor, order, memory_order_relaxed)) {}
   }
 
  private:
+  std::atomic<T>& here() noexcept {
+    detail::atomic_point();
+    return value_;
+  }
+  std::atomic<T> const& here() const noexcept {
+    detail::atomic_point();
+    return value_;
+  }
   std::atomic<T> value_{};
 };
 
@@ -67,26 +124,45 @@ void store_release(T& word, T value) noexcept {
   std::atomic_ref<T>(word).store(value, memory_order_release);
 }
 
+// A machine's own lock, or that of a driver in front of it: who holds one is not switched away from, so that a call is one step of
+// a relay, and what the driver in front notes of it the same step.
+struct quiet_t {};
+inline constexpr quiet_t quiet;
+
 class mutex {
  public:
-  void lock() { mutex_.lock(); }
-  bool try_lock() { return mutex_.try_lock(); }
-  void unlock() { mutex_.unlock(); }
+  constexpr mutex() noexcept = default;
+  explicit constexpr mutex(quiet_t) noexcept : quiet_(true) {}
+  void lock() {
+    if (detail::relayed()) [[unlikely]] return detail::lock(*this);
+    mutex_.lock();
+  }
+  bool try_lock() {
+    if (detail::relayed()) [[unlikely]] return detail::try_lock(*this);
+    return mutex_.try_lock();
+  }
+  void unlock() {
+    if (detail::relayed()) [[unlikely]] return detail::unlock(*this);
+    mutex_.unlock();
+  }
 
  private:
   friend class condition;
+  friend class relay;
+  friend void detail::lock(mutex&);
+  friend bool detail::try_lock(mutex&);
+  friend void detail::unlock(mutex&) noexcept;
   std::mutex mutex_;
+  bool const quiet_ = false;
 };
 
 using lock_guard = std::lock_guard<mutex>;
-using unique_lock = std::unique_lock<mutex>;
 
 class condition {
  public:
   void wait(unique_lock& lock) {
-    std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
-    condition_.wait(inner);
-    inner.release();
+    if (detail::relayed()) [[unlikely]] return void(detail::wait(*this, lock, no_limit));
+    wait_plainly(lock);
   }
   template <class Done>
   void wait(unique_lock& lock, Done done) {
@@ -94,16 +170,31 @@ class condition {
   }
   // Returns: what done() says at the end.
   template <class Done>
-  bool wait_for(unique_lock& lock, std::chrono::nanoseconds limit, Done done) {
-    std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
-    bool const result = condition_.wait_for(inner, limit, done);
-    inner.release();
-    return result;
+  bool wait_for(unique_lock& lock, std::chrono::nanoseconds limit, Done done);
+  void notify_one() noexcept {
+    condition_.notify_one();
+    if (detail::relayed()) [[unlikely]] detail::notify(*this, false);
   }
-  void notify_one() noexcept { condition_.notify_one(); }
-  void notify_all() noexcept { condition_.notify_all(); }
+  void notify_all() noexcept {
+    condition_.notify_all();
+    if (detail::relayed()) [[unlikely]] detail::notify(*this, true);
+  }
 
  private:
+  friend class relay;
+  friend bool detail::wait(condition&, unique_lock&, std::int64_t);
+  static constexpr std::int64_t no_limit = -1;
+  void wait_plainly(unique_lock& lock) {
+    std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
+    condition_.wait(inner);
+    inner.release();
+  }
+  bool wait_until(unique_lock& lock, std::chrono::steady_clock::time_point end) {  // false: the end came first
+    std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
+    bool const before = condition_.wait_until(inner, end) == std::cv_status::no_timeout;
+    inner.release();
+    return before;
+  }
   std::condition_variable condition_;
 };
 
@@ -133,18 +224,29 @@ class guarded {
   mutable T value_{};
 };
 
+// Made by a thread of a relay, it is one of that relay.
 class thread {
  public:
   thread() noexcept = default;
   template <class F>
-  explicit thread(F&& body) : thread_(std::forward<F>(body)) {}
+  explicit thread(F&& body) {
+    if (detail::relayed() && detail::in_relay()) [[unlikely]] {
+      relayed_ = detail::start_in_relay(std::make_shared<std::decay_t<F>>(std::forward<F>(body)), [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
+    } else {
+      thread_ = std::thread(std::forward<F>(body));
+    }
+  }
   thread(thread&&) noexcept = default;
   thread& operator=(thread&&) noexcept = default;
-  bool joinable() const noexcept { return thread_.joinable(); }
-  void join() { thread_.join(); }
+  bool joinable() const noexcept { return relayed_ || thread_.joinable(); }
+  void join() {
+    if (relayed_) return detail::join_in_relay(std::exchange(relayed_, nullptr));
+    thread_.join();
+  }
 
  private:
   std::thread thread_;
+  std::shared_ptr<detail::relay_thread> relayed_;
 };
 
 // One T a thread, made at first use, destroyed with the thread. At most thread_slots of these in a process.
@@ -155,6 +257,7 @@ struct slot_value {
   void (*destroy)(void*) noexcept = nullptr;
 };
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept;
+void end_thread_values() noexcept;  // of this thread, as if it ended: what a thread that is kept for another body does between
 int new_thread_slot() noexcept;
 }  // namespace detail
 
@@ -175,10 +278,27 @@ class per_thread {
   int slot_;
 };
 
-std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start
+std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a relay: its machine's
 void sleep_ns(std::int64_t) noexcept;
 void yield_thread() noexcept;
 std::uint64_t this_thread_id() noexcept;  // counts up from 1 in order of first use; never reused in a process
 int hardware_threads() noexcept;
+
+template <class Done>
+bool condition::wait_for(unique_lock& lock, std::chrono::nanoseconds limit, Done done) {
+  if (detail::relayed() && detail::in_relay()) [[unlikely]] {
+    std::int64_t const end = now_ns() + limit.count();
+    while (!done()) {
+      std::int64_t const left = end - now_ns();
+      if (left <= 0 || !detail::wait(*this, lock, left)) return done();
+    }
+    return true;
+  }
+  auto const end = std::chrono::steady_clock::now() + limit;
+  while (!done()) {
+    if (!wait_until(lock, end)) return done();
+  }
+  return true;
+}
 
 }  // namespace weir::base

@@ -125,7 +125,7 @@ class driver {
 
   // Machine -------------------------------------------------------------------------------------------------------
   virtual bool simulated() const noexcept = 0;
-  virtual bool moves_by_itself() const noexcept { return true; }       // false: a simulated machine whose streams move only inside calls or by hand, with one host thread at the wheel
+  virtual bool moves_by_itself() const noexcept { return true; }       // false: a simulated machine whose streams move only inside calls or by hand
   virtual int device_count() const noexcept = 0;                       // honours CUDA_VISIBLE_DEVICES. Makes no context
   virtual result<device_info> info(int device) = 0;                    // Makes no context
   virtual status open(int device) = 0;                                 // makes the device usable (CUDA: its primary context). Idempotent; made by the caller before anything below

@@ -116,6 +116,9 @@ inline std::uint64_t first_seed() {
   char const* const given = std::getenv("WEIR_TEST_SEED");
   return given ? std::strtoull(given, nullptr, 0) : 1;
 }
-inline std::uint64_t end_of_seeds(std::uint64_t many) { return first_seed() + (std::getenv("WEIR_TEST_SEED") ? 1 : many); }
+inline std::uint64_t end_of_seeds(std::uint64_t many) {
+  if (char const* const wanted = std::getenv("WEIR_TEST_SEEDS")) many = std::strtoull(wanted, nullptr, 0);
+  return first_seed() + (std::getenv("WEIR_TEST_SEED") ? 1 : many);
+}
 
 }  // namespace weir::test

@@ -1,6 +1,9 @@
 // weir/sim.h: what a program's own tests can do to a simulated machine.
 #include "weir/sim.h"
 
+#include <set>
+
+#include "tests/peer/machine_fixture.h"
 #include "tests/peer/ranks.h"
 #include "weir/peer.h"
 
@@ -28,6 +31,63 @@ TEST(simulation, equal_seeds_and_calls_give_equal_hashes_and_other_calls_another
   EXPECT_EQ(hash_of(3, 4), hash_of(3, 4));
   EXPECT_NE(hash_of(3, 4), hash_of(3, 5));
   EXPECT_NE(hash_of(3, 4), hash_of(4, 4));
+}
+
+TEST(simulation, threads_it_spawns_take_turns_as_the_seed_says_and_staging_threads_with_them) {
+  auto const run = [](std::uint64_t seed) {
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    auto sim = simulation::of(machine);
+    std::string order;
+    for (char name : {'a', 'b'}) {
+      sim.spawn(std::string(1, name), [&order, name, salt = static_cast<std::uint64_t>(name) + seed] {
+        stream const s(device(name - 'a'));
+        stream_guard const on(s);
+        for (int i = 0; i < 2; ++i) {
+          auto const sent = pattern(3u << 20, salt);
+          bytes_of_host got(sent.size());
+          buffer const b(sent.size());
+          copy(s, b.data(), sent.data(), sent.size());
+          order += name;
+          copy(s, got.data(), b.data(), got.size());
+          s.synchronize();
+          EXPECT_EQ(got, sent);
+        }
+      });
+    }
+    sim.join();
+    EXPECT_EQ(sim.findings(), std::vector<std::string>{});
+    return order;
+  };
+  std::set<std::string> orders;
+  std::uint64_t const end = std::min(end_of_seeds(12), first_seed() + 12);
+  for (std::uint64_t seed = first_seed(); seed < end; ++seed) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    auto const once = run(seed);
+    EXPECT_EQ(once, run(seed));
+    EXPECT_EQ(once.size(), 4u);
+    orders.insert(once);
+  }
+  EXPECT_GT(orders.size(), end - first_seed() == 12 ? 2u : 0u);
+}
+
+TEST(simulation, spawning_is_for_machines_run_by_a_seed_and_for_their_threads) {
+  runtime machine(simulated{.devices = 1, .memory = 16_MiB});
+  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("running::seeded"), std::string::npos);
+  runtime one(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  runtime other(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  std::string why;
+  simulation::of(one).spawn("a", [&] { why = refusal<invalid_use>([&] { simulation::of(other).spawn("b", [] {}); }); });
+  simulation::of(one).join();
+  EXPECT_NE(why.find("another machine's"), std::string::npos) << why;
+  simulation::of(other).spawn("b", [] {});
+  simulation::of(other).join();
+}
+
+TEST(simulation, join_throws_what_a_thread_threw) {
+  runtime machine(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  simulation::of(machine).spawn("a", [] { throw std::out_of_range("told"); });
+  EXPECT_THROW(simulation::of(machine).join(), std::out_of_range);
 }
 
 TEST(simulation, a_refused_call_is_an_error_once) {

@@ -37,6 +37,7 @@ class refusable final : public faulty, public controls {
   std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
   std::vector<freedom_taken> freedoms_taken() const override { return machine_.freedoms_taken(); }
   std::vector<std::string> findings() const override { return machine_.findings(); }
+  base::relay* host_threads() noexcept override { return machine_.host_threads(); }
   std::vector<std::string> census() const override { return machine_.census(); }
   bool unsafe_call() override { return machine_.unsafe_call(); }
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
@@ -57,24 +58,26 @@ controls* controls_of(driver& d) noexcept { return dynamic_cast<controls*>(&d); 
 
 made make(weir::simulated const& like) {
   watch_process();
-  std::uint64_t seed = like.seed;
+  tape* const lent = lent_tape::here();
+  std::uint64_t seed = lent && like.seed == 0 ? lent->seed() : like.seed;
   if (seed == 0 && like.how == running::seeded) {
     seed = os::random_number() | 1;
     os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
   }
-  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed));
+  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed, lent));
   controls* const control = whole.get();
   return {std::move(whole), control};
 }
 
-machine::machine(weir::simulated const& like, std::uint64_t seed)
+machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent)
     : devices_(std::clamp(like.devices, 0, 64)),
       how_(like.how),
       granularity_(page_of(like.how)),
       bytes_(like.memory / granularity_ * granularity_),
       maps_(like.maps),
       generation_(os::fork_generation()),
-      tape_(seed),
+      own_tape_(seed),
+      tape_(lent ? *lent : own_tape_),
       takes_(like, tape_),
       pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, takes_.on(freedom::reuse)}),
       all_(devices_, takes_, pages_),
@@ -96,13 +99,24 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
   }
   if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
   schedule_ = how_ == running::threads ? make_crew(all_) : how_ == running::stepped ? make_stepper(all_) : make_wanderer(all_, tape_);
+  if (how_ != running::seeded) return;
+  hosts_ = std::make_unique<hosts>(tape_, hosts::machine{
+                                              [this] {
+                                                base::unique_lock lock(all_.mutex, std::try_to_lock);
+                                                return lock.owns_lock() && schedule_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
+                                              },
+                                              all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
+  all_.hosts = &hosts_->threads();
 }
 
 machine::~machine() {
   if (os::fork_generation() != generation_) {  // the workers stayed with the parent: nobody is there to join
     static_cast<void>(schedule_.release());
+    static_cast<void>(hosts_.release());
     return;
   }
+  if (hosts_) hosts_->threads().end();
+  all_.hosts = nullptr;
   bool const print = os::environment("WEIR_SIM_CENSUS").value_or("0") == "1";
   if (at_end_ || print) {
     auto const left = census();
@@ -127,6 +141,17 @@ status machine::may_call() const {
   if (os::fork_generation() != generation_) [[unlikely]] return {code::forked};
   if (process_is_ending()) [[unlikely]] return {code::unloading};
   if (inside_work::here()) [[unlikely]] return {code::not_permitted};
+  return all_.has_hosts() ? may_call_among_hosts() : fine;
+}
+
+status machine::may_call_among_hosts() const {
+  base::relay& threads = hosts_->threads();
+  if (!threads.has_this_thread()) {
+    all_.note_finding("stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+    return {code::not_permitted};
+  }
+  if (threads.over()) return {code::failed};
+  threads.point();
   return fine;
 }
 

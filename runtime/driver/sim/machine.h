@@ -10,6 +10,10 @@
 #include "runtime/driver/driver.h"
 #include "weir/runtime.h"
 
+namespace weir::base {
+class relay;
+}
+
 namespace weir::driver::sim {
 
 struct freedom_taken {
@@ -35,6 +39,7 @@ class controls {
   virtual std::uint64_t trace_hash() const noexcept = 0;               // of every choice and operation so far; equal seeds and calls give equal hashes. Threads: 0
   virtual std::vector<freedom_taken> freedoms_taken() const = 0;       // F1 to F10, and how often the machine has taken each
   virtual std::vector<std::string> findings() const = 0;               // misuse seen: use of unmapped or ungranted memory, a host that waits for what cannot come
+  virtual base::relay* host_threads() noexcept = 0;                    // seeded: those whose order the seed chooses. Null: not here
   virtual std::vector<std::string> census() const = 0;                 // all that is alive, by name: reservations, handles, mappings, segments, pins, streams, events, closed gates. Empty: nothing leaked
   virtual bool unsafe_call() = 0;                                      // this thread makes a call past the seam that CUDA holds to be unsafe while a stream is captured; false: it met a capture, which is spoiled
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;  // called as the machine is destroyed; the environment's WEIR_SIM_CENSUS=1 prints it

@@ -114,7 +114,7 @@ class memory {
   void return_addresses(address, std::size_t bytes);
 
   shape const shape_;
-  mutable base::mutex mutex_;
+  mutable base::mutex mutex_{base::quiet};
   base::condition unused_;
   int waiting_to_unmap_ = 0;
   std::vector<std::unique_ptr<bank>> banks_;

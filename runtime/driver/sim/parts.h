@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "runtime/driver/sim/capture.h"
+#include "runtime/driver/sim/hosts.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/driver/sim/schedule.h"
 
@@ -12,7 +13,7 @@ namespace weir::driver::sim {
 
 class machine final : public driver, public controls {
  public:
-  machine(weir::simulated const&, std::uint64_t seed);
+  machine(weir::simulated const&, std::uint64_t seed, tape* lent);
   ~machine() override;
 
   bool simulated() const noexcept override { return true; }
@@ -84,13 +85,15 @@ class machine final : public driver, public controls {
   std::uint64_t trace_hash() const noexcept override;
   std::vector<freedom_taken> freedoms_taken() const override;
   std::vector<std::string> findings() const override { return all_.findings(); }
+  base::relay* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
   bool unsafe_call() override;
 
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
-  status may_call() const;                                   // this process, this thread, now
+  status may_call() const;                                   // this process, this thread, now; a switch point of host threads
+  status may_call_among_hosts() const;
   status may_call(int device, need);
   status check(int device, need);                            // Requires: the lock, for more than exists
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
@@ -130,7 +133,8 @@ class machine final : public driver, public controls {
   std::size_t const granularity_, bytes_;
   bool const maps_;                 // told by info() alone: what is asked all the same still works
   std::uint64_t const generation_;  // of the process that made this
-  tape tape_;
+  tape own_tape_;
+  tape& tape_;
   freedoms takes_;
   sim::memory pages_;
   queues all_;
@@ -140,6 +144,7 @@ class machine final : public driver, public controls {
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
   std::unique_ptr<schedule> schedule_;
   std::vector<std::size_t> others_hold_;  // bytes of each device, by F8
+  std::unique_ptr<hosts> hosts_;                             // seeded
   std::function<void(std::vector<std::string> const&)> at_end_;
 };
 

@@ -20,6 +20,7 @@ class schedule {
   virtual void pause() = 0;                                            // before a call that may block until all work is done
   virtual void before_unmap() = 0;                                     // running work comes to its end
   virtual bool step(stream&) = 0;                                      // its next operation, whole; false: it cannot
+  virtual bool move_one(base::unique_lock&, std::uint32_t /*from*/) { return false; }  // of some stream that can, looking round from there. Gives up the lock. false: none
   virtual bool run(base::unique_lock&) = 0;                            // until nothing moves; true: all done
 };
 

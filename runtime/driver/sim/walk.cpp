@@ -101,6 +101,7 @@ void walk::finish(stream& s) {
 
 bool walk::move(stream& s, stride how) {
   if (!can_move(s)) return false;
+  all_.tell_hosts();
   using kind = operation::kind;
   now_ns_ += 1000;
   operation& o = s.queue.front();
@@ -184,9 +185,17 @@ outcome walk::drive(stream& target, std::uint64_t position) {
   return outcome::done;
 }
 
-outcome walk::until(base::unique_lock&, stream& s, std::uint64_t position) {
-  outcome const end = drive(s, position);
-  if (end == outcome::stuck) all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
+outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) {
+  auto const alive = s.shared_from_this();
+  outcome end = outcome::stuck;
+  do {
+    if (all_.hosts) {  // others may do much between the call and the moment it looks
+      lock.unlock();
+      lock.lock();
+    }
+    end = drive(s, position);
+  } while (end == outcome::stuck && all_.wait_for_hosts(lock, s));
+  if (end == outcome::stuck && !all_.has_hosts()) all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
   return end;
 }
 
@@ -196,6 +205,15 @@ void walk::before_unmap() {
       if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
     }
   }
+}
+
+bool walk::move_one(base::unique_lock& lock, std::uint32_t from) {
+  auto const* const next = movable(from, nullptr);
+  if (!next) return false;
+  auto const s = *next;
+  move(*s, stride::part);
+  leave(lock);
+  return true;
 }
 
 bool walk::step(stream& s) { return move(s, stride::whole); }
@@ -214,6 +232,7 @@ bool walk::run(base::unique_lock&) {
 void walk::leave(base::unique_lock& lock) {
   std::vector<work> dropped;
   dropped.swap(all_.dropped);
+  all_.tell_hosts();
   lock.unlock();
   drop_all(dropped);
 }

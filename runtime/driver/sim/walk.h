@@ -11,6 +11,7 @@ class walk : public schedule {
   outcome until(base::unique_lock&, stream&, std::uint64_t position) override;
   void before_unmap() override;
   bool step(stream&) override;
+  bool move_one(base::unique_lock&, std::uint32_t from) override;
   bool run(base::unique_lock&) override;
 
  protected:

@@ -8,9 +8,10 @@ namespace {
 class wanderer final : public walk {
  public:
   wanderer(queues& q, tape& t) : walk(q), tape_(t) {
-    std::uint32_t const d = tape_.draw(100);
-    habit_ = d < 5 ? habit::eager : d < 45 ? habit::answers : d < 65 ? habit::lazy : d < 80 ? habit::starved : d < 95 ? habit::ranked : habit::uniform;
-    starved_ = 1 + tape_.draw(6);  // a stream's id
+    if (tape_.enumerating()) return;
+    static constexpr habit all[] = {habit::lazy, habit::answers, habit::starved, habit::ranked, habit::uniform, habit::eager};
+    habit_ = all[tape_.weighted({20, 40, 15, 15, 5, 5})];
+    if (habit_ == habit::starved) starved_ = 1 + tape_.draw(6);  // a stream's id
     if (habit_ == habit::ranked) turns_left_ = 1 + tape_.draw(3);
   }
 
@@ -28,7 +29,7 @@ class wanderer final : public walk {
       patience_ = 0;
       return;
     }
-    if (habit_ == habit::answers) {
+    if (habit_ == habit::answers || habit_ == habit::enumerated) {
       if (tape_.coin(50)) drive(s, position);
     } else {
       wander();
@@ -49,18 +50,19 @@ class wanderer final : public walk {
   }
 
   void pause() override {
-    if (habit_ == habit::lazy || !tape_.coin(12)) return;
+    if (habit_ == habit::lazy || habit_ == habit::enumerated || !tape_.coin(12)) return;
     all_.takes.took(freedom::blocking_calls);
     run_all();  // all that can move: behind a closed gate it would wait for whoever is about to open it
   }
 
  private:
-  enum class habit : std::uint8_t { eager, answers, lazy, starved, ranked, uniform };
+  // enumerated: nothing but the answers is chosen, for that is all the host learns.
+  enum class habit : std::uint8_t { eager, answers, lazy, starved, ranked, uniform, enumerated };
 
   void wander() {
     switch (habit_) {
       case habit::eager: run_all(); return;
-      case habit::lazy: return;
+      case habit::lazy: case habit::enumerated: return;
       case habit::answers: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
       case habit::uniform: moves(tape_.draw(6), nullptr); return;
       case habit::starved: moves(tape_.draw(6), find_starved()); return;
@@ -108,8 +110,8 @@ class wanderer final : public walk {
   }
 
   tape& tape_;
-  habit habit_;
-  std::uint64_t starved_;
+  habit habit_ = habit::enumerated;
+  std::uint64_t starved_ = 0;
   std::uint32_t turns_left_ = 0;
   int patience_ = 0;
 };

@@ -225,7 +225,15 @@ std::string queues::why_not(stream const& from) const {
   return text + "…";
 }
 
-void queues::note_finding(std::string text) { findings_.lock()->push_back(std::move(text)); }
+bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
+  if (!has_hosts()) return false;
+  ++waiting_hosts_;
+  bool const moved = hosts->wait_for_others(moved_, lock, [&] { return why_not(s); });
+  --waiting_hosts_;
+  return moved;
+}
+
+void queues::note_finding(std::string text) const { findings_.lock()->push_back(std::move(text)); }
 std::vector<std::string> queues::findings() const { return *findings_.lock(); }
 
 void queues::census(std::vector<std::string>& found) const {

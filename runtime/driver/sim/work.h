@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/sync.h"
+#include "runtime/base/sync_relay.h"
 #include "runtime/driver/sim/freedoms.h"
 #include "runtime/driver/sim/memory.h"
 
@@ -148,7 +148,7 @@ class queues {
  public:
   queues(int devices, freedoms&, memory&);
 
-  mutable base::mutex mutex;
+  mutable base::mutex mutex{base::quiet};
   slots<stream> streams;
   slots<event> events;
   slots<gate> gates;
@@ -168,6 +168,7 @@ class queues {
   std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
   std::function<std::int64_t()> clock;  // ns, for timing events
   std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
+  base::relay* hosts = nullptr;         // the host threads, where the machine switches them
   std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
 
   void give(stream&, operation&&);  // at the end of its queue
@@ -191,13 +192,22 @@ class queues {
   bool hopeless(stream const& s, std::uint64_t position) const;
   // Why s does not move, followed to its end. In words.
   std::string why_not(stream const& s) const;
-  void note_finding(std::string);
+  // A host waits for a stream that does not move: others may give it, or another, what is missing. Gives up the lock.
+  // Returns: false when none can.
+  bool wait_for_hosts(base::unique_lock&, stream const&);
+  bool has_hosts() const noexcept { return hosts && hosts->active(); }
+  void tell_hosts() {
+    if (waiting_hosts_ > 0) moved_.notify_all();
+  }
+  void note_finding(std::string) const;
   std::vector<std::string> findings() const;
   void census(std::vector<std::string>&) const;
 
  private:
   bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
   base::guarded<std::vector<std::string>> findings_;
+  base::condition moved_;
+  int waiting_hosts_ = 0;  // for moved_
 };
 
 // While one lives, seam calls of this thread answer not_permitted.

@@ -1,0 +1,222 @@
+// Host threads that a seeded machine switches: who runs is chosen, and chosen again; who cannot go on is passed over.
+// Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <set>
+
+#include "runtime/driver/sim/machine.h"
+#include "runtime/base/sync_relay.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using base::relay;
+
+std::uint64_t end_of_seeds(std::uint64_t many) { return 1 + tests::number_from_environment("WEIR_TEST_SEEDS", many); }
+
+// A seeded machine with one device and the relay of its host threads.
+struct rig {
+  explicit rig(std::uint64_t seed) : made(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})), threads(*made.control->host_threads()) {
+    machine().open(0);
+    threads.enter("main", relay::life::until_left);
+  }
+  driver::driver& machine() { return *made.machine; }
+  void run(std::vector<std::function<void()>> bodies) {
+    int number = 0;
+    for (auto& b : bodies) threads.spawn(std::string(1, static_cast<char>('a' + number++)), std::move(b));
+    why_over = threads.join();
+  }
+  std::vector<std::string> findings() { return made.control->findings(); }
+
+  driver::sim::made made;
+  relay& threads;
+  std::string why_over;
+};
+
+TEST(relay, the_same_seed_gives_the_same_order_and_others_give_others) {
+  auto const order = [](std::uint64_t seed) {
+    rig r(seed);
+    std::string text;
+    base::mutex m;
+    auto const body = [&](char c) {
+      return [&, c] {
+        for (int i = 0; i < 4; ++i) {
+          base::lock_guard lock(m);
+          text += c;
+        }
+      };
+    };
+    r.run({body('a'), body('b'), body('c')});
+    return std::pair(text, r.made.control->trace_hash());
+  };
+  std::set<std::string> orders;
+  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+    auto const once = order(seed);
+    ASSERT_EQ(once, order(seed)) << "seed " << seed;
+    ASSERT_EQ(once.first.size(), 12u);
+    orders.insert(once.first);
+  }
+  EXPECT_GT(orders.size(), 50u);
+}
+
+TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
+  int lost = 0;
+  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+    rig r(seed);
+    int locked = 0, unlocked = 0;
+    base::mutex m, other;
+    auto const body = [&] {
+      for (int i = 0; i < 3; ++i) {
+        {
+          base::lock_guard lock(m);
+          int const seen = locked;
+          { base::lock_guard within(other); }
+          locked = seen + 1;
+        }
+        int const seen = unlocked;
+        { base::lock_guard within(other); }
+        unlocked = seen + 1;
+      }
+    };
+    r.run({body, body, body});
+    ASSERT_EQ(locked, 9) << "seed " << seed;
+    lost += unlocked != 9;
+  }
+  EXPECT_GT(lost, 50);
+}
+
+TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
+  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+    rig r(seed);
+    base::mutex m;
+    base::condition c;
+    int given = 0, taken = 0;
+    std::int64_t slept = 0;
+    bool in_time = true;
+    auto const taker = [&] {
+      base::unique_lock lock(m);
+      c.wait(lock, [&] { return given > 0; });
+      --given, ++taken;
+    };
+    auto const giver = [&] {
+      std::int64_t const from = base::now_ns();
+      base::sleep_ns(3'600'000'000'000);
+      slept = base::now_ns() - from;
+      for (int i = 0; i < 2; ++i) {
+        base::lock_guard lock(m);
+        ++given;
+        c.notify_one();
+      }
+    };
+    r.run({taker, taker, giver, [&] {
+             base::unique_lock lock(m);
+             base::condition never;
+             in_time = never.wait_for(lock, std::chrono::seconds(5), [] { return false; });
+           }});
+    ASSERT_EQ(taken, 2) << "seed " << seed;
+    ASSERT_GE(slept, 3'600'000'000'000);
+    ASSERT_FALSE(in_time);
+    ASSERT_TRUE(r.findings().empty());
+  }
+}
+
+TEST(relay, a_circle_of_locks_is_named_and_unwound) {
+  int stuck = 0;
+  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+    rig r(seed);
+    base::mutex m, n;
+    int ended = 0;
+    struct at_end {
+      int& count;
+      ~at_end() { ++count; }
+    };
+    r.run({[&] {
+             at_end const e{ended};
+             base::lock_guard one(m);
+             base::lock_guard two(n);
+           },
+           [&] {
+             at_end const e{ended};
+             base::lock_guard one(n);
+             base::lock_guard two(m);
+           }});
+    ASSERT_EQ(ended, 2);
+    if (r.why_over.empty()) continue;
+    ++stuck;
+    ASSERT_EQ(r.findings().size(), 1u);
+    std::string const text = r.findings()[0];
+    EXPECT_EQ(text, "stuck: " + r.why_over);
+    EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which thread 1 (a) holds"), std::string::npos) << text;
+  }
+  EXPECT_GT(stuck, 10);
+}
+
+TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives) {
+  for (std::uint64_t seed = 1; seed < end_of_seeds(100); ++seed) {
+    rig r(seed);
+    bool inner_is_in = false;
+    std::uint64_t id = 0, inner_id = 0;
+    static base::per_thread<int> value;
+    EXPECT_THROW(r.run({[&] {
+                   id = base::this_thread_id();
+                   ASSERT_EQ(value.get()++, 0) << "a kept thread begins anew";
+                   base::thread inner([&] {
+                     inner_is_in = r.threads.has_this_thread();
+                     inner_id = base::this_thread_id();
+                     ASSERT_EQ(value.get()++, 0);
+                   });
+                   inner.join();
+                   throw std::runtime_error("told");
+                 }}),
+                 std::runtime_error);
+    ASSERT_TRUE(inner_is_in);
+    ASSERT_NE(id, inner_id);
+  }
+}
+
+TEST(relay, a_stream_that_waits_for_another_hosts_gate_moves_when_that_is_opened) {
+  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+    rig r(seed);
+    auto& d = r.machine();
+    auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
+    auto const gate = d.hold(0, s).value;
+    std::string order;
+    r.run({[&] {
+             ASSERT_TRUE(d.synchronize_stream(0, s).ok());
+             order += 's';
+           },
+           [&] {
+             order += 'o';
+             ASSERT_TRUE(d.open_gate(gate).ok());
+           }});
+    ASSERT_EQ(order, "os") << "seed " << seed;
+    ASSERT_TRUE(r.findings().empty());
+  }
+}
+
+TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what) {
+  rig r(1);
+  auto& d = r.machine();
+  auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
+  auto const gate = d.hold(0, s).value;
+  r.run({[&] { ASSERT_EQ(d.synchronize_stream(0, s).what, driver::code::failed); }});
+  ASSERT_EQ(r.findings().size(), 1u);
+  EXPECT_EQ(r.findings()[0], "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits in a call: stream 1 of device 0 is held by gate 1");
+  EXPECT_TRUE(r.why_over.empty()) << "it went on with an error";
+  EXPECT_TRUE(d.open_gate(gate).ok());
+}
+
+TEST(relay, a_thread_of_nobody_is_refused_by_a_machine_that_switches_its_threads) {
+  rig r(1);
+  std::optional<driver::status> answer;
+  std::thread stranger([&] { answer = r.machine().make_current(0); });
+  stranger.join();
+  EXPECT_EQ(answer->what, driver::code::not_permitted);
+  ASSERT_EQ(r.findings().size(), 1u);
+  EXPECT_EQ(r.findings()[0], "stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+}
+
+}  // namespace
+}  // namespace weir
