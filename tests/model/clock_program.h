@@ -4,153 +4,17 @@
 // Inside calls of the driver other host threads are played: a random action runs before or after the call itself.
 // Threads: one. WEIR_TEST_TRACE=1 prints what a program does.
 #pragma once
-#include <bitset>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <set>
 #include <sstream>
 
-#include "runtime/driver/faulty.h"
 #include "tests/model/verdict.h"
+#include "tests/support/ledger.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir::tests {
-
-// The program as the machine saw it: operations, and which was given after which.
-// `before` of an operation holds all operations that come before it whatever the machine does.
-class ledger final : public driver::faulty {
- public:
-  static constexpr std::size_t most = 1024;
-  using set = std::bitset<most>;
-  using faulty::faulty;
-
-  std::function<void()> other_threads;  // called around calls
-
-  std::size_t size() const { return ops_.size(); }
-  int tail(weir::driver::stream_handle s) const {
-    auto const at = tails_.find(s);
-    return at == tails_.end() ? -1 : at->second;
-  }
-  // Is `op` before whatever is given to `s` next?
-  bool ordered(int op, weir::driver::stream_handle s) const {
-    if (op < 0 || seen_[static_cast<std::size_t>(op)]) return true;
-    int const last = tail(s);
-    return last == op || (last >= 0 && ops_[static_cast<std::size_t>(last)][static_cast<std::size_t>(op)]);
-  }
-  // Has the host seen that `op` is complete?
-  bool complete(int op) const { return op < 0 || seen_[static_cast<std::size_t>(op)]; }
-
-  weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t, weir::driver::work w) override {
-    auto const r = faulty::enqueue(device, s, t, w);
-    if (r.ok()) add(s, -1);
-    return r;
-  }
-  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
-    call_others();
-    auto const r = faulty::record(device, s, e);
-    if (r.ok()) records_[e] = add(s, -1);
-    call_others();
-    return r;
-  }
-  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
-    call_others();
-    auto const r = faulty::wait(device, s, e);
-    if (r.ok()) add(s, recorded(e));
-    call_others();
-    return r;
-  }
-  weir::driver::status query_event(weir::driver::event_handle e) override {
-    call_others();
-    auto const r = faulty::query_event(e);
-    if (r.ok()) see(recorded(e));
-    call_others();
-    return r;
-  }
-  weir::driver::status synchronize_event(weir::driver::event_handle e) override {
-    call_others();
-    auto const r = faulty::synchronize_event(e);
-    if (r.ok()) see(recorded(e));
-    call_others();
-    return r;
-  }
-  weir::driver::status query_stream(int device, weir::driver::stream_handle s) override {
-    call_others();
-    auto const r = faulty::query_stream(device, s);
-    if (r.ok()) see(tail(s));
-    call_others();
-    return r;
-  }
-  weir::driver::status synchronize_stream(int device, weir::driver::stream_handle s) override {
-    call_others();
-    auto const r = faulty::synchronize_stream(device, s);
-    if (r.ok()) see(tail(s));
-    call_others();
-    return r;
-  }
-  weir::driver::status synchronize_device(int device) override {
-    call_others();
-    auto const r = faulty::synchronize_device(device);
-    if (r.ok()) {
-      for (auto const& [s, last] : tails_) {
-        if (devices_[s] == device) see(last);
-      }
-      for (auto const& [on, last] : ended_) {
-        if (on == device) see(last);
-      }
-    }
-    call_others();
-    return r;
-  }
-  weir::driver::result<weir::driver::stream_handle> create_stream(int device, weir::driver::stream_kind k, int priority) override {
-    auto const r = faulty::create_stream(device, k, priority);
-    if (r.ok()) {  // a handle may come again for another stream
-      if (tail(r.value) >= 0) ended_.emplace_back(devices_[r.value], tail(r.value));
-      devices_[r.value] = device;
-      tails_.erase(r.value);
-    }
-    return r;
-  }
-  weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
-    auto const r = faulty::create_event(device, k);
-    if (r.ok()) records_.erase(r.value);
-    return r;
-  }
-
- private:
-  void call_others() {
-    if (other_threads) other_threads();
-  }
-  int recorded(weir::driver::event_handle e) const {
-    auto const at = records_.find(e);
-    return at == records_.end() ? -1 : at->second;
-  }
-  int add(weir::driver::stream_handle s, int after) {
-    set before = seen_;
-    for (int const p : {tail(s), after}) {
-      if (p < 0) continue;
-      before |= ops_[static_cast<std::size_t>(p)];
-      before.set(static_cast<std::size_t>(p));
-    }
-    int const op = static_cast<int>(ops_.size());
-    if (ops_.size() == most) std::abort();
-    ops_.push_back(before);
-    tails_[s] = op;
-    return op;
-  }
-  void see(int op) {
-    if (op < 0) return;
-    seen_ |= ops_[static_cast<std::size_t>(op)];
-    seen_.set(static_cast<std::size_t>(op));
-  }
-
-  std::vector<set> ops_;
-  set seen_;
-  std::map<weir::driver::stream_handle, int> tails_;
-  std::map<weir::driver::stream_handle, int> devices_;
-  std::vector<std::pair<int, int>> ended_;  // device and last operation of streams whose handle came again
-  std::map<weir::driver::event_handle, int> records_;
-};
 
 class clock_program {
  public:

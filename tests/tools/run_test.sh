@@ -38,6 +38,7 @@ weir test asan tsan
 is "two presets" 0
 closes "4 passed, 0 failed"
 has calls 'ctest --preset tsan .*seeds=[0-9]'
+has err 'base seed [0-9]'
 weir test -R clock
 has calls 'ctest --preset release .*-R clock'
 

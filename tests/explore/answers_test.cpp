@@ -1,0 +1,132 @@
+// Small programs on two streams under every answer a machine may give: all programs of four calls, and longer ones by seed.
+// All the host learns about a device are answers: whether it was asked too early. Streams move no earlier than they must.
+// Threads: one. See explore.h for the environment.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+
+#include "tests/explore/explore.h"
+
+namespace weir {
+namespace {
+
+using tests::trial;
+
+constexpr std::size_t block_bytes = 40'000;  // a page has room for one
+
+class program {
+ public:
+  // The device has three pages. Requires: what is drawn is known before the machine is asked anything.
+  program(trial& t, std::vector<std::uint32_t> calls) : t_(t), bench_(t.bench({.devices = 1, .memory = 3 * 65'536})) {
+    for (auto*& l : lines_) l = &t.stream(0);
+    for (std::uint32_t c : calls) {
+      if (!t.failed()) call(c);
+    }
+    if (!t.failed()) end();
+  }
+  static constexpr std::uint32_t kinds = 10;
+
+ private:
+  struct block {
+    unsigned char* at;
+    unsigned char value;
+    std::size_t home;
+    std::vector<std::size_t> readers{};
+  };
+  struct look {
+    trial* t;
+    block b;
+  };
+
+  void call(std::uint32_t c) {
+    std::size_t const s = c % 2;
+    switch (c / 2) {
+      case 0: return take(s);
+      case 1: return use(s);
+      case 2: return order(1 - s, s);
+      case 3: return must(bench_.clocks().poll(lines_[s]->now()).is, "poll");
+      default: return s == 0 ? give_back() : void(bench_.on(0).empty_cache());
+    }
+  }
+  void must(driver::status s, char const* what) {
+    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+  }
+  void order(std::size_t before, std::size_t after) {
+    t_.say(after, " waits for ", before);
+    must(lines_[after]->wait(lines_[before]->now()), "wait");
+  }
+
+  void take(std::size_t s) {
+    try {
+      block const b{static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, here::current())), ++last_, s};
+      t_.say("takes block ", static_cast<int>(b.value), " on ", s);
+      must(bench_.machine().fill(0, lines_[s]->handle(), b.at, b.value, 1, block_bytes), "fill");
+      blocks_.push_back(b);
+    } catch (out_of_memory const&) {
+      if (blocks_.size() < 3) t_.fail("out of memory with " + std::to_string(blocks_.size()) + " of three pages in use");
+    }
+  }
+  void read(block const& b, std::size_t s) {
+    driver::touch const all{reinterpret_cast<driver::address>(b.at), block_bytes, false};
+    must(bench_.machine().enqueue(0, lines_[s]->handle(), {&all, 1},
+                                  {[](void* p) {
+                                     auto const& l = *static_cast<look*>(p);
+                                     if (l.b.at[0] != l.b.value || std::memcmp(l.b.at, l.b.at + 1, block_bytes - 1) != 0) l.t->fail("somebody wrote into block " + std::to_string(l.b.value));
+                                   },
+                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
+         "enqueue");
+  }
+  void use(std::size_t s) {
+    if (blocks_.empty()) return;
+    block& b = blocks_.front();
+    t_.say("uses block ", static_cast<int>(b.value), " of ", b.home, " on ", s);
+    bench_.on(0).mark(b.at, *lines_[s], here::current());
+    if (b.home != s) order(b.home, s);
+    read(b, s);
+  }
+  void give_back() {
+    if (blocks_.empty()) return;
+    t_.say("frees block ", static_cast<int>(blocks_.front().value));
+    read(blocks_.front(), blocks_.front().home);
+    bench_.on(0).deallocate(blocks_.front().at, nullptr, here::current());
+    blocks_.pop_front();
+  }
+
+  void end() {
+    for (auto const& b : blocks_) read(b, b.home);
+    for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
+    for (auto const& b : blocks_) bench_.on(0).deallocate(b.at, nullptr, here::current());
+    bench_.on(0).empty_cache();
+    if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current) t_.fail(std::to_string(left) + " B stay reserved");
+    for (auto const& w : bench_.on(0).validate()) t_.fail(w);
+    for (auto const& w : bench_.clocks().validate()) t_.fail(w);
+  }
+
+  trial& t_;
+  tests::memory_bench& bench_;
+  clock::timeline* lines_[2]{};
+  std::deque<block> blocks_;
+  unsigned char last_ = 0;
+};
+
+TEST(explore_answers, in_all_programs_of_four_calls_on_two_streams_bytes_are_their_owners) {
+  auto const runs = tests::explore_all({.name = "four_calls", .runs = 1'000'000}, [](trial& t) {
+    std::vector<std::uint32_t> calls{2 * t.draw(program::kinds / 2)};  // the first is on the first stream: the other way is the same program
+    while (calls.size() < 4) calls.push_back(t.draw(program::kinds));
+    program p(t, calls);
+  });
+  EXPECT_TRUE(runs == 0 || runs >= 5000) << runs;
+}
+
+TEST(explore_answers, in_longer_programs_under_all_answers_bytes_are_their_owners) {
+  tests::explore_answers({.name = "forty_calls", .runs = 300}, 16, [](trial& t) {
+    std::vector<std::uint32_t> calls;
+    for (std::uint32_t n = 5 + t.draw(36); n > 0; --n) calls.push_back(t.draw(program::kinds));
+    t.program_ends();
+    program p(t, calls);
+  });
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,173 @@
+// The ledger writes down every operation that reaches a machine, in words of operations and edges alone: what the clocks say is
+// judged by it, and it knows nothing of them.
+// Threads: one at a time: a test's own, or those of a relay. A call that does not wait and its line in the ledger are one step.
+#pragma once
+#include <bitset>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "runtime/driver/faulty.h"
+
+namespace weir::tests {
+
+// `before` of an operation holds all operations that come before it whatever the machine does.
+class ledger final : public driver::faulty {
+ public:
+  static constexpr std::size_t most = 1024;
+  using set = std::bitset<most>;
+  using faulty::faulty;
+
+  std::function<void()> other_threads;  // called around calls
+
+  std::size_t size() const { return ops_.size(); }
+  int tail(weir::driver::stream_handle s) const {
+    auto const at = tails_.find(s);
+    return at == tails_.end() ? -1 : at->second;
+  }
+  // Is `op` before whatever is given to `s` next?
+  bool ordered(int op, weir::driver::stream_handle s) const {
+    if (op < 0 || seen_[static_cast<std::size_t>(op)]) return true;
+    int const last = tail(s);
+    return last == op || (last >= 0 && ops_[static_cast<std::size_t>(last)][static_cast<std::size_t>(op)]);
+  }
+  // Has the host seen that `op` is complete?
+  bool complete(int op) const { return op < 0 || seen_[static_cast<std::size_t>(op)]; }
+
+  weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t, weir::driver::work w) override {
+    step const one(*this, step::others::stay);
+    auto const r = faulty::enqueue(device, s, t, w);
+    if (r.ok()) add(s, -1);
+    return r;
+  }
+  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    step const one(*this);
+    auto const r = faulty::record(device, s, e);
+    if (r.ok()) records_[e] = add(s, -1);
+    return r;
+  }
+  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    step const one(*this);
+    auto const r = faulty::wait(device, s, e);
+    if (r.ok()) add(s, recorded(e));
+    return r;
+  }
+  weir::driver::status query_event(weir::driver::event_handle e) override {
+    step const one(*this);
+    auto const r = faulty::query_event(e);
+    if (r.ok()) see(recorded(e));
+    return r;
+  }
+  weir::driver::status query_stream(int device, weir::driver::stream_handle s) override {
+    step const one(*this);
+    auto const r = faulty::query_stream(device, s);
+    if (r.ok()) see(tail(s));
+    return r;
+  }
+  // Calls that wait are no single step: what was there when they began is complete when they end.
+  weir::driver::status synchronize_event(weir::driver::event_handle e) override {
+    call_others();
+    int const op = recorded(e);
+    auto const r = faulty::synchronize_event(e);
+    if (r.ok()) see(op);
+    call_others();
+    return r;
+  }
+  weir::driver::status synchronize_stream(int device, weir::driver::stream_handle s) override {
+    call_others();
+    int const op = tail(s);
+    auto const r = faulty::synchronize_stream(device, s);
+    if (r.ok()) see(op);
+    call_others();
+    return r;
+  }
+  weir::driver::status synchronize_device(int device) override {
+    call_others();
+    std::vector<int> last;
+    for (auto const& [s, op] : tails_) {
+      if (devices_[s] == device) last.push_back(op);
+    }
+    for (auto const& [on, op] : ended_) {
+      if (on == device) last.push_back(op);
+    }
+    auto const r = faulty::synchronize_device(device);
+    if (r.ok()) {
+      for (int op : last) see(op);
+    }
+    call_others();
+    return r;
+  }
+  weir::driver::result<weir::driver::stream_handle> create_stream(int device, weir::driver::stream_kind k, int priority) override {
+    step const one(*this, step::others::stay);
+    auto const r = faulty::create_stream(device, k, priority);
+    if (r.ok()) {  // a handle may come again for another stream
+      if (tail(r.value) >= 0) ended_.emplace_back(devices_[r.value], tail(r.value));
+      devices_[r.value] = device;
+      tails_.erase(r.value);
+    }
+    return r;
+  }
+  weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
+    step const one(*this, step::others::stay);
+    auto const r = faulty::create_event(device, k);
+    if (r.ok()) records_.erase(r.value);
+    return r;
+  }
+
+ private:
+  // While one lives no other thread of a relay runs; they may before and after.
+  class step {
+   public:
+    enum class others : std::uint8_t { stay, are_called };
+    explicit step(ledger& of, others o = others::are_called) : of_(of), others_(o) {
+      if (others_ == others::are_called) of_.call_others();
+      base::switch_point();
+      of_.one_.lock();
+    }
+    ~step() {
+      of_.one_.unlock();
+      if (others_ == others::are_called) of_.call_others();
+    }
+    step(step const&) = delete;
+
+   private:
+    ledger& of_;
+    others others_;
+  };
+
+  void call_others() {
+    if (other_threads) other_threads();
+  }
+  int recorded(weir::driver::event_handle e) const {
+    auto const at = records_.find(e);
+    return at == records_.end() ? -1 : at->second;
+  }
+  int add(weir::driver::stream_handle s, int after) {
+    set before = seen_;
+    for (int const p : {tail(s), after}) {
+      if (p < 0) continue;
+      before |= ops_[static_cast<std::size_t>(p)];
+      before.set(static_cast<std::size_t>(p));
+    }
+    int const op = static_cast<int>(ops_.size());
+    if (ops_.size() == most) std::abort();
+    ops_.push_back(before);
+    tails_[s] = op;
+    return op;
+  }
+  void see(int op) {
+    if (op < 0) return;
+    seen_ |= ops_[static_cast<std::size_t>(op)];
+    seen_.set(static_cast<std::size_t>(op));
+  }
+
+  base::mutex one_{base::quiet};
+  std::vector<set> ops_;
+  set seen_;
+  std::map<weir::driver::stream_handle, int> tails_;
+  std::map<weir::driver::stream_handle, int> devices_;
+  std::vector<std::pair<int, int>> ended_;  // device and last operation of streams whose handle came again
+  std::map<weir::driver::event_handle, int> records_;
+};
+
+}  // namespace weir::tests
