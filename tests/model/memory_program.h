@@ -105,17 +105,14 @@ class memory_program {
 
   static unsigned char byte_of(std::uint32_t pattern, std::size_t i) { return static_cast<unsigned char>(pattern >> (i % 4 * 8)); }
   static void paint(unsigned char* at, std::size_t bytes, std::uint32_t pattern) {
-    for (std::size_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(at + i, &pattern, 4);
-    for (std::size_t i = bytes / 4 * 4; i < bytes; ++i) at[i] = byte_of(pattern, i);
+    for (std::size_t i = 0; i < std::min<std::size_t>(bytes, 4); ++i) at[i] = byte_of(pattern, i);
+    for (std::size_t done = 4; done < bytes; done *= 2) std::memcpy(at + done, at, std::min(done, bytes - done));
   }
   static bool painted(unsigned char const* at, std::size_t bytes, std::uint32_t pattern) {
-    for (std::size_t i = 0; i + 4 <= bytes; i += 4) {
-      if (std::memcmp(at + i, &pattern, 4) != 0) return false;
-    }
-    for (std::size_t i = bytes / 4 * 4; i < bytes; ++i) {
+    for (std::size_t i = 0; i < std::min<std::size_t>(bytes, 4); ++i) {
       if (at[i] != byte_of(pattern, i)) return false;
     }
-    return true;
+    return bytes <= 4 || std::memcmp(at, at + 4, bytes - 4) == 0;
   }
 
   void fill(piece_of_memory const& b, int s) {
