@@ -27,7 +27,6 @@ function(weir_prover_program name)
   add_dependencies(planted ${name})
 endfunction()
 
-set(most_runs 1000)
 foreach(patch ${patches})
   get_filename_component(name ${patch} NAME_WE)
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patch})
@@ -50,9 +49,6 @@ foreach(patch ${patches})
   if(NOT check OR NOT runs OR NOT source)
     message(FATAL_ERROR "tests/planted/${name}.patch lacks `check:`, `runs:` or the name of the file that it changes")
   endif()
-  if(runs GREATER most_runs)
-    set(most_runs ${runs})
-  endif()
   set(changed ${PROJECT_BINARY_DIR}/planted/${name}.cpp)
   add_custom_command(OUTPUT ${changed} DEPENDS ${patch} ${PROJECT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/tests/planted/plant
     COMMAND ${PROJECT_SOURCE_DIR}/tests/planted/plant ${patch} ${PROJECT_SOURCE_DIR}/${source} ${changed}
@@ -67,5 +63,5 @@ foreach(patch ${patches})
 endforeach()
 
 weir_prover_program(planted_none)
-add_test(NAME planted.none COMMAND planted_none --within ${most_runs})
+add_test(NAME planted.none COMMAND planted_none --within 5000)  # as many as all but the rarest need
 set_tests_properties(planted.none PROPERTIES TIMEOUT 120 LABELS planted)

@@ -5,6 +5,7 @@
 #include "tests/model/memory_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
+#include "tests/planted/thread_programs.h"
 
 namespace weir::tests {
 
@@ -13,6 +14,9 @@ std::span<kind_of_program const> programs() {
       {"memory", [](std::uint64_t seed) { return memory_program(seed).run(); }},
       {"clock", [](std::uint64_t seed) { return clock_program(seed).run(); }},
       {"traffic", [](std::uint64_t seed) { return traffic_program(seed).run(); }},
+      {"given back among threads", [](std::uint64_t seed) { return run_body(seed, "given_back", memory_given_back_among_threads); }},
+      {"knowledge among threads", [](std::uint64_t seed) { return run_body(seed, "knowledge", knowledge_among_threads); }},
+      {"crew among threads", [](std::uint64_t seed) { return run_body(seed, "crew", crew_among_threads); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
   return all;

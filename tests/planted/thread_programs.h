@@ -1,0 +1,122 @@
+// Programs of several host threads, run one by one by a tape, as the prover takes them.
+// Threads: those of each run.
+#pragma once
+#include <cstring>
+
+#include "runtime/base/sync_relay.h"
+#include "streams/staging_crew.h"
+#include "tests/explore/explore.h"
+#include "tests/model/verdict.h"
+
+namespace weir::tests {
+
+inline verdict run_body(std::uint64_t seed, char const* name, body const& what) {
+  explore_options options;
+  options.name = name;
+  driver::sim::tape tape(seed);
+  trial one(options, tape);
+  try {
+    what(one);
+  } catch (base::abandoned const&) {
+  } catch (std::exception const& e) {
+    one.fail(std::string("the body threw: ") + e.what());
+  }
+  std::string const wrong = one.finish();
+  verdict v;
+  if (wrong.empty()) return v;
+  bool const waits = wrong.find("stuck") != std::string::npos || wrong.find("waits for") != std::string::npos;
+  bool const bytes = wrong.find("somebody wrote") != std::string::npos;
+  bool const stray = wrong.find("stray") != std::string::npos || wrong.find("device lost") != std::string::npos;
+  bool const order = wrong.find("must be known") != std::string::npos;
+  v.note(stray ? check::stray : order ? check::order : bytes ? check::bytes : waits ? check::stuck : check::invariants, wrong);
+  return v;
+}
+
+// A crew of two, two threads that submit, finish and cancel: every byte arrives, and everybody comes back.
+inline void crew_among_threads(trial& t) {
+  (void)t.bench();
+  auto crew = std::make_shared<streams::copy_crew>(2);
+  for (int k = 0; k < 2; ++k) {
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, crew] {
+      for (int i = 0, n = 1 + static_cast<int>(t.draw(3)); i < n; ++i) {
+        unsigned char from[16], to[16] = {};
+        std::memset(from, 1 + i, sizeof from);
+        streams::copy_crew::task task;
+        task.dst = to, task.src = from, task.bytes = sizeof from;
+        crew->submit(task);
+        bool const wanted = t.draw(4) != 0;
+        wanted ? crew->finish(task) : crew->cancel(task);
+        if (wanted && std::memcmp(from, to, sizeof from) != 0) t.fail("somebody wrote other bytes than the crew was given");
+      }
+    });
+  }
+  t.join();
+  crew->stop();
+}
+
+// One thread takes, writes and gives back on its stream; another takes on its own what that left, writes and reads it.
+inline void memory_given_back_among_threads(trial& t) {
+  auto& bench = t.bench({.devices = 1, .memory = 512 << 10});
+  clock::timeline* const lines[] = {&t.stream(0), &t.stream(0)};
+  for (int k = 0; k < 2; ++k) {
+    auto* const line = lines[k];
+    int const n = 2 + static_cast<int>(t.draw(5));
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, &bench, line, k, n] {
+      for (int i = 0; i < n && !t.failed(); ++i) {
+        std::size_t const bytes = 40'000 + 30'000 * t.draw(3);
+        void* p = nullptr;
+        try {
+          p = bench.on(0).allocate(*line, bytes, 0, here::current());
+        } catch (out_of_memory const&) {
+          continue;
+        }
+        struct job {
+          trial* t;
+          unsigned char* at;
+          std::size_t bytes;
+          int value;
+        };
+        auto const give = [&](bool writes, void (*run)(void*)) {
+          driver::touch const all{reinterpret_cast<driver::address>(p), bytes, writes};
+          auto* const j = new job{&t, static_cast<unsigned char*>(p), bytes, 1 + 2 * i + k};
+          auto const s = bench.machine().enqueue(0, line->handle(), {&all, 1}, {run, [](void* x) { delete static_cast<job*>(x); }, j});
+          if (!s.ok()) t.fail("enqueue answered " + std::string(driver::name_of(s.what)));
+        };
+        give(true, [](void* x) {
+          auto const& j = *static_cast<job*>(x);
+          std::memset(j.at, j.value, j.bytes);
+        });
+        give(false, [](void* x) {
+          auto const& j = *static_cast<job*>(x);
+          if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block in use");
+        });
+        bench.on(0).deallocate(p, nullptr, here::current());
+      }
+    });
+  }
+  t.join();
+  for (auto* line : lines) {
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+  }
+}
+
+// Two threads put one stream behind two others: both orders are known then.
+inline void knowledge_among_threads(trial& t) {
+  auto& bench = t.bench();
+  clock::timeline& waiter = t.stream(0);
+  clock::timeline* const others[] = {&t.stream(0), &t.stream(0)};
+  clock::stamp stamps[2];
+  for (int k = 0; k < 2; ++k) {
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
+      (void)bench.machine().enqueue(0, others[k]->handle(), {}, {[](void*) {}, nullptr, nullptr});
+      stamps[k] = others[k]->now();
+      if (!waiter.wait(stamps[k]).ok()) t.fail("a wait was refused");
+    });
+  }
+  t.join();
+  for (auto s : stamps) {
+    if (!t.failed() && !waiter.covers(s)) t.fail("what was waited for must be known to be before the waiter");
+  }
+}
+
+}  // namespace weir::tests
