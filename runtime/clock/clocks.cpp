@@ -1,7 +1,7 @@
 // The timelines of one runtime, and the table that finds a timeline of this process by its id.
 // Threads: any, but for construction and destruction.
 #include <algorithm>
-#include <deque>
+#include <utility>
 
 #include "runtime/clock/common.h"
 
@@ -34,12 +34,35 @@ base::atomic<std::uint64_t> next_id{1};
 }  // namespace
 }  // namespace detail
 
+// First in, first out, through the timelines themselves: who retires one may have no memory.
+class clocks::chain {
+ public:
+  void add(timeline& t) noexcept {
+    t.after_ = nullptr;
+    (last_ ? last_->after_ : first_) = &t;
+    last_ = &t;
+    ++size_;
+  }
+  // Requires: not empty.
+  timeline& take_first() noexcept {
+    timeline& t = *std::exchange(first_, first_->after_);
+    if (!first_) last_ = nullptr;
+    --size_;
+    return t;
+  }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  timeline *first_ = nullptr, *last_ = nullptr;
+  std::size_t size_ = 0;
+};
+
 struct clocks::state {
   explicit state(weir::runtime::impl& r) : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<timeline::common> shared;
   base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
-  base::guarded<std::deque<timeline*>> ended;  // retired, and not known to be done: each keeps its last event
+  base::guarded<chain> ended;  // retired, and not known to be done: each keeps its last event
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -80,19 +103,18 @@ void clocks::end(timeline& t) {
 }
 
 // Whoever retires one asks about a few that went before, more of them the more there are: so the events of streams that are gone come back.
-void clocks::let_go_of_ended(timeline& last) {
-  std::vector<timeline*> oldest;
+void clocks::let_go_of_ended(timeline& last) noexcept {
+  chain oldest;
   {
     auto ended = state_->ended.lock();
-    auto const few = static_cast<std::ptrdiff_t>(std::min(ended->size(), 2 + ended->size() / 16));
-    oldest.assign(ended->begin(), ended->begin() + few);
-    ended->erase(ended->begin(), ended->begin() + few);
-    ended->push_back(&last);
+    for (std::size_t few = std::min(ended->size(), 2 + ended->size() / 16); few; --few) oldest.add(ended->take_first());
+    ended->add(last);
   }
-  for (timeline* const t : oldest) {
-    auto const done = t->poll(t->last_.load());
-    if (done.ok() && done.value) continue;
-    if (done.ok()) state_->ended.lock()->push_back(t);  // else its device is lost: it never will be
+  while (oldest.size()) {
+    timeline& t = oldest.take_first();
+    auto const done = t.poll(t.last_.load());
+    if (done.is.what == driver::code::lost) continue;  // it never will be
+    if (!done.ok() || !done.value) state_->ended.lock()->add(t);
   }
 }
 

@@ -129,6 +129,7 @@ class timeline final {
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_
+  timeline* after_ = nullptr;  // of the next that ended, see clocks::chain
 };
 
 // The timelines of one runtime: a part.
@@ -152,7 +153,8 @@ class clocks {
 
  private:
   void end(timeline&);
-  void let_go_of_ended(timeline& last);
+  void let_go_of_ended(timeline& last) noexcept;
+  class chain;
   struct state;
   std::unique_ptr<state> state_;
 };

@@ -26,8 +26,7 @@ TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
   }
 }
 
-// Disabled: clocks::let_go_of_ended still needs memory when a runtime ends. --gtest_also_run_disabled_tests runs them.
-INSTANTIATE_TEST_SUITE_P(DISABLED_of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace weir::faults
