@@ -27,7 +27,7 @@ void copy_crew::work() {
   }
 }
 
-void copy_crew::submit(task& t) {
+void copy_crew::submit(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is != task::state::idle) return;
   if (!started_) {
@@ -36,7 +36,11 @@ void copy_crew::submit(task& t) {
       while (static_cast<int>(threads_.size()) < wanted_) threads_.emplace_back([this] { work(); });
     } catch (...) {}  // no more threads to be had: fewer are slower, none is whoever finishes
   }
-  queue_.push_back(&t);
+  try {
+    queue_.push_back(&t);
+  } catch (...) {
+    return;
+  }
   t.is = task::state::queued;
   queued_.notify_one();
 }

@@ -17,12 +17,13 @@ class copy_crew {
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;  // under the crew's lock
   };
 
-  explicit copy_crew(int threads) noexcept : wanted_(threads) {}
+  explicit copy_crew(int threads) : wanted_(threads) {}  // Throws: bad_alloc
   ~copy_crew() { stop(); }
   int threads() const noexcept { return wanted_; }
 
   // Threads are made at the first of these. A task that was cancelled stays done. Requires: the task lives until it is done.
-  void submit(task&);
+  // Without memory to queue it, it stays with whoever finishes it: a host function submits, too.
+  void submit(task&) noexcept;
   void finish(task&);          // Blocks: until it is done; does it here if nobody has begun, submitted or not
   void cancel(task&) noexcept; // Ensures: done, and nothing touches its ranges any more; what has not begun never will
   void stop() noexcept;        // ends the threads; tasks may still be submitted, and are done by whoever finishes them

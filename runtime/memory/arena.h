@@ -36,7 +36,7 @@ struct released {
 
 class arena {
  public:
-  arena() noexcept = default;
+  arena() = default;  // Throws: bad_alloc
   arena(arena const&) = delete;
 
   // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
