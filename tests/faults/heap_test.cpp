@@ -3,6 +3,12 @@
 // WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/memory/arena.h"
+#include "streams/staging_crew.h"
 #include "tests/faults/heap.h"
 #include "tests/faults/trial.h"
 
@@ -14,7 +20,8 @@ struct failing_heap : ::testing::TestWithParam<scenario> {};
 TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
   scenario const& s = GetParam();
   expectation const e = undisturbed_once_warm(s, 1);
-  drawn_failures failures(3 * e.allocations, 150);
+  std::uint64_t const all = 3 * e.allocations;
+  drawn_failures failures(all, all <= 600 ? all : 150);
   pair_counts counts{};
   while (failures.next()) {
     std::uint64_t const mode = failures.index() % 3;
@@ -27,6 +34,43 @@ TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+
+// Regression: submit() threw, out of a host function too.
+TEST(a_crew_without_memory, copies_all_that_it_was_given) {
+  using streams::copy_crew;
+  for (std::uint64_t const more : {std::uint64_t{0}, heap::without_end}) {
+    std::string const from(200, 'x');
+    std::string to(200, '-');
+    std::vector<copy_crew::task> tasks(200);  // more than a queue takes without memory
+    copy_crew crew(0);
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      tasks[i] = {&to[i], &from[i], 1};
+      heap::fail(1, more);
+      crew.submit(tasks[i]);
+      heap::stop();
+    }
+    for (auto& one : tasks) crew.finish(one);
+    EXPECT_EQ(to, from);
+  }
+}
+
+// Regression: what was to become a stream's memory was not freed when its arena had no memory ("three streams left one block of the
+// heap": allocation 66 and 2 after it), for the arena promised not to throw.
+TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
+  struct alignas(64) holder {
+    memory::arena inside;
+  };
+  std::int64_t const before = heap::live();
+  bool made = false;
+  for (std::uint64_t k = 1; !made; ++k) {
+    heap::fail(k, 0);
+    try {
+      made = std::make_unique<holder>() != nullptr;
+    } catch (std::bad_alloc const&) {}
+    heap::stop();
+    EXPECT_EQ(heap::live(), before) << "allocation " << k;
+  }
+}
 
 }  // namespace
 }  // namespace weir::faults
