@@ -181,7 +181,7 @@ class clock_program {
           say(t.id(), " waits for event ", &e - events_);
           auto const s = t.wait(f, *lines_[e.stream].t);
           if (s.ok()) add(lines_[i].order, more);
-          if (s.what != driver::code::not_ready || e.busy) break;
+          if (s.what != driver::code::not_ready || e.busy || !e.last) break;
         }
         break;
       }
