@@ -54,7 +54,12 @@ class refusable final : public faulty, public controls {
 
 }  // namespace
 
-controls* controls_of(driver& d) noexcept { return dynamic_cast<controls*>(&d); }
+controls* controls_of(driver& d) noexcept {
+  for (driver* at = &d; at; at = at->behind()) {
+    if (auto* const c = dynamic_cast<controls*>(at)) return c;
+  }
+  return nullptr;
+}
 
 made make(weir::simulated const& like) {
   watch_process();
