@@ -68,7 +68,10 @@ bool event::query() const {
   if (!line) return true;
   if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, here::current());
   auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return true;
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) {
+    line->know_complete();
+    return true;
+  }
   auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
   if (s.what == driver::code::not_ready) return false;
   require(s, "event::query", streams::describe(*line), "", here::current());
@@ -84,7 +87,7 @@ void event::synchronize(here at) const {
   if (!line) return;
   if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
   auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return;
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
   require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
 }

@@ -24,6 +24,15 @@ Answer or_out_of_memory(Act act) noexcept {
 }
 }  // namespace
 
+// No call was needed, for the answer was known: a witness is told.
+void timeline::rely_on(timeline const* other) const {
+  if (!common_->witness || !other || &other->runtime_ != &runtime_) [[likely]] return;
+  common_->witness->relied_on({device_, handle_}, {other->device_, other->handle_});
+}
+void timeline::know_complete() const {
+  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle_});
+}
+
 driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
 
 driver::status timeline::open_for_work() const {
@@ -125,7 +134,10 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
 status timeline::wait(fence_ref const& f, timeline& from) {
   if (f->captured) return wait_inside(f->event->handle(), from);
   bool const relied_on = !f->event->given_away();
-  if (relied_on && covers({from.id_, f->n})) return {};
+  if (relied_on && covers({from.id_, f->n})) {
+    rely_on(&from);
+    return {};
+  }
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
@@ -146,7 +158,10 @@ status timeline::wait(fence_ref const& f, timeline& from) {
 
 status timeline::wait(stamp wanted) {
   for (;;) {
-    if (covers(wanted)) return {};
+    if (covers(wanted)) {
+      rely_on(find(wanted.stream));
+      return {};
+    }
     timeline& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
     if (auto const s = usable(); !s.ok()) return s;
@@ -186,7 +201,10 @@ result<bool> timeline::ask(fence_ref const& f) {
 result<bool> timeline::poll(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) return {{}, true};
+    if (passed(n)) {
+      know_complete();
+      return {{}, true};
+    }
     if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
     auto f = fence_for(n);
     if (!f.ok() && alive() == life::retired) return {{}, false};  // it ended without a fence: only the whole device can tell
@@ -211,7 +229,10 @@ result<bool> timeline::poll(std::uint64_t n) {
 status timeline::synchronize(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) return {};
+    if (passed(n)) {
+      know_complete();
+      return {};
+    }
     if (auto const s = common_->state_of(device_); !s.ok()) return s;
     auto f = fence_for(n);
     if (!f.ok() && alive() == life::retired) {
