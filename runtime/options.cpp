@@ -159,6 +159,11 @@ bool races_wanted(options const& o) {
   return o.check_races || (text && std::string_view(text) != "0");
 }
 
+bool guard_wanted(options const& o) {
+  char const* const text = variable("WEIR_SIM_GUARD");
+  return text ? std::string_view(text) != "0" : races_wanted(o);
+}
+
 machine_choice devices_from_environment() {
   char const* const text = variable("WEIR_DEVICES");
   return text ? parse_devices(text) : machine_choice{};

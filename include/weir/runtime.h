@@ -30,6 +30,9 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
     all,    // also memory that is refused although there was room, and links that change bytes
   } takes = freedoms::usual;
   int connections = 0;  // to the hardware, for the streams of a device to share: what cannot start yet holds up the other streams behind it. 0: one each, or as the seed has it
+  // Device memory is out of reach but for work that declares it, while it runs: host code that touches it is named, and the
+  // process ends there. Programs built with AddressSanitizer are stopped at the byte. options::check_races sets it.
+  bool guarded = false;
 };
 
 struct options {

@@ -315,6 +315,89 @@ TEST_F(checker, streams_and_events_whose_handles_come_back_are_new_ones) {
   EXPECT_FALSE(w.control->ordered({first, 1}, 0, other)) << "never recorded: nothing to wait for";
 }
 
+struct pinned_page {
+  explicit pinned_page(driver& d) : machine(d), at(static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+    EXPECT_TRUE(machine.pin(at, 4096).ok());
+  }
+  ~pinned_page() {
+    EXPECT_TRUE(machine.unpin(at).ok());
+    ::munmap(at, 4096);
+  }
+  driver& machine;
+  char* at;
+};
+
+TEST_F(checker, a_pinned_source_that_the_host_changes_in_flight_is_named) {
+  address const x = memory();
+  auto const s = stream();
+  pinned_page const p(*machine);
+  EXPECT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), p.at, 100).ok());
+  p.at[99] = 1;
+  EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(kinds(), (all{kind::source_changed})) << text();
+}
+
+TEST_F(checker, a_pinned_source_may_change_beside_the_copy_and_after_it_was_seen_complete) {
+  address const x = memory();
+  auto const s = stream();
+  auto const e = event();
+  pinned_page const p(*machine);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), p.at, 100).ok());
+    EXPECT_TRUE(machine->record(0, s, e).ok());
+    ++p.at[100];
+    EXPECT_TRUE(machine->synchronize_event(e).ok());
+    ++p.at[99];
+  }
+  EXPECT_EQ(kinds(), all{}) << text();
+}
+
+TEST_F(checker, a_pinned_source_that_work_of_streams_writes_is_not_the_hosts_affair) {
+  address const x = memory();
+  auto const s = stream(), t = stream();
+  pinned_page const p(*machine);
+  auto* const device = reinterpret_cast<void*>(x);
+  auto const scribble = [&](stream_handle on, int value) {
+    struct write {
+      char* at;
+      int value;
+    };
+    EXPECT_TRUE(machine->host_function(0, on, {[](void* w) { *static_cast<write*>(w)->at = static_cast<char>(static_cast<write*>(w)->value); }, [](void* w) { delete static_cast<write*>(w); }, new write{p.at, value}}).ok());
+  };
+  EXPECT_TRUE(machine->fill(0, s, device, 7, 1, 100).ok());
+  EXPECT_TRUE(machine->copy(0, s, p.at, device, 100).ok()) << "still to come";
+  EXPECT_TRUE(machine->copy(0, s, device, p.at, 100).ok());
+  EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
+  scribble(s, 8);
+  EXPECT_TRUE(machine->copy(0, s, device, p.at, 100).ok()) << "after a host function that is still to come";
+  EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_TRUE(machine->copy(0, s, device, p.at, 100).ok());
+  order(s, t);
+  scribble(t, 9);
+  EXPECT_TRUE(machine->synchronize_stream(0, t).ok());
+  EXPECT_TRUE(machine->copy(0, s, device, p.at, 100).ok());
+  EXPECT_TRUE(machine->fill(0, s, device, 3, 1, 100).ok());
+  EXPECT_TRUE(machine->copy(0, s, p.at, device, 100).ok());
+  EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(kinds(), all{}) << text();
+}
+
+TEST_F(checker, a_host_that_waits_for_what_cannot_come_is_told_the_circle) {
+  auto const s = stream(), t = stream();
+  auto const e = event();
+  auto const gate = machine->hold(0, t).value;
+  EXPECT_TRUE(machine->record(0, t, e).ok());
+  EXPECT_TRUE(machine->wait(0, s, e).ok());
+  base::call_site const in(true, "synchronize", {"program.cpp", "", 7});
+  EXPECT_EQ(machine->synchronize_stream(0, s).what, code::failed);
+  EXPECT_EQ(kinds(), (all{kind::stuck}));
+  EXPECT_NE(text().find("synchronize at program.cpp:7 waits for what cannot come: "), std::string::npos) << text();
+  EXPECT_NE(text().find("gate"), std::string::npos) << text();
+  EXPECT_TRUE(machine->open_gate(gate).ok());
+  EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
+  EXPECT_EQ(kinds().size(), 1u);
+}
+
 TEST_F(checker, the_census_names_all_that_was_never_given_back) {
   EXPECT_EQ(judge->census(), (std::vector<std::string>{}));
   auto const s = stream();

@@ -4,6 +4,8 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
+#include "runtime/driver/sim/guard.h"
+#include "runtime/driver/sim/machine.h"
 
 namespace weir::driver::check {
 namespace {
@@ -26,6 +28,13 @@ void print_at_exit() {
   for (checked* c : *alive().lock()) c->print_findings();
 }
 
+std::string explain(address at) {  // after a fault: a lock that is held may be held for ever
+  for (checked* c : *alive().lock()) {
+    if (auto said = c->describe(at); !said.empty()) return said;
+  }
+  return {};
+}
+
 }  // namespace
 
 wrapped wrap(std::unique_ptr<driver> inner) {
@@ -43,7 +52,7 @@ control* control_of(driver& d) noexcept {
 
 checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)) {
   auto all = alive().lock();
-  static int const registered = std::atexit(print_at_exit);
+  static int const registered = (sim::explain_addresses_with(explain), std::atexit(print_at_exit));
   (void)registered;
   all->push_back(this);
 }
@@ -78,7 +87,9 @@ status checked::note(status is, int device) {
     m->lost.resize(std::max(m->lost.size(), static_cast<std::size_t>(device) + 1));
     m->lost[static_cast<std::size_t>(device)] = true;
   }
-  judge_.lock()->order.lost(device);
+  auto const known = judge_.lock();
+  known->order.lost(device);
+  known->reading.forget([&](source const& s) { return known->order.device_of(s.copy.stream) == device; });
   return is;
 }
 
@@ -91,7 +102,24 @@ status checked::after(status is, int device, moment const& before, std::span<ran
 
 status checked::seen(status is, int device, moment const& what) {
   if (!is.ok()) return note(is, device);
-  if (what.at.stream) judge_.lock()->order.saw_complete(what, trust_here());
+  if (what.at.stream) saw_complete(what);
+  return is;
+}
+
+void checked::saw_complete(moment const& what) {
+  auto const known = judge_.lock();
+  known->order.saw_complete(what, trust_here());
+  known->look_at_sources();
+}
+
+// A machine that answers failed to a wait says in its findings what circle it stands in.
+status checked::note_stuck(status is) {
+  auto* const machine = is.what == code::failed && !away() ? sim::controls_of(*inner_) : nullptr;
+  if (!machine) return is;
+  auto const said = machine->findings();
+  constexpr std::string_view word = "stuck: ";
+  if (said.empty() || !said.back().starts_with(word) || said.size() == stuck_said_.exchange(said.size())) return is;
+  judge_.lock()->stuck(said.back().substr(word.size()), site_of("a wait of the host"));
   return is;
 }
 
@@ -174,7 +202,7 @@ status checked::query_stream(int device, stream_handle s) {
 
 status checked::synchronize_stream(int device, stream_handle s) {
   moment const now = before(device, s);
-  return seen(inner_->synchronize_stream(device, s), device, now);
+  return seen(note_stuck(inner_->synchronize_stream(device, s)), device, now);
 }
 
 status checked::synchronize_device(int device) {
@@ -185,7 +213,7 @@ status checked::synchronize_device(int device) {
       if (known->order.device_of(s) == device) all.push_back(known->order.now(s));
     }
   }
-  status const is = inner_->synchronize_device(device);
+  status const is = note_stuck(inner_->synchronize_device(device));
   if (!is.ok()) return note(is, device);
   for (moment const& m : all) seen(is, device, m);
   return is;
@@ -197,36 +225,44 @@ status checked::query_event(event_handle e) {
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->query_event(e);
   if (!is.ok() || !what.at.stream) return is;
-  auto const known = judge_.lock();
-  if (known->order.record_of(e).version == what.version) known->order.saw_complete(what, trust_here());
+  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
   return is;
 }
 
 status checked::synchronize_event(event_handle e) {
   if (away()) return inner_->synchronize_event(e);
   moment const what = judge_.lock()->order.record_of(e);
-  status const is = inner_->synchronize_event(e);
+  status const is = note_stuck(inner_->synchronize_event(e));
   if (!is.ok() || !what.at.stream) return is;
-  auto const known = judge_.lock();
-  if (known->order.record_of(e).version == what.version) known->order.saw_complete(what, trust_here());
+  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
   return is;
 }
 
 // Work --------------------------------------------------------------------------------------------------------------
 
+status checked::after_copy(status is, int device, moment const& before, void* dst, void const* src, std::size_t bytes) {
+  if (!is.ok()) return note(is, device);
+  if (!before.at.stream || bytes == 0) return is;
+  auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
+  range const uses[] = {{from, bytes, false}, {to, bytes, true}};
+  base::site const site = site_of("copy");
+  auto const known = judge_.lock();
+  epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
+  known->copies_from(e, before, from, bytes, site);
+  return is;
+}
+
 status checked::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy(device, s, dst, src, bytes);
-  range const uses[] = {{reinterpret_cast<address>(src), bytes, false}, {reinterpret_cast<address>(dst), bytes, true}};
-  return after(is, device, now, uses, "copy");
+  return after_copy(is, device, now, dst, src, bytes);
 }
 
 status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
   if (!is.ok()) return is;  // any of three devices may be the lost one
-  range const uses[] = {{reinterpret_cast<address>(src), bytes, false}, {reinterpret_cast<address>(dst), bytes, true}};
-  return after(is, device, now, uses, "copy");
+  return after_copy(is, device, now, dst, src, bytes);
 }
 
 status checked::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) {
@@ -238,7 +274,11 @@ status checked::fill(int device, stream_handle s, void* dst, std::uint32_t patte
 
 status checked::host_function(int device, stream_handle s, work w) {
   moment const now = before(device, s);
-  return after(inner_->host_function(device, s, w), device, now, {}, "host function");
+  status const is = inner_->host_function(device, s, w);
+  if (!is.ok() || !now.at.stream) return note(is, device);
+  auto const known = judge_.lock();
+  known->host_function(known->used(now.at.stream, now, {}, {}, trust::promised));
+  return is;
 }
 
 status checked::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {

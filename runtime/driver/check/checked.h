@@ -76,12 +76,16 @@ class checked final : public driver, public control, public witness {
   void relied_on(user waiter, user other) override;
 
   void print_findings() noexcept;  // those that nobody has taken
+  std::string describe(address);   // the block there, in words; empty: none, or nobody can tell now
 
  private:
   moment before(int device, stream_handle);
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // of a call that is ok when that is complete
   status note(status, int device);                 // a lost device
+  status note_stuck(status);                       // of a host that waited
+  status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
+  void saw_complete(moment const&);
 
   std::unique_ptr<driver> const inner_;
   mutable checker judge_;
@@ -91,6 +95,7 @@ class checked final : public driver, public control, public witness {
     std::vector<bool> lost;                          // by device
   };
   base::guarded<made> made_;
+  base::atomic<std::size_t> stuck_said_{0};        // findings of the machine when the last circle was noted
 };
 
 }  // namespace weir::driver::check

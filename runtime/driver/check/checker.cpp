@@ -39,6 +39,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     }
     if (gone) continue;  // it would clash with the next owner again
     auto const past = [&](access const& old) { return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); }); };
+    if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
     for (part const& p : memory.find(r.at, r.bytes)) {
       p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_race(old, *a, p.at, p.to - p.from); });
       ++added;
@@ -131,6 +132,39 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
     return !over_now && !through_here;
   });
   blocks.forget(at, gone.bytes);
+}
+
+// Only where the bytes are final: no work that may write them is still to come before the copy.
+void knowledge::copies_from(epoch copy, moment const& before, address at, std::size_t bytes, base::site site) {
+  if (bytes == 0 || !memory.is_pinned(at, bytes)) return;
+  for (auto const& [s, last] : host_functions) {
+    if (!order.complete(last, trust::known) && order.ordered(last, copy.stream, before.seen, trust::known)) return;
+  }
+  bool to_be_written = false;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access const& a) {
+      bool const device_writes = a.how == action::writes && !a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+      to_be_written |= device_writes;
+      return true;
+    });
+  }
+  if (!to_be_written) reading.add({copy, at, bytes, hash_of(reinterpret_cast<void const*>(at), bytes), site});
+}
+
+// It may write what it likes once it runs: what copies before it read is not judged any more.
+void knowledge::host_function(epoch e) {
+  host_functions[e.stream] = e;
+  moment const now = order.now(e.stream);
+  reading.forget([&](source const& s) { return order.ordered(s.copy, e.stream, now.seen, trust::known); });
+}
+
+void knowledge::look_at_sources() {
+  if (reading.empty()) [[likely]] return;
+  reading.settle([&](epoch e) { return order.complete(e, trust::known); }, [&](source const& s) { report_changed(s); });
+}
+
+void knowledge::drop_sources(address at, std::size_t bytes) {
+  reading.forget([&](source const& s) { return s.at < at + bytes && at < s.at + s.bytes; });
 }
 
 // A promise kept by what was known already: the program may rely on that much of it from now on.

@@ -7,6 +7,7 @@
 #include "runtime/driver/check/blocks.h"
 #include "runtime/driver/check/check.h"
 #include "runtime/driver/check/places.h"
+#include "runtime/driver/check/sources.h"
 #include "runtime/driver/witness.h"
 
 namespace weir::driver::check {
@@ -22,6 +23,8 @@ struct knowledge {
   graph order;
   places memory;
   check::blocks blocks;
+  sources reading;                              // by copies that are not known to be complete
+  std::map<stream_id, epoch> host_functions;    // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
@@ -36,6 +39,11 @@ struct knowledge {
   void handed_over(stream_id to, address, std::size_t bytes, here);
   void wait_inserted(stream_id waiter, stream_id other, address, std::size_t bytes);
   void unmapped(places::region const&, address, base::site);
+  void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
+  void host_function(epoch);
+  void look_at_sources();                             // completion was seen
+  void drop_sources(address, std::size_t bytes);      // that memory goes: those not complete are not judged
+  void stuck(std::string circle, base::site);
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
 
@@ -45,6 +53,7 @@ struct knowledge {
   void report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator);
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
+  void report_changed(source const&);
   void note(finding::kind, std::string key, std::string text, here first, here second);
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
@@ -60,6 +69,7 @@ class checker {
   class locked {
    public:
     explicit locked(checker& c) : of_(c), hold_(c.lock_) {}
+    locked(checker& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
     ~locked();  // tells what was found, once the lock is given up
     knowledge* operator->() const noexcept { return &of_.all_; }
 
@@ -68,6 +78,11 @@ class checker {
     base::unique_lock hold_;
   };
   locked lock() { return locked(*this); }
+  std::optional<locked> try_lock() {
+    base::unique_lock held(lock_, std::try_to_lock);
+    if (!held.owns_lock()) return std::nullopt;
+    return std::optional<locked>(std::in_place, *this, std::move(held));
+  }
 
  private:
   base::mutex lock_;

@@ -88,7 +88,7 @@ status checked::unpin(void* host) {
   std::size_t const bytes = gone ? gone->bytes : 0;
   status const is = inner_->unpin(host);
   auto const known = judge_.lock();
-  if (is.ok()) known->blocks.forget(at, bytes);
+  if (is.ok()) known->drop_sources(at, bytes), known->blocks.forget(at, bytes);
   else if (gone) known->memory.put_back(at, std::move(*gone));
   return is;
 }
@@ -156,6 +156,14 @@ std::vector<std::string> checked::census() const {
   }
   judge_.lock()->memory.census(all, lost);
   return all;
+}
+
+std::string checked::describe(address at) {
+  auto const known = judge_.try_lock();
+  if (!known) return {};
+  auto const b = (*known)->blocks.find(at, 1);
+  if (b == (*known)->blocks.end()) return {};
+  return "byte " + std::to_string(at - b->first) + " of " + (*known)->block_text(b) + (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
 }
 
 epoch checked::position(int device, stream_handle s) {

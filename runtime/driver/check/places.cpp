@@ -59,6 +59,13 @@ places::parts places::find(address at, std::size_t bytes) {
   return out;
 }
 
+bool places::is_pinned(address at, std::size_t bytes) const {
+  auto const after = regions_.upper_bound(at);
+  if (after == regions_.begin()) return false;
+  auto const in = std::prev(after);
+  return in->second.how == as::pin && at - in->first < in->second.bytes && bytes <= in->second.bytes - (at - in->first);
+}
+
 void places::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   auto const is_lost = [&](int device) { return device >= 0 && static_cast<std::size_t>(device) < lost.size() && lost[static_cast<std::size_t>(device)]; };
   bool const host_answers = lost.empty() || std::find(lost.begin(), lost.end(), false) != lost.end();

@@ -46,6 +46,7 @@ class places {
 
   using parts = boost::container::small_vector<part, 4>;
   parts find(address, std::size_t bytes);  // what is nowhere known is memory of its own
+  bool is_pinned(address, std::size_t bytes) const;  // all of it inside one pin
   template <class F>
   void each_physical(F visit) {
     for (auto& [h, p] : handles_) visit(*p);

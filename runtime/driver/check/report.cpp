@@ -133,4 +133,16 @@ void knowledge::report_unmapped(access const& before, base::site site, address a
        before.site.at, site.at);
 }
 
+void knowledge::report_changed(source const& s) {
+  note(finding::kind::source_changed, key_of(s.site, s.copy.stream),
+       bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
+           ", and changed before the host had seen that copy complete. Remedy: write them again only when the copy's stamp, an event after it or its stream was found complete, or take another buffer meanwhile.",
+       s.site.at, {nullptr, nullptr, 0});
+}
+
+void knowledge::stuck(std::string circle, base::site site) {
+  note(finding::kind::stuck, key_of(site, 0), text_of(site) + " waits for what cannot come: " + std::move(circle) + ". Remedy: let one of them not wait, or give what it waits for.", site.at,
+       {nullptr, nullptr, 0});
+}
+
 }  // namespace weir::driver::check

@@ -84,7 +84,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent)
       own_tape_(seed),
       tape_(lent ? *lent : own_tape_),
       takes_(like, tape_),
-      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, takes_.on(freedom::reuse)}),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, takes_.on(freedom::reuse), like.guarded}),
       all_(devices_, takes_, pages_),
       legacy_(static_cast<std::size_t>(devices_)),
       others_hold_(static_cast<std::size_t>(devices_)) {
