@@ -25,10 +25,12 @@ inline void read(stream_ref s, void* p, size_t bytes, here at = here::current())
 }
 
 using program = std::function<void()>;
+inline bool by_hand = false;  // the machine of the program that runs now moves only by hand
 
 inline std::vector<race_report> found_in(simulated like, program const& run) {
   runtime rt{like, {.check_races = true}};
   runtime_guard const in{rt};
+  by_hand = like.how == simulated::running::stepped;
   run();
   return race_reports();
 }
