@@ -17,6 +17,9 @@ class checked final : public driver, public control, public witness {
   driver* behind() noexcept override { return inner_.get(); }
   witness* watching() noexcept override { return this; }
   void recheck() override { inner_->recheck(); }
+  bool announce_blocks() override { return inner_->announce_blocks(); }
+  void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
+  void block_given_back(address at) override { inner_->block_given_back(at); }
 
   result<device_info> info(int device) override { return inner_->info(device); }
   status open(int device) override { return inner_->open(device); }
