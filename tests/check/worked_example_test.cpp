@@ -50,7 +50,9 @@ TEST(worked_example, the_race_is_found_under_every_seed_wrong_bytes_only_under_s
     ASSERT_EQ(o.races.size(), 1u) << "seed " << seed;
     EXPECT_NE(o.races[0].text.find("worked_example_test.cpp:24"), std::string::npos) << o.races[0].text;
     EXPECT_NE(o.races[0].text.find("worked_example_test.cpp:26"), std::string::npos) << o.races[0].text;
-    if (first) EXPECT_EQ(o.races[0].text, first->races[0].text);
+    if (first) {
+      EXPECT_EQ(o.races[0].text, first->races[0].text);
+    }
     if (!first) first = o;
     wrong += o.result != 42;
   }

@@ -93,10 +93,19 @@ status checked::note(status is, int device) {
   return is;
 }
 
+// Of a stream under capture: it does not happen now.
+bool checked::keep_for_graph(checker::locked const& known, stream_id s, std::span<range const> ranges) {
+  if (known->captured.empty()) [[likely]] return false;
+  auto const in = known->captured.of(s);
+  if (in) in->insert(in->end(), ranges.begin(), ranges.end());
+  return in != nullptr;
+}
+
 status checked::after(status is, int device, moment const& before, std::span<range const> ranges, char const* operation) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream) return is;
-  judge_.lock()->used(before.at.stream, before, ranges, site_of(operation), trust::promised);
+  auto const known = judge_.lock();
+  if (!keep_for_graph(known, before.at.stream, ranges)) known->used(before.at.stream, before, ranges, site_of(operation), trust::promised);
   return is;
 }
 
@@ -153,8 +162,7 @@ result<stream_handle> checked::adopt(int device, CUstream_st* native) {
   if (!r.ok() || away()) return r;
   auto const known = judge_.lock();
   if (!known->order.knows(device, r.value)) {
-    bool const legacy = reinterpret_cast<std::uintptr_t>(native) <= 1;
-    known->order.add(device, r.value, legacy ? graph::joins::is_legacy : graph::joins::legacy);
+    known->order.add(device, r.value, r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
   }
   return r;
 }
@@ -170,6 +178,7 @@ status checked::destroy_event(int device, event_handle e) {
   if (away()) return inner_->destroy_event(device, e);
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
+  judge_.lock()->captured.recorded(e, nullptr);
   status const is = inner_->destroy_event(device, e);
   if (is.ok()) return is;
   if (was_made) made_.lock()->events[static_cast<std::uintptr_t>(e)] = device;
@@ -181,7 +190,11 @@ status checked::record(int device, stream_handle s, event_handle e) {
   moment const now = before(device, s);
   status const is = inner_->record(device, s, e);
   if (!is.ok()) return note(is, device);
-  if (now.at.stream) judge_.lock()->order.recorded(e, now);
+  if (!now.at.stream) return is;
+  auto const known = judge_.lock();
+  auto in = known->captured.of(now.at.stream);
+  known->order.recorded(e, in ? moment{{}, now.seen, 0} : now);
+  known->captured.recorded(e, std::move(in));
   return is;
 }
 
@@ -191,7 +204,8 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   status const is = inner_->wait(device, s, e);
   if (!is.ok()) return is;  // whose loss it is, other calls say
   auto const known = judge_.lock();
-  known->order.waited(known->order.find(device, s), what, trust_here());
+  stream_id const id = known->order.find(device, s);
+  if (!known->captured.waited(id, e) && !known->captured.of(id)) known->order.waited(id, what, trust_here());
   return is;
 }
 
@@ -247,6 +261,7 @@ status checked::after_copy(status is, int device, moment const& before, void* ds
   range const uses[] = {{from, bytes, false}, {to, bytes, true}};
   base::site const site = site_of("copy");
   auto const known = judge_.lock();
+  if (keep_for_graph(known, before.at.stream, uses)) return is;
   epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
   known->copies_from(e, before, from, bytes, site);
   return is;

@@ -61,6 +61,12 @@ class checked final : public driver, public control, public witness {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void touched(int device, stream_handle, std::span<touch const>) override;
+  status begin_capture(int device, stream_handle, capture_mode) override;
+  result<graph_handle> end_capture(int device, stream_handle) override;
+  result<executable_handle> instantiate(int device, graph_handle) override;
+  status launch_graph(int device, stream_handle, executable_handle) override;
+  status destroy_graph(graph_handle) override;
+  status destroy_executable(executable_handle) override;
   result<gate_handle> hold(int device, stream_handle) override;
   status open_gate(gate_handle g) override { return inner_->open_gate(g); }
 
@@ -85,6 +91,7 @@ class checked final : public driver, public control, public witness {
   moment before(int device, stream_handle);
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // of a call that is ok when that is complete
+  static bool keep_for_graph(checker::locked const&, stream_id, std::span<range const>);
   status note(status, int device);                 // a lost device
   status note_stuck(status);                       // of a host that waited
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);

@@ -5,6 +5,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/check/blocks.h"
+#include "runtime/driver/check/captures.h"
 #include "runtime/driver/check/check.h"
 #include "runtime/driver/check/places.h"
 #include "runtime/driver/check/sources.h"
@@ -12,17 +13,12 @@
 
 namespace weir::driver::check {
 
-struct range {
-  address at = 0;
-  std::size_t bytes = 0;
-  bool writes = false;
-};
-
 // Everything below, under the checker's lock.
 struct knowledge {
   graph order;
   places memory;
   check::blocks blocks;
+  captures captured;
   sources reading;                              // by copies that are not known to be complete
   std::map<stream_id, epoch> host_functions;    // the last one of each stream
   std::vector<finding> found;

@@ -46,7 +46,7 @@ stream_id graph::add(int device, stream_handle h, joins how) {
   s.seen = {nothing(), nothing()};
   streams_.push_back(std::move(s));
   auto const id = static_cast<stream_id>(streams_.size());
-  by_handle_[{device, h}] = id;
+  by_handle_[key(device, h)] = id;
   make_room(device);
   if (how == joins::is_legacy) legacy_[index(device)] = id;
   if (how == joins::legacy) joined_by_legacy_[index(device)].push_back(id);
@@ -54,12 +54,13 @@ stream_id graph::add(int device, stream_handle h, joins how) {
 }
 
 stream_id graph::find(int device, stream_handle h) {
-  auto const found = by_handle_.find({device, h});
-  return found != by_handle_.end() ? found->second : add(device, h, joins::nothing);
+  auto const found = by_handle_.find(key(device, h));
+  if (found != by_handle_.end()) return found->second;
+  return add(device, h, h == stream_handle::legacy ? joins::is_legacy : h == stream_handle::per_thread ? joins::legacy : joins::nothing);
 }
 
 stream_id graph::unlink(int device, stream_handle h) {
-  auto const found = by_handle_.find({device, h});
+  auto const found = by_handle_.find(key(device, h));
   if (found == by_handle_.end()) return 0;
   stream_id const id = found->second;
   by_handle_.erase(found);

@@ -5,8 +5,10 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
+#include "runtime/base/sync.h"
 #include "runtime/driver/check/clock.h"
 #include "runtime/driver/driver.h"
 
@@ -26,8 +28,8 @@ class graph {
   stream_id add(int device, stream_handle, joins);
   stream_id find(int device, stream_handle);  // one that was never made is taken as made now
   stream_id unlink(int device, stream_handle);  // the handle may come back as another stream. 0: not known
-  void link(int device, stream_handle h, stream_id s) { by_handle_[{device, h}] = s; }
-  bool knows(int device, stream_handle h) const { return by_handle_.count({device, h}) != 0; }
+  void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
+  bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
@@ -62,7 +64,9 @@ class graph {
   void make_room(int device);
 
   std::deque<stream_state> streams_;
-  std::map<std::pair<int, stream_handle>, stream_id> by_handle_;
+  using name = std::tuple<int, stream_handle, std::uint64_t>;  // the last: whose per-thread stream
+  static name key(int device, stream_handle h) noexcept { return {device, h, h == stream_handle::per_thread ? base::this_thread_id() : 0}; }
+  std::map<name, stream_id> by_handle_;
   std::unordered_map<std::uintptr_t, moment> events_;
   std::uint64_t next_version_ = 1;
   std::vector<stream_id> legacy_;     // by device; 0: none was used
