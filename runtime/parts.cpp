@@ -121,7 +121,9 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
 
 runtime::runtime(weir::options o) {
   watch_process();
-  driver::opened c = open_machine(devices_from_environment());
+  machine_choice asked = devices_from_environment();
+  asked.sim.guarded |= guard_wanted(o);
+  driver::opened c = open_machine(asked);
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
 }
 
@@ -130,6 +132,7 @@ runtime::runtime(simulated like, weir::options o) {
   if (like.devices < 1 || like.devices > 64) {
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", here::current());
   }
+  like.guarded |= guard_wanted(o);
   driver::opened c = open_simulated(like, "");
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
 }

@@ -14,7 +14,7 @@ namespace {
 using how = simulated::running;
 
 struct guarded : ::testing::TestWithParam<how> {
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7, .guarded = true}, {.check_races = true}};
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7}, {.check_races = true}};  // which guards
   runtime_guard const in{rt};
 };
 struct guarded_death : guarded {};
