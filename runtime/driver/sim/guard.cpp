@@ -3,6 +3,7 @@
 #include "runtime/driver/sim/guard.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "runtime/base/os.h"
 #include "runtime/driver/sim/memory.h"
@@ -59,5 +60,62 @@ void unpoison_bytes(address at, std::size_t n) noexcept { ASAN_UNPOISON_MEMORY_R
 void poison_bytes(address, std::size_t) noexcept {}
 void unpoison_bytes(address, std::size_t) noexcept {}
 #endif
+
+namespace {
+std::string text_of(address at) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
+  return text;
+}
+}  // namespace
+
+void memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
+  os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
+}
+
+std::map<address, memory::mapping>::const_iterator memory::mapping_before(address at) const {
+  auto const after = mappings_.upper_bound(at);
+  return after == mappings_.begin() ? mappings_.end() : std::prev(after);
+}
+
+// Pages first, then bytes: a page is within reach while any of its users runs, a byte while a use that declares it does.
+void memory::open_to(use const& u) {
+  if (u.everything && open_to_all_++ == 0) {
+    for (auto const& m : mappings_) reach(m, true), unpoison_bytes(m.first, m.second.bytes);
+  }
+  if (u.what.bytes == 0) return;
+  for (auto m = mapping_before(u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes; ++m) {
+    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) reach(*m, true);
+  }
+  auto const in = mapping_before(u.what.at);
+  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return;  // pinned memory
+  unpoison_bytes(u.what.at, u.what.bytes);
+  running_.push_back(u.what);
+}
+
+void memory::close_to(use const& u) {
+  auto const same = std::find_if(running_.begin(), running_.end(), [&](touch const& t) { return t.at == u.what.at && t.bytes == u.what.bytes; });
+  if (same != running_.end()) {
+    running_.erase(same);
+    if (open_to_all_ == 0) poison_bytes(u.what.at, u.what.bytes);
+  }
+  if (u.everything && --open_to_all_ == 0) {
+    for (auto const& m : mappings_) poison_bytes(m.first, m.second.bytes);
+  }
+  if (open_to_all_ > 0) return;
+  for (auto const& m : mappings_) {
+    bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
+    if (concerns && m.second.users == 0) reach(m, false);
+  }
+  for (touch const& t : running_) unpoison_bytes(t.at, t.bytes);
+}
+
+std::string memory::owner_of(address at) const {
+  base::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
+  auto const m = mapping_before(at);
+  bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
+  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device) : ", an address where no device memory is mapped");
+}
 
 }  // namespace weir::driver::sim

@@ -117,6 +117,7 @@ class memory {
   void return_addresses(address, std::size_t bytes);
 
   void reach(std::map<address, mapping>::value_type const&, bool open) const;
+  std::map<address, mapping>::const_iterator mapping_before(address) const;  // that starts at or before it; end(): none
   void open_to(use const&);
   void close_to(use const&);
 
