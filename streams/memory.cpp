@@ -10,6 +10,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/memory/thread_cache.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 
@@ -59,24 +60,35 @@ void* pageable(size_t bytes, size_t alignment, here at) {
   throw out_of_memory(r, at);
 }
 
+// The caller's line goes by reference here: on the short way nobody reads it.
+[[gnu::noinline, gnu::cold]] void* allocate_with_lock(stream_ref s, size_t bytes, size_t alignment, here const& at) {
+  clock::timeline& home = streams::line_or_throw(s, "allocate", at);
+  return blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at);
+}
+[[gnu::noinline, gnu::cold]] void deallocate_with_lock(void* p, here const& at) {
+  if (!p || process_was_forked()) return;  // a child's copy of the parent's block
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+  throw_foreign("deallocate", p, at);
+}
+
 }  // namespace
 
 void* allocate(size_t bytes, size_t alignment, here at) {
   runtime::impl& r = streams::current_runtime();
   clock::timeline& home = streams::current_line(r);
+  if (void* const p = memory::quick_allocate(&home, bytes, alignment)) [[likely]] return p;
   return blocks(r).on(home.device()).allocate(home, bytes, alignment, at);
 }
 
 void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
-  clock::timeline& home = streams::line_or_throw(s, "allocate", at);
-  return blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at);
+  if (void* const p = memory::quick_allocate(detail::stream_access::line(s), bytes, alignment)) [[likely]] return p;
+  return allocate_with_lock(s, bytes, alignment, at);
 }
 
 void deallocate(void* p, here at) {
-  if (!p || process_was_forked()) return;  // a child's copy of the parent's block
-  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
-  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
-  throw_foreign("deallocate", p, at);
+  if (memory::quick_deallocate(p)) [[likely]] return;
+  deallocate_with_lock(p, at);
 }
 
 void deallocate(stream_ref last_use, void* p, here at) {
@@ -143,6 +155,7 @@ void buffer::reset() noexcept {
     } else if (process_was_forked()) {  // the parent's
     } else if (k == memory_kind::pinned) {
       if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
+    } else if (memory::quick_deallocate(p)) {
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
       a->deallocate(p, nullptr, its_end);
     }

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -118,6 +119,10 @@ void keep_this_code_loaded() noexcept {
 }
 
 int process_id() noexcept { return ::getpid(); }
+
+// membarrier(2): the private expedited kind, since Linux 4.14.
+bool can_fence_other_threads() noexcept { return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0; }
+void fence_other_threads() noexcept { (void)::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0); }
 
 std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
 

@@ -44,6 +44,8 @@ void wake_one(int const& word) noexcept;                                      //
 std::uint64_t random_number() noexcept;                                       // from the system, not to be repeated
 int usable_processors() noexcept;                                             // that this process may run on, at least 1
 std::vector<int> processors_near(int numa_node);                              // empty: not known
+bool can_fence_other_threads() noexcept;                                      // registers for it; false: the system has no such call
+void fence_other_threads() noexcept;                                          // a full memory fence in every running thread of this process
 bool run_this_thread_on(std::vector<int> const& processors) noexcept;
 void print_error(std::string const& line) noexcept;                           // to stderr, in one piece
 

@@ -12,9 +12,11 @@
 namespace weir {
 namespace {
 constinit base::atomic<bool> ending{false};
-constinit base::atomic<bool> forked{false};
 constinit base::atomic<bool> watching{false};
 }  // namespace
+
+constinit base::atomic<bool> detail::forked{false};
+constinit base::atomic<std::uint64_t> detail::world{1};
 
 void watch_process() noexcept {
   if (watching.exchange(true)) return;
@@ -22,10 +24,12 @@ void watch_process() noexcept {
   auto const mark_ending = [] { ending.store(true); };
   std::atexit(mark_ending);
   std::at_quick_exit(mark_ending);
-  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  pthread_atfork(nullptr, nullptr, [] {
+    detail::forked.store(true);
+    world_changed();
+  });
 }
 
 bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }
-bool process_was_forked() noexcept { return forked.load(base::memory_order_relaxed); }
 
 }  // namespace weir

@@ -1,14 +1,25 @@
 // What happens to the process as a whole: it ends, or it was forked.
 // Threads: any.
 #pragma once
+#include "runtime/base/sync.h"
 
 namespace weir {
+namespace detail {
+extern base::atomic<bool> forked;
+extern base::atomic<std::uint64_t> world;
+}
 
 // Begins to watch; idempotent. Called before the first driver is made.
 void watch_process() noexcept;
 // True once the process has begun to end: destructors of statics make no driver call any more.
 bool process_is_ending() noexcept;
 // True in a child forked from the process that began to watch.
-bool process_was_forked() noexcept;
+inline bool process_was_forked() noexcept { return detail::forked.load(base::memory_order_relaxed); }
+
+
+// What threads remember of streams and of memory, to go the short way next time, holds while this number stands. Whoever ends
+// something that may be remembered changes it: memory of a device comes or goes, a device is lost, a stream's registration ends, a fork.
+inline std::uint64_t world_version() noexcept { return detail::world.load(base::memory_order_acquire); }
+inline void world_changed() noexcept { detail::world.fetch_add(1); }
 
 }  // namespace weir

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "runtime/base/os.h"
 #include "runtime/base/sync_relay.h"
 
 namespace weir::base {
@@ -41,6 +42,17 @@ int new_thread_slot() noexcept {
   return slot;
 }
 }  // namespace detail
+
+bool owners_gate::works() noexcept {
+  static bool const answer = os::can_fence_other_threads();
+  return answer;
+}
+
+void owners_gate::shut() noexcept {
+  shut_.store(true);
+  os::fence_other_threads();
+  while (inside_.load(memory_order_acquire)) yield_thread();
+}
 
 std::int64_t now_ns() noexcept {
   if (detail::relayed()) [[unlikely]] {

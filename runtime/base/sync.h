@@ -128,6 +128,33 @@ void store_release(T& word, T value) noexcept {
 // a relay, and what the driver in front notes of it the same step.
 struct quiet_t {};
 inline constexpr quiet_t quiet;
+// A gate one thread, its owner, goes through often and anybody may shut from outside, seldom. The owner pays for two plain
+// stores; who shuts it pays for a fence in every thread of the process.
+// Invariant: while it is shut the owner is not inside. Threads: shut and open by one at a time.
+class owners_gate {
+ public:
+  bool enter() noexcept {  // false: it is shut
+    inside_.store(true, memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (!shut_.load(memory_order_acquire)) [[likely]] return true;
+    inside_.store(false, memory_order_release);
+    return false;
+  }
+  void leave() noexcept { inside_.store(false, memory_order_release); }
+  void shut() noexcept;  // Blocks: until the owner, if inside, has left
+  void open() noexcept { shut_.store(false, memory_order_release); }
+  bool is_shut() const noexcept { return shut_.load(memory_order_relaxed); }
+  static bool works() noexcept;  // the system can fence other threads; else: do without
+
+ private:
+  atomic<bool> inside_{false}, shut_{false};
+};
+
+// One pointer a thread for each Tag, a load away; null in a new thread.
+template <class Tag>
+struct thread_pointer {
+  static inline constinit thread_local void* value = nullptr;
+};
 
 class mutex {
  public:

@@ -11,7 +11,7 @@ using driver::status;
 result<bool> timeline::captured() const {
   auto const is = common_->machine.capturing(device_, handle_);
   if (!is.ok()) return {note(is.is), false};
-  if (seen_captured() != is.value) seen_captured_.store(is.value, base::memory_order_relaxed);
+  if (seen_captured() != is.value) note_captured(is.value);
   return is;
 }
 
@@ -36,7 +36,7 @@ status timeline::wait_inside(driver::event_handle event, timeline& from) {
   if (!there.ok()) return there.is;
   if (!there.value) return {code::not_permitted};
   auto const s = note(common_->machine.wait(device_, handle_, event));
-  if (s.ok()) seen_captured_.store(true, base::memory_order_relaxed);
+  if (s.ok()) note_captured(true);
   return s;
 }
 

@@ -88,6 +88,7 @@ timeline& clocks::make(int device, driver::stream_handle h, life l) {
 }
 
 void clocks::retire(timeline& t) {
+  if (t.alive() == life::own) world_changed();  // foreign ones are never remembered
   if (t.alive() == life::retired) return;
   auto const last = t.fence();
   // No fence to be had: its work is waited for. If that fails too, its last stamps get a number that no fence will cover.
@@ -186,6 +187,7 @@ std::vector<stamp> clocks::collectives_given() const {
   return given;
 }
 
+void clocks::note(int device, driver::status s) noexcept { (void)state_->shared->note(device, s); }
 bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(device).ok(); }
 
 clocks::counts clocks::counted() const noexcept {

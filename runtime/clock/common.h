@@ -25,7 +25,9 @@ struct timeline::common {
   }
   // Remembers when a call that concerns this device alone answered lost.
   driver::status note(int device, driver::status s) const noexcept {
-    if (s.what == driver::code::lost) lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1, base::memory_order_release);
+    if (s.what != driver::code::lost) return s;
+    lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1, base::memory_order_release);
+    world_changed();
     return s;
   }
 };

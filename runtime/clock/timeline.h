@@ -127,6 +127,11 @@ class timeline final {
   base::atomic<life> life_;
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
+  void note_captured(bool yes) const noexcept {  // nobody takes memory on a captured stream the short way
+    seen_captured_.store(yes, base::memory_order_relaxed);
+    world_changed();
+  }
+
   mutable base::atomic<bool> seen_captured_{false};
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
@@ -149,6 +154,7 @@ class clocks {
   void note_complete(timeline&, fence_ref const&);  // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
   std::vector<stamp> collectives_given() const;     // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;             // a call on that device answered lost
+  void note(int device, driver::status) noexcept;   // remembers that a call that names this device alone answered lost
   struct counts { std::uint64_t fences = 0, waits = 0, polls = 0; };
   counts counted() const noexcept;
   std::vector<std::string> validate() const;        // which invariants (above) do not hold; empty: all hold

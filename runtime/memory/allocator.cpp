@@ -27,6 +27,7 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks
   if (announced_) info.value.maps = false;  // compute-sanitizer takes heaps of plain memory only, not of mapped pages
   require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
   counts_.set_limit(r.options().device_limit);
+  if (space_.maps()) mapped_spaces::enter(space_.base(), space_.bytes(), space_);
 }
 
 stream_memory& device_allocator::memory_of(clock::timeline& t) {
@@ -47,7 +48,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
-  auto made = std::make_unique<stream_memory>(t);
+  auto made = std::make_unique<stream_memory>(*this, memories_.size(), t);
   memories_.reserve(memories_.size() + 1);
   if (stream_memory* const left = inherit(t)) return *left;
   by_stream_.emplace(t.id(), made.get());
@@ -81,6 +82,11 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     by_stream_.erase(old.id());
     m->pieces.each_free([](piece& p) { p.freed = 0; });  // complete: no number of the new stream
     m->home.store(&heir);
+    for (thread_cache* c : m->caches) {
+      c->shut();
+      empty(*m, *c);
+      if (m->cacheable()) c->open();
+    }
     return m.get();
   }
   return nullptr;
@@ -126,10 +132,12 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   }
   if (home.seen_captured()) [[unlikely]] refuse_captured(home, r);
   stream_memory& mine = memory_of(home);
+  thread_cache* const cache = r.size_class < 0 ? nullptr : cache_of(mine);
   void* p = nullptr;
   {
     section const hold(mine);
     p = warm(mine, r);
+    if (p && cache) refill(mine, *cache, r.size_class);
   }
   if (!p) {
     base::unpromised const own_affair(runtime_.witness());
@@ -181,7 +189,7 @@ void* device_allocator::hand_out(stream_memory& mine, slabs::taken got, request 
 void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) {
   std::size_t const bytes = run.bytes;
   try {
-    mine.small.add(run, size_class);
+    mine.small.add(run, size_class, &mine, mine.number % thread_caches::ways);
   } catch (...) {
     mine.pieces.give(run, mine.home.load()->now().n);
     throw;
@@ -286,6 +294,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
   region* const r = must_find(p, "deallocate", at);
   stream_memory& m = *r->owner.load();
   clock::timeline* to_fence = nullptr;
+  thread_cache* const cache = last_use || !r->slab_at(reinterpret_cast<address>(p)) ? nullptr : cache_of(m);
   {
     section const hold(m);
     located const b = must_locate(p, r, "deallocate", at);
@@ -332,6 +341,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     } else {
       m.counts.freed(pool, rounded, requested);
       if (b.cut) {
+        if (cache) spill(m, *cache, b.cut->size_class);
         if (m.small.give(*b.cut, b.index)) return_run(m, *b.cut);
       } else {
         m.pieces.give(*b.whole, home.now().n);

@@ -10,14 +10,19 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/arena.h"
 #include "runtime/memory/pending.h"
+#include "runtime/memory/thread_cache.h"
 #include "runtime/observe/counters.h"
 
 namespace weir::memory {
 
+class device_allocator;
+
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  explicit stream_memory(clock::timeline& t) : home(&t) {}
+  stream_memory(device_allocator& a, std::uint64_t n, clock::timeline& t) : in(a), number(n), home(&t) {}
+  device_allocator& in;
+  std::uint64_t const number;            // of this allocator's memories
   mutable base::mutex lock;              // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
   arena pieces;
@@ -27,6 +32,11 @@ class stream_memory {
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes
   observe::tally counts;
+  std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
+  observe::lent_slots lent_before;       // what caches counted that are gone
+
+  // Frees on a foreign stream are fenced at once, so its memory has no caches.
+  bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 };
 
 // Holds a stream's memory, and counts the free pieces that come and go meanwhile.
@@ -74,8 +84,9 @@ class device_allocator final : public allocator {
   void reset_peak() override;
   void reset_accumulated() override;
   std::vector<std::string> validate() const override;
-  void note_lost() noexcept override { lost_.store(true); }
-  bool lost() const noexcept { return lost_.load(base::memory_order_relaxed) || clocks_.lost(device_); }
+  void note_lost() noexcept override { note({driver::code::lost}); }
+  bool lost() const noexcept { return clocks_.lost(device_); }
+  void leave(stream_memory&, thread_cache&) noexcept;  // the cache's thread ends, or the memory does
 
   address_space const& addresses() const noexcept { return space_; }
 
@@ -111,6 +122,13 @@ class device_allocator final : public allocator {
   void take_back(void*, clock::timeline* last_use, here);        // Throws also bad_alloc; nothing has changed then
   void forget_user(void*, clock::timeline&) noexcept;            // what that stream did with the block is complete
   clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;  // a stream for which that block would have to wait; null: none
+  thread_cache* cache_of(stream_memory&) noexcept;              // Requires: no lock held
+  void refill(stream_memory&, thread_cache&, int size_class) noexcept;
+  void spill(stream_memory&, thread_cache&, int size_class) noexcept;
+  std::size_t empty(stream_memory&, thread_cache&) noexcept;    // bytes. Requires: shut
+  std::size_t empty_caches(stream_memory&);                     // of all threads. Requires: no lock held
+  slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }
+  observe::lent_slots lent() const;
 
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
@@ -150,7 +168,7 @@ class device_allocator final : public allocator {
     return true;
   }
   void note(driver::status s) noexcept {  // of a call that names this device alone; the clocks note theirs
-    if (s.what == driver::code::lost) lost_.store(true);
+    clocks_.note(device_, s);
   }
 
   weir::runtime::impl& runtime_;
@@ -161,7 +179,6 @@ class device_allocator final : public allocator {
   callbacks& callbacks_;
   address_space space_;
   observe::counters counts_;
-  base::atomic<bool> lost_{false};
   mutable base::mutex making_;                                   // guards the two below
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;

@@ -162,7 +162,17 @@ bool device_allocator::granted(void const* p, int reader) const noexcept {
 
 memory_statistics device_allocator::statistics() const {
   auto const all = tallies();
-  return counts_.read(all, {});
+  return counts_.read(all, lent());
+}
+
+observe::lent_slots device_allocator::lent() const {
+  observe::lent_slots all;
+  for (stream_memory const* m : memories()) {
+    base::lock_guard hold(m->lock);
+    all += m->lent_before;
+    for (thread_cache const* c : m->caches) all += c->counted();
+  }
+  return all;
 }
 
 std::vector<observe::tally const*> device_allocator::tallies() const {
@@ -179,7 +189,7 @@ void device_allocator::reset_peak() {
   counts_.reset_peak();
 }
 
-void device_allocator::reset_accumulated() { counts_.reset_accumulated(tallies(), {}); }
+void device_allocator::reset_accumulated() { counts_.reset_accumulated(tallies(), lent()); }
 
 memory_report device_allocator::report() const {
   memory_report out{};
@@ -208,6 +218,23 @@ std::vector<std::string> device_allocator::validate() const {
   for (stream_memory* m : memories()) {
     base::lock_guard hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
+    for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    struct reopen {
+      stream_memory& m;
+      ~reopen() {
+        for (thread_cache* c : m.caches) {
+          if (m.cacheable()) c->open();
+        }
+      }
+    } const afterwards{*m};
+    std::size_t in_caches = 0, marked_cached = 0;
+    for (thread_cache* c : m->caches) {
+      c->each([&](cached_slot s) {
+        slab const& from = slab_of(s);
+        in_caches += from.size;
+        if (from.at(from.index(s.at)) != slot::cached || from.owner != m) wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+      });
+    }
     m->pieces.validate(wrong, who);
     m->small.validate(wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
@@ -223,7 +250,10 @@ std::vector<std::string> device_allocator::validate() const {
         if (p->is == state::reserved) reserved += p->bytes;
         if (p->is == state::slab) {
           slab const& s = *p->cut;
-          std::size_t const in_use = std::size_t{s.slots - s.free - s.pending} * s.size;
+          std::uint32_t held_by_caches = 0;
+          for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
+          marked_cached += std::size_t{held_by_caches} * s.size;
+          std::size_t const in_use = std::size_t{s.slots - s.free - s.pending - held_by_caches} * s.size;
           live += in_use;
           held += std::size_t{s.pending} * s.size;
           cached += p->bytes - in_use - std::size_t{s.pending} * s.size;
@@ -231,6 +261,7 @@ std::vector<std::string> device_allocator::validate() const {
       }
     }
     if (held != queued || queued != m->pending.bytes()) wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
+    if (in_caches != marked_cached) wrong.push_back(who + ": a slot is in at most one cache, and its state is cached exactly then");
     pending += held;
   }
   std::size_t orphaned = 0;
@@ -259,6 +290,10 @@ std::vector<std::string> device_allocator::validate() const {
 }
 
 device_allocator::~device_allocator() {
+  if (space_.maps()) mapped_spaces::leave(space_.base());
+  if (!process_was_forked()) {
+    for (auto const& m : memories_) thread_caches::close(*m);
+  }
   bool const reachable = !lost() && !process_is_ending() && !process_was_forked();
   try {
     memory_statistics const n = statistics();

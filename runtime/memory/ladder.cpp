@@ -81,6 +81,13 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
         })) {
       return out;
     }
+    if (step("blocks in caches of threads", [&] {
+          std::size_t bytes = 0;
+          for (stream_memory* m : memories()) bytes += empty_caches(*m);
+          return bytes;
+        })) {
+      return out;
+    }
     for (;;) {  // each round gives back about what is missing
       std::size_t gave = 0;
       if (step("free pages returned to the device", [&] { return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0; })) return out;
@@ -346,6 +353,7 @@ std::size_t device_allocator::empty_cache() {
     return clocks_.complete(s) || clocks_.synchronize(s).ok();
   };
   for (stream_memory* m : memories()) {
+    empty_caches(*m);
     clock::stamp newest;
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;

@@ -82,12 +82,15 @@ class region {
   void enter(piece&) noexcept;
   void leave(piece&) noexcept;
   piece* covering(address) const noexcept;  // null: no block, no run
+  slab* slab_at(address a) const noexcept { return slabs_[index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
+  slab* const* slabs() const noexcept { return &slabs_[0]; }              // by granule from the one of `base` on
 
  private:
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
   int const page_shift_;
   sparse_array<handle*> pages_;
   sparse_array<piece*> starts_;  // a granule
+  sparse_array<slab*> slabs_;    // a granule
   bit_tree started_;
 };
 
@@ -109,6 +112,8 @@ class address_space {  // one a device
   void drop_segment(region*) noexcept;
   // Threads: any, without a lock where the device maps.
   region* find(void const*) const noexcept;
+  address base() const noexcept { return base_; }
+  std::size_t bytes() const noexcept { return extents_ << extent_shift_; }
   void abandon() noexcept { abandoned_ = true; }  // something is still in use: the reservation stays
 
  private:

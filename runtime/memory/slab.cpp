@@ -3,7 +3,7 @@
 #include "runtime/memory/slab.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
 namespace weir::memory {
 
@@ -36,24 +36,56 @@ void slabs::unlist(slab& s) noexcept {
   s.listed = false;
 }
 
-slabs::taken slabs::take(int c, std::size_t requested) noexcept {
+std::uint32_t slabs::take_bit(slab& s) noexcept {
+  if (s.empty()) --empties_[static_cast<std::size_t>(s.size_class)];
+  while (!s.free_bits[s.hint]) ++s.hint;
+  std::uint64_t& word = s.free_bits[s.hint];
+  auto const i = s.hint * 64 + static_cast<std::uint32_t>(std::countr_zero(word));
+  word &= word - 1;
+  if (--s.free == 0) unlist(s);
+  return i;
+}
+
+slabs::taken slabs::take(int c, std::size_t requested) {
   slab* const s = open_[static_cast<std::size_t>(c)];
   if (!s) return {};
-  if (s->empty()) --empties_[static_cast<std::size_t>(c)];
-  auto const* const found = static_cast<std::uint8_t const*>(std::memchr(s->states.get() + s->hint, static_cast<int>(slot::free), s->slots - s->hint));
-  auto const i = static_cast<std::uint32_t>(found - s->states.get());
-  s->hint = i + 1;
-  s->set(i, slot::live);
-  s->unused[i] = static_cast<std::uint16_t>(s->size - requested);
-  if (--s->free == 0) unlist(*s);
+  if (slab::fits_byte(s->size, requested)) {
+    std::uint32_t const i = take_bit(*s);
+    s->set_live(i, requested);
+    return {s, i};
+  }
+  std::map<std::uint32_t, slab::note> spare;  // made before anything changes
+  spare[0].unused = s->size - static_cast<std::uint32_t>(requested);
+  std::uint32_t const i = take_bit(*s);
+  auto node = spare.extract(spare.begin());
+  node.key() = i;
+  s->notes.insert(std::move(node));
+  s->set_word(i, static_cast<std::uint32_t>(slot::live) | slot_word::noted);
   return {s, i};
+}
+
+std::size_t slabs::lend(int c, std::span<cached_slot> out) noexcept {
+  std::size_t n = 0;
+  for (slab* s = open_[static_cast<std::size_t>(c)]; s && n < out.size(); s = open_[static_cast<std::size_t>(c)]) {
+    while (n < out.size() && s->free) {
+      std::uint32_t const i = take_bit(*s);
+      s->set(i, slot::cached);
+      out[n++] = {s->start(i), s->word_at(i)};
+    }
+  }
+  return n;
 }
 
 bool slabs::give(slab& s, std::uint32_t i) noexcept {
   if (s.at(i) == slot::pending) --s.pending;
   s.forget(i);
+  return set_free(s, i);
+}
+
+bool slabs::set_free(slab& s, std::uint32_t i) noexcept {
   s.set(i, slot::free);
-  s.hint = std::min(s.hint, i);
+  s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
+  s.hint = std::min(s.hint, i / 64);
   ++s.free;
   if (!s.listed) list(s);
   if (!s.empty()) return false;
@@ -67,7 +99,7 @@ void slabs::hold(slab& s, std::uint32_t i) noexcept {
   ++s.pending;
 }
 
-slab& slabs::add(piece& run, int c) {
+slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   if (spare_.empty()) {
     all_.push_back(std::make_unique<slab>());
     spare_.reserve(all_.size());
@@ -75,11 +107,15 @@ slab& slabs::add(piece& run, int c) {
   }
   slab& s = *spare_.back();
   std::size_t const size = size_classes::bytes(c), slots = run.bytes / size;
-  auto states = std::make_unique<std::uint8_t[]>(slots);
-  auto unused = std::make_unique<std::uint16_t[]>(slots);
+  auto bytes = size > slab::small ? nullptr : std::make_unique<small_word[]>(slots);
+  auto words = size > slab::small ? std::make_unique<large_word[]>(slots) : nullptr;
+  auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
   spare_.pop_back();
-  s.states = std::move(states), s.unused = std::move(unused);
-  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = c;
+  for (std::size_t i = 0; i < slots; ++i) bits[i / 64] |= std::uint64_t{1} << (i % 64);
+  s.bytes = std::move(bytes), s.words = std::move(words), s.free_bits = std::move(bits);
+  s.owner = owner, s.way = static_cast<std::uint16_t>(way);
+  s.reciprocal = static_cast<std::uint32_t>((std::uint64_t{1} << 32) / size + 1);
+  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = static_cast<std::uint16_t>(c);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
   s.pending = s.hint = 0;
   run.in->leave(run);
@@ -97,7 +133,7 @@ piece& slabs::remove(slab& s) noexcept {
   --counts_[static_cast<std::size_t>(s.size_class)];
   --empties_[static_cast<std::size_t>(s.size_class)];
   piece& run = *std::exchange(s.run, nullptr);
-  s.states.reset(), s.unused.reset();
+  s.bytes.reset(), s.words.reset(), s.free_bits.reset();
   s.slots = s.free = 0;
   run.in->leave(run);
   run.is = state::live;
@@ -122,13 +158,15 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who) co
   for (auto const& s : all_) {
     if (!s->run) continue;
     std::string const name = who + " slab of " + std::to_string(s->size) + " B: ";
-    std::uint32_t free = 0, live = 0, pending = 0;
+    std::uint32_t free = 0, live = 0, pending = 0, cached = 0;
     for (std::uint32_t i = 0; i < s->slots; ++i) {
-      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending;
-      if (s->at(i) == slot::free && i < s->hint) wrong.push_back(name + "no slot below the hint is free");
-      if (((s->states[i] & slab::noted) != 0) != (s->notes.count(i) != 0)) wrong.push_back(name + "noted slots have their note");
+      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending, cached += s->at(i) == slot::cached;
+      bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
+      if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
+      if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
+      if (s->has_note(i) != (s->notes.count(i) != 0)) wrong.push_back(name + "noted slots have their note");
     }
-    if (free != s->free || pending != s->pending || free + live + pending != s->slots) wrong.push_back(name + "slots = free + live + pending");
+    if (free != s->free || pending != s->pending || free + live + pending + cached != s->slots) wrong.push_back(name + "slots = free + live + pending + cached");
     if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
     if (s->run->is != state::slab || s->run->cut != s.get()) wrong.push_back(name + "its run knows it");
     ++counts[static_cast<std::size_t>(s->size_class)];

@@ -265,7 +265,7 @@ TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().requested, std::size_t{2} << 20);
     EXPECT_EQ(e.report().allocated, std::size_t{3} << 20);
-    EXPECT_EQ(e.report().ladder.size(), 6u);
+    EXPECT_EQ(e.report().ladder.size(), 7u);
     EXPECT_NE(e.report().text().find("holds the memory itself"), std::string::npos) << e.report().text();
   }
   EXPECT_EQ(device().statistics().num_ooms, 1u);
