@@ -151,6 +151,7 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
 // overtake the work that had the memory before. Neither can be had of memory that comes and goes with the stream's order.
 void device_allocator::refuse_captured(clock::timeline& home, request const& r) const {
   auto const inside = home.captured();
+  if (inside.is.what == driver::code::invalid) return;  // a stream that is no more captures nothing
   std::string const what = std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(device_);
   require(inside.is, "allocate", what, "", r.at);
   if (!inside.value) return;

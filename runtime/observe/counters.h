@@ -71,7 +71,7 @@ class shared_levels {
 // Of one stream's memory. Sums that only grow; what is now is their difference, and peaks are looked at where the direction turns.
 class tally {
  public:
-  static constexpr std::int64_t slack_bytes = 32 << 20, slack_blocks = 4096;
+  static constexpr std::int64_t slack_bytes = 8 << 20, slack_blocks = 4096;
   tally() = default;
   tally(tally const&) = delete;
 
@@ -190,14 +190,14 @@ class tally {
   }
   void tell() noexcept {
     auto now = current();
-    std::int64_t const bytes = std::max(slack_bytes / 4, now[3][all] / 64);
+    std::int64_t const bytes = std::max(slack_bytes / 8, now[3][all] / 64);
     for (std::size_t p = 0; p < 3; ++p) {
       for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += slack_blocks;
       for (level k : {level::allocated_bytes, level::active_bytes, level::requested_bytes}) now[static_cast<std::size_t>(k)][p] += bytes;
     }
     shared_->tell(now, told_);
     credit_ = bytes, credit_blocks_ = slack_blocks;
-    most_credit_ = std::max(slack_bytes, now[3][all] / 8);
+    most_credit_ = std::max(slack_bytes / 2, now[3][all] / 16);
   }
 
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};

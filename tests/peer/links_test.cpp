@@ -135,7 +135,8 @@ TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait
   ranks[1].all_reduce({b.data(), 4, float32});
   synchronize(device(0));
   synchronize(device(1));
-  all.flowed(1, m.memory(0), *block, n, here::current());
+  // A device may be late to say that it is done: who asks often enough hears it.
+  for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
   EXPECT_EQ(all.known(1, 0), trust::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }

@@ -138,7 +138,7 @@ TEST(gate, where_there_is_no_other_memory_a_stream_is_made_to_wait_for_the_held_
   ASSERT_EQ(r.keeper->closed(), 1u) << "the host waited";
   stamp(b.on, q, big, 2, 0);
   verify(b.on, q, big, 2, 0, b.found);
-  EXPECT_EQ(r.keeper->behind(b.key), r.keeper->behind(a.key));
+  EXPECT_EQ(r.keeper->gates_of(b.key), r.keeper->gates_of(a.key));
   EXPECT_TRUE(r.stays(b));
   ASSERT_EQ(notes.waits.size(), 1u);
   EXPECT_EQ(notes.waits[0].on, a.key);
@@ -179,7 +179,7 @@ TEST(gate, a_fence_recorded_in_time_spares_the_waiter_what_was_given_since) {
   auto* const q = block_on(b, big, &notes);
   ASSERT_TRUE(overlap(p, q, big));
   EXPECT_TRUE(notes.waits.empty());
-  EXPECT_TRUE(r.keeper->behind(b.key).empty());
+  EXPECT_TRUE(r.keeper->gates_of(b.key).empty());
   EXPECT_EQ(r.keeper->closed(), 1u);
   stamp(b.on, q, big, 2, 0);
   while (!b.on.query()) {}  // it runs although the first stream is held
@@ -302,7 +302,7 @@ TEST(gate, the_source_of_a_held_copy_to_a_peer_serves_nobody) {
   deallocate(from);
   lane c(0);
   EXPECT_FALSE(overlap(from, block_on(c, big), big));
-  EXPECT_EQ(r.keeper->behind(a.key), r.keeper->behind(b.key)) << "a copy between devices orders both";
+  EXPECT_EQ(r.keeper->gates_of(a.key), r.keeper->gates_of(b.key)) << "a copy between devices orders both";
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
@@ -338,7 +338,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
     for (auto const& [from, was] : past) {
       if (from < at + bytes && at < from + was.bytes) needed.merge(r.keeper->still_closed(was.behind));
     }
-    auto const has = r.keeper->behind(l.key);
+    auto const has = r.keeper->gates_of(l.key);
     for (auto const g : needed) {
       ASSERT_TRUE(has.contains(g)) << "memory whose last use is held was handed to a stream that is not";
     }
@@ -353,7 +353,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
     live_block b = live[i];
     live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
     verify(b.home->on, b.at, b.bytes, b.id, 0, b.home->found);
-    b.others.merge(r.keeper->behind(b.home->key));
+    b.others.merge(r.keeper->gates_of(b.home->key));
     past[b.at] = {b.bytes, b.others};
     deallocate(b.at);
   };
@@ -368,7 +368,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
       lane& user = *lanes[below(4)];
       user.on.wait(b.home->on.ref());
       verify(user.on, b.at, b.bytes, b.id, 0, user.found);
-      b.others.merge(r.keeper->behind(user.key));
+      b.others.merge(r.keeper->gates_of(user.key));
     } else if (dice < 90) {
       if (r.keeper->closed() < 3) r.hold_(*lanes[below(4)]);
     } else if (dice < 97) {

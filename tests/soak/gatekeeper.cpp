@@ -13,7 +13,7 @@ gatekeeper::gates gatekeeper::still_closed(gates const& some) const {
   return out;
 }
 
-gatekeeper::gates gatekeeper::behind(stream_key s) const {
+gatekeeper::gates gatekeeper::gates_of(stream_key s) const {
   gates all;
   {
     std::lock_guard const hold(book_);
@@ -58,7 +58,7 @@ weir::driver::status gatekeeper::open_gate(weir::driver::gate_handle g) {
 }
 
 weir::driver::status gatekeeper::record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
-  auto now = behind({device, s});
+  auto now = gates_of({device, s});
   auto const said = crooked::record(device, s, e);
   std::lock_guard const hold(book_);
   if (said.ok()) recorded_[e] = std::move(now);

@@ -13,7 +13,7 @@ class gatekeeper final : public crooked {
   using gates = std::set<weir::driver::gate_handle>;
   explicit gatekeeper(std::unique_ptr<weir::driver::driver> inner) : crooked(std::move(inner), lie::none) {}
 
-  gates behind(stream_key) const;
+  gates gates_of(stream_key) const;
   gates still_closed(gates const&) const;
   std::size_t closed() const;
   void open_all();

@@ -35,7 +35,9 @@ mib40=$((40 << 20))
 printf 'a 0 %s 0\na 1 %s 1\na 7 100 0\nf 0\nf 1\na 3 %s 0\na 4 %s 0\nc 1\nf 3\n' $mib40 $mib40 $mib40 $mib40 > "$work/small"
 run replay --json --devices sim "$work/small"
 expect 0 '"ops": 9, "peak_requested": 125829220, '
-expect 0 '"peak_allocated": 83886192, '
+peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
+# Two streams: a peak errs upward only, and by little.
+[ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
 expect 0 '"ooms": 0}'
 wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms"

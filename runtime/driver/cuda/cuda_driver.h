@@ -83,8 +83,8 @@ class cuda_driver final : public driver {
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
 
   bool announce_blocks() override;
-  void block_taken(address at, std::size_t bytes) override { if (announcer_) announcer_->taken(at, bytes); }
-  void block_given_back(address at) override { if (announcer_) announcer_->given_back(at); }
+  void block_taken(address at, std::size_t bytes) override;
+  void block_given_back(address at) override;
 
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
@@ -145,6 +145,9 @@ class cuda_driver final : public driver {
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
   CUresult ask_witness(int device) noexcept;
+  bool pinned(void const*) noexcept;                         // begins in one of this driver's pins
+  int device_of_segment(address) noexcept;
+  status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
   std::optional<bool> in_books(address, std::size_t bytes) noexcept;
   status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing

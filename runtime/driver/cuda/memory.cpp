@@ -326,6 +326,31 @@ std::optional<bool> cuda_driver::in_books(address at, std::size_t bytes) noexcep
   return std::nullopt;
 }
 
+bool cuda_driver::pinned(void const* p) noexcept {
+  auto const b = books_.lock();
+  auto const after = b->pins.upper_bound(reinterpret_cast<address>(p));
+  return after != b->pins.begin() && reinterpret_cast<address>(p) - std::prev(after)->first < std::prev(after)->second.bytes;
+}
+
+// NVTX's listener looks memory up in the current context.
+void cuda_driver::block_taken(address at, std::size_t bytes) {
+  if (!announcer_) return;
+  call in(*this, device_of_segment(at), call::mode::asks);
+  if (!in.refused()) announcer_->taken(at, bytes);
+}
+
+void cuda_driver::block_given_back(address at) {
+  if (!announcer_) return;
+  call in(*this, device_of_segment(at), call::mode::asks);
+  if (!in.refused()) announcer_->given_back(at);
+}
+
+int cuda_driver::device_of_segment(address at) noexcept {
+  auto const b = books_.lock();
+  auto const after = b->segments.upper_bound(at);
+  return after == b->segments.begin() ? 0 : std::prev(after)->second.device;
+}
+
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
   address next = reinterpret_cast<address>(p);
   if (wraps(next, bytes)) return false;

@@ -1,5 +1,6 @@
 // Streams, events, copies and fills on CUDA, and the gates that tests hold streams with.
 // Threads: any.
+#include <cstring>
 #include <algorithm>
 #include <array>
 
@@ -142,7 +143,28 @@ result<float> cuda_driver::elapsed_ms(event_handle start, event_handle end) {
   return {said, ms};
 }
 
+// CUDA copies from host to host while the caller waits, also behind held work: here it is work of the stream like any other.
+status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+  struct both {
+    void* to;
+    void const* from;
+    std::size_t bytes;
+  };
+  work w;
+  w.state = new both{dst, src, bytes};
+  w.run = [](void* p) {
+    auto const& c = *static_cast<both*>(p);
+    std::memmove(c.to, c.from, c.bytes);
+  };
+  w.drop = [](void* p) { delete static_cast<both*>(p); };
+  return host_function(device, s, w);
+}
+
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+  if (bytes != 0 && pinned(src) && pinned(dst)) {
+    if (!copyable(src, bytes) || !copyable(dst, bytes)) return invalid;
+    return copy_on_host(device, s, dst, src, bytes);
+  }
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (bytes == 0) return {};
@@ -164,6 +186,7 @@ status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_de
   }
   if (bytes == 0) return {};
   if (!copyable(src, bytes) || !copyable(dst, bytes)) return invalid;
+  if (pinned(src) && pinned(dst)) return copy_on_host(device, s, dst, src, bytes);
   return in.answer(api_.cuMemcpyPeerAsync(reinterpret_cast<CUdeviceptr>(dst), contexts[0], reinterpret_cast<CUdeviceptr>(src), contexts[1], bytes, stream_of(s)));
 }
 
