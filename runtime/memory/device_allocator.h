@@ -179,6 +179,7 @@ class device_allocator final : public allocator {
   callbacks& callbacks_;
   address_space space_;
   observe::counters counts_;
+  base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
   mutable base::mutex making_;                                   // guards the two below
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;

@@ -124,6 +124,7 @@ driver::status device_allocator::grant(void const* p, int reader) {
   stream_memory& m = *r->owner.load();
   std::uint64_t const bit = std::uint64_t{1} << reader;
   std::vector<handle> missing;
+  base::lock_guard const alone(granting_);
   {
     base::lock_guard hold(m.lock);
     located const b = locate(*r, reinterpret_cast<address>(p));

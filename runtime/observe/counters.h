@@ -84,8 +84,12 @@ class tally {
     give(p, 1, as(rounded), as(requested), given_);
     at(held_, p).add(1, as(rounded), 0);
     for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
+    drift(rounded);
   }
-  void held_no_more(size_pool p, std::size_t rounded) noexcept { at(settled_, p).add(1, as(rounded), 0); }
+  void held_no_more(size_pool p, std::size_t rounded) noexcept {
+    at(settled_, p).add(1, as(rounded), 0);
+    drift(rounded);
+  }
   // Slots go to a thread's cache, or come back from one.
   void lent(std::int64_t slots, std::size_t bytes) noexcept { take(size_pool::small, slots, as(bytes), as(bytes), lent_); }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
@@ -150,6 +154,10 @@ class tally {
     credit_ += as(bytes), ++credit_blocks_;
     if (credit_ > most_credit_ && shared_) tell();
   }
+  void drift(std::size_t bytes) noexcept {  // some levels fell, not all
+    drifted_ += as(bytes);
+    if (drifted_ > most_credit_ && shared_) tell();
+  }
   void map(size_pool p, std::int64_t bytes) noexcept {
     mapped_[index(p)].add(bytes);
     if (bytes > 0) note_cached();
@@ -196,7 +204,7 @@ class tally {
       for (level k : {level::allocated_bytes, level::active_bytes, level::requested_bytes}) now[static_cast<std::size_t>(k)][p] += bytes;
     }
     shared_->tell(now, told_);
-    credit_ = bytes, credit_blocks_ = slack_blocks;
+    credit_ = bytes, credit_blocks_ = slack_blocks, drifted_ = 0;
     most_credit_ = std::max(slack_bytes / 2, now[3][all] / 16);
   }
 
@@ -206,7 +214,7 @@ class tally {
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
   bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
-  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0;  // how much the level may still rise before the others must be told
+  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
   level_values told_{};
 };

@@ -65,6 +65,7 @@ class churn final : public measured {
     std::mt19937_64 random(1);
     std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)), std::log2(static_cast<double>(most)));
     for (auto& s : steps_) s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
+    run(8 * live);  // until the set is full, and memory for it is there
     n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
   }
   ~churn() override {

@@ -110,6 +110,7 @@ class cuda_driver final : public driver {
 
   // What weir made, so that misuse is refused here. CUDA answers some of it with a fault of the process.
   // `busy`: a call about this entry is under way on some thread; nobody else may begin one.
+  base::mutex granting_;
   struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
   struct physical { CUmemGenericAllocationHandle handle = 0; int device = -1; std::size_t bytes = 0; };
   using ranges = std::map<address, range>;

@@ -190,7 +190,9 @@ status cuda_driver::grant(address at, std::size_t bytes, int device) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(device).id};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  base::unique_lock alone(granting_);  // CUDA refuses one of two that change the same range at once (208)
   status const said = in.answer(api_.cuMemSetAccess(at, bytes, &access, 1));
+  alone.unlock();
   if (said.ok() && announcer_) {
     auto b = books_.lock();
     for (auto m = b->mappings.lower_bound(at); m != b->mappings.end() && m->first < at + bytes; ++m) announcer_->usable(m->first, m->second.bytes);
