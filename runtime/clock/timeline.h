@@ -209,7 +209,8 @@ inline bool timeline::covers(stamp s) const {
   timeline const* const there = find(s.stream);
   if (!there || there->passed(s.n)) return true;
   if (seen_captured()) return false;
-  return knows({s.stream, there->last_wanted(s.n)});
+  // Asked again last: what was seen complete since is no longer kept among what is known to be ordered.
+  return knows({s.stream, there->last_wanted(s.n)}) || there->passed(s.n);
 }
 
 }  // namespace weir::clock

@@ -122,7 +122,7 @@ TEST(links, pages_that_a_broken_trial_opened_are_not_copied_to_before_the_link_i
 }
 
 TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait_for_a_rank_that_waits_for_this_thread) {
-  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 3, .connections = 1});
+  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 1, .connections = 1});
   auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
   std::size_t const n = 4_MiB;
   buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
