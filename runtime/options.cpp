@@ -58,8 +58,14 @@ void set_option(options& into, std::string_view key, std::string_view value) {
     else refuse("WEIR_CONF", "launch_blocking:" + quoted(value) + " is neither true nor false", "Write launch_blocking:true");
     return;
   }
+  if (key == "epsilon") {
+    auto const part = part_from_text(value);
+    if (!part) refuse("WEIR_CONF", "epsilon:" + quoted(value) + " is no number from 0 to 1", "Write epsilon:0.02");
+    into.epsilon = *part;
+    return;
+  }
   refuse("WEIR_CONF", "no option is called " + quoted(key),
-         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks"})) + "?");
+         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks", "epsilon"})) + "?");
 }
 
 char const* variable(char const* name) {
@@ -81,6 +87,13 @@ std::optional<size_t> size_from_text(std::string_view text) {
     return *n << u.shift;
   }
   return whole_number(text);
+}
+
+std::optional<double> part_from_text(std::string_view text) {
+  double part = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), part);
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !(part >= 0 && part <= 1)) return {};
+  return part;
 }
 
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {

@@ -22,6 +22,8 @@ std::string_view nearest(std::string_view word, std::span<std::string_view const
 inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
 // "512MiB", "2GiB", "4096": bytes. Nothing: it is no size.
 std::optional<size_t> size_from_text(std::string_view);
+// "0.02", "0": a part from 0 to 1. Nothing: it is none.
+std::optional<double> part_from_text(std::string_view);
 // "1.5 GiB" for a person.
 std::string bytes_text(size_t bytes);
 
