@@ -21,11 +21,19 @@ namespace weir::os {
 namespace {
 
 constinit base::atomic<std::uint64_t> generation{0};
+constinit base::atomic<refuser> refuses{nullptr};
 
 // Set up before main, so that no fork goes unseen.
 [[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
 
 }  // namespace
+
+void refuse_by(refuser who) noexcept { refuses.store(who, base::memory_order_release); }
+
+bool refused(call c) noexcept {
+  refuser const who = refuses.load(base::memory_order_acquire);
+  return who && who(c);
+}
 
 std::size_t page_size() noexcept {
   static std::size_t const bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -35,7 +43,7 @@ std::size_t page_size() noexcept {
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   alignment = std::max(alignment, page_size());
   std::size_t const slack = alignment > page_size() ? alignment - page_size() : 0;
-  if (bytes == 0 || bytes + slack < bytes) return nullptr;
+  if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses)) return nullptr;
   void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return nullptr;
   auto const from = reinterpret_cast<std::uintptr_t>(got);
@@ -45,17 +53,18 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
-bool return_addresses(void* at, std::size_t bytes) noexcept { return ::munmap(at, bytes) == 0; }
+bool return_addresses(void* at, std::size_t bytes) noexcept { return !refused(call::return_addresses) && ::munmap(at, bytes) == 0; }
 
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept {
-  return ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
+  return !refused(call::map_file) && ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
-  return ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  return !refused(call::unmap_to_nothing) && ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 void* map_memory(std::size_t bytes) noexcept {
+  if (refused(call::map_memory)) return nullptr;
   void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return got == MAP_FAILED ? nullptr : got;
 }
@@ -69,15 +78,15 @@ bool advise(void* at, std::size_t bytes, advice what) noexcept {
     case advice::no_huge_pages: how = MADV_NOHUGEPAGE; break;
     case advice::not_needed: how = MADV_DONTNEED; break;
   }
-  return ::madvise(at, bytes, how) == 0;
+  return !refused(call::advise) && ::madvise(at, bytes, how) == 0;
 }
 
-int make_memory_file(char const* name) noexcept { return ::memfd_create(name, MFD_CLOEXEC); }
+int make_memory_file(char const* name) noexcept { return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC); }
 
-bool resize_file(int file, std::uint64_t bytes) noexcept { return ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
+bool resize_file(int file, std::uint64_t bytes) noexcept { return !refused(call::resize_file) && ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
 
 bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
-  return ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  return !refused(call::punch_hole) && ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void close_file(int file) noexcept { ::close(file); }

@@ -9,6 +9,15 @@
 
 namespace weir::os {
 
+// What the system may refuse. A thread is made in base::thread, which asks here, too.
+enum class call : std::uint8_t { reserve_addresses, return_addresses, map_file, unmap_to_nothing, map_memory, advise, make_memory_file, resize_file, punch_hole, make_thread };
+inline constexpr int call_count = 10;
+// Asked before each of these calls; where it answers true, the call is not made and fails as the system's would. Null, as it is
+// unless a test says so: all are made. Threads: any; set while nobody else is inside weir.
+using refuser = bool (*)(call) noexcept;
+void refuse_by(refuser) noexcept;
+bool refused(call) noexcept;
+
 // Pages and addresses --------------------------------------------------------------------------------------------
 std::size_t page_size() noexcept;  // bytes
 

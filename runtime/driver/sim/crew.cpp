@@ -28,6 +28,20 @@ class crew final : public schedule {
     }
   }
 
+  // Here, and not when there is work: who gives work cannot be told that there is nobody to do it.
+  bool make_ready(int device) override {
+    try {
+      auto const first = 2 * static_cast<std::size_t>(device);
+      for (std::size_t const i : {first, first + 1, engines_.size() - 1}) {
+        engine& e = *engines_[i];
+        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
+      }
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
   void given(base::unique_lock& lock, stream& s) override {
     settle(s);
     if (s.queue.size() > full_queue) {
@@ -143,7 +157,6 @@ class crew final : public schedule {
         ++busy_;
         let_begin(*s);
         (s->priority < 0 ? e.urgent : e.ready).push_back(s);
-        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
         if (e.asleep && !e.to_wake) {
           e.to_wake = true;
           to_wake_.push_back(&e);

@@ -1,0 +1,51 @@
+// Counting and refusing behind os::refuse_by.
+// Threads: as system.h.
+#include "tests/faults/system.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tests/faults/heap.h"
+
+namespace weir::faults::system {
+namespace {
+
+struct of_thread {
+  bool watching = false, due = false;
+  std::uint64_t left = 0, more = 0, made = 0;
+};
+constinit thread_local of_thread mine;
+std::array<os::call, 10'000> made_calls;  // of the one thread that watches
+
+bool ask(os::call c) noexcept {
+  if (!mine.watching) return false;
+  if (mine.made < made_calls.size()) made_calls[mine.made] = c;
+  ++mine.made;
+  if (mine.left && --mine.left == 0) mine.due = true;
+  if (!mine.due) return false;
+  if (mine.more == 0) mine.due = false;
+  else if (mine.more != without_end) --mine.more;
+  return true;
+}
+
+}  // namespace
+
+void fail(std::uint64_t k, std::uint64_t more) noexcept {
+  mine = {.watching = true, .left = k, .more = more};
+  os::refuse_by(ask);
+}
+
+std::vector<os::call> stop() {
+  heap::paused const quiet;
+  os::refuse_by(nullptr);
+  mine.watching = false;
+  return {made_calls.begin(), made_calls.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(mine.made, made_calls.size()))};
+}
+
+char const* name_of(os::call c) noexcept {
+  static constexpr std::array<char const*, os::call_count> names{"reserve_addresses", "return_addresses", "map_file", "unmap_to_nothing", "map_memory",
+                                                                 "advise", "make_memory_file", "resize_file", "punch_hole", "make_thread"};
+  return names[static_cast<std::size_t>(c)];
+}
+
+}  // namespace weir::faults::system
