@@ -12,6 +12,7 @@
 
 #include "peer/collective.h"
 #include "peer/collective_reduce.h"
+#include "runtime/base/call_site.h"
 #include "runtime/parts.h"
 
 namespace weir::peer {
@@ -130,6 +131,7 @@ class streams_carrier final : public carrier {
     auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
     bool const nothing = r.count == 0;
     // Declared by arrive: until it has run nobody else looks at them, so a machine may even fill them with nonsense before.
+    base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
     driver::status s = enqueue(part::step::arrive, nothing ? std::span<driver::touch const>() : std::span(touches));
     if (!s.ok()) {
       take_back(rank, turn, where);

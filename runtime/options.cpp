@@ -25,6 +25,16 @@ constexpr size_row size_rows[] = {
     {"address_space", &options::address_space},
 };
 
+struct switch_row {
+  std::string_view name;
+  bool options::*at;
+};
+constexpr switch_row switch_rows[] = {
+    {"launch_blocking", &options::launch_blocking},
+    {"announce_blocks", &options::announce_blocks},
+    {"check_races", &options::check_races},
+};
+
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), here::current());
 }
@@ -39,12 +49,6 @@ std::optional<size_t> whole_number(std::string_view text) {
 }
 
 void set_option(options& into, std::string_view key, std::string_view value) {
-  if (key == "announce_blocks") {
-    if (value == "true" || value == "1") into.announce_blocks = true;
-    else if (value == "false" || value == "0") into.announce_blocks = false;
-    else refuse("WEIR_CONF", "announce_blocks:" + quoted(value) + " is neither true nor false", "Write announce_blocks:true");
-    return;
-  }
   for (auto const& row : size_rows) {
     if (key != row.name) continue;
     auto const bytes = size_from_text(value);
@@ -52,14 +56,15 @@ void set_option(options& into, std::string_view key, std::string_view value) {
     into.*row.at = *bytes;
     return;
   }
-  if (key == "launch_blocking") {
-    if (value == "true" || value == "1") into.launch_blocking = true;
-    else if (value == "false" || value == "0") into.launch_blocking = false;
-    else refuse("WEIR_CONF", "launch_blocking:" + quoted(value) + " is neither true nor false", "Write launch_blocking:true");
+  for (auto const& row : switch_rows) {
+    if (key != row.name) continue;
+    if (value == "true" || value == "1") into.*row.at = true;
+    else if (value == "false" || value == "0") into.*row.at = false;
+    else refuse("WEIR_CONF", std::string(key) + ":" + quoted(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
     return;
   }
   refuse("WEIR_CONF", "no option is called " + quoted(key),
-         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks"})) + "?");
+         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks", "check_races"})) + "?");
 }
 
 char const* variable(char const* name) {
@@ -147,6 +152,16 @@ machine_choice parse_devices(std::string_view text) {
   if (!gib || *gib < 1 || *gib > 1024) refuse("WEIR_DEVICES", quoted(text) + ": " + quoted(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
   choice.sim.memory = *gib << 30;
   return choice;
+}
+
+bool races_wanted(options const& o) {
+  char const* const text = variable("WEIR_CHECK_RACES");
+  return o.check_races || (text && std::string_view(text) != "0");
+}
+
+bool guard_wanted(options const& o) {
+  char const* const text = variable("WEIR_SIM_GUARD");
+  return text ? std::string_view(text) != "0" : races_wanted(o);
 }
 
 machine_choice devices_from_environment() {

@@ -17,6 +17,8 @@ struct machine_choice {
 machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: invalid_use
 options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
 machine_choice devices_from_environment();
+bool guard_wanted(options const&);                    // of a simulated machine: with a race check, unless WEIR_SIM_GUARD=0
+bool races_wanted(options const&);                    // by these options, or by WEIR_CHECK_RACES for the whole process
 // The candidate with the fewest edits from `word`.
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates);
 inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "runtime/driver/check/check.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/options.h"
 
@@ -44,7 +45,8 @@ int detail::new_part_slot() noexcept {
 
 runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why)
     : facade_(facade),
-      driver_(std::move(machine)),
+      driver_(races_wanted(o) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
+      witness_(driver_->watching()),
       options_(o),
       why_(std::move(why)),
       id_(next_runtime_id.fetch_add(1)),

@@ -46,6 +46,7 @@ struct runtime::impl {
   }
 
   driver::driver& machine() noexcept { return *driver_; }
+  driver::witness* witness() const noexcept { return witness_; }  // null, unless a checker looks on
   int device_count() const noexcept { return device_count_; }
   weir::options const& options() const noexcept { return options_; }
   std::string const& why() const noexcept { return why_; }  // why this driver, for a person
@@ -65,6 +66,7 @@ struct runtime::impl {
 
   weir::runtime& facade_;
   std::unique_ptr<driver::driver> driver_;
+  driver::witness* witness_;
   weir::options options_;
   std::string why_;
   std::uint64_t id_;

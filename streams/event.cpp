@@ -62,7 +62,10 @@ bool event::query() const {
   clock::timeline* const line = clock::find(now.line);
   if (!line) return true;
   auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return true;
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) {
+    line->know_complete();
+    return true;
+  }
   auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
   if (s.what == driver::code::not_ready) return false;
   require(s, "event::query", streams::describe(*line), "", here::current());
@@ -77,7 +80,7 @@ void event::synchronize(here at) const {
   clock::timeline* const line = clock::find(now.line);
   if (!line) return;
   auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return;
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
   require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/call_site.h"
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
@@ -139,6 +140,7 @@ bool begin_work(stream_ref s, std::span<use const> uses, here at) {
 
 void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
   clock::timeline& line = streams::line_of(s);
+  base::call_site const in(line.owner().witness(), "launch", at);
   driver::status is;
   try {
     touches const touched(line.owner(), uses);
@@ -161,6 +163,7 @@ void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
 void end_work(stream_ref s, std::span<use const> uses, here at) {
   clock::timeline& line = streams::line_of(s);
   driver::driver& machine = line.owner().machine();
+  base::call_site const in(line.owner().witness(), "launch", at);
   if (!machine.simulated()) machine.touched(line.device(), line.handle(), touches(line.owner(), uses).all());
   if (line.owner().options().launch_blocking) [[unlikely]] {
     auto const capturing = machine.capturing(line.device(), line.handle());
@@ -190,6 +193,7 @@ void launch_host(stream_ref s, std::function<void()> body, here at) {
   if (line.alive() == clock::life::retired) {
     throw invalid_use("launch_host", "stream " + std::to_string(line.id()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
   }
+  base::call_site const in(line.owner().witness(), "launch_host", at);
   using function = std::function<void()>;
   auto* const kept = new function(std::move(body));
   detail::require_of(line,

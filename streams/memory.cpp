@@ -136,14 +136,15 @@ void buffer::reset() noexcept {
   memory_kind const k = kind();
   forget();
   if (!p) return;
+  constexpr here its_end{"the end of its buffer", "", 0};  // nobody's line
   try {  // the runtime may be gone: then the block went, or stays, with it
     if (k == memory_kind::pageable) {
       std::free(p);
     } else if (process_was_forked()) {  // the parent's
     } else if (k == memory_kind::pinned) {
-      if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, here::current());
+      if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
-      a->deallocate(p, nullptr, here::current());
+      a->deallocate(p, nullptr, its_end);
     }
   } catch (...) {  // freed behind this owner's back
   }

@@ -6,7 +6,9 @@
 #include <limits>
 #include <string>
 
+#include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
+#include "runtime/driver/witness.h"
 #include "streams/context.h"
 #include "streams/pinned_pages.h"
 #include "streams/pinned_space.h"
@@ -281,6 +283,14 @@ pinned_memory::~pinned_memory() {
 }
 
 void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+  auto* const witness = state_->owner.witness();
+  base::unpromised const own_affair(witness);
+  void* const block = find_room(bytes, alignment, at);
+  if (witness) [[unlikely]] witness->allocated({}, number(block), bytes, at);
+  return block;
+}
+
+void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at) {
   if (process_was_forked()) throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory", "allocate in the process that made the runtime", at);
   if (alignment & (alignment - 1)) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "pass a power of two, or 0 for the natural alignment", at);
@@ -336,6 +346,14 @@ void pinned_memory::deallocate(void* block, here at) {
     auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
     if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live) state::refuse_free(*p, block, freed, at);
     auto& one = freed->second;
+    if (auto* const witness = state_->owner.witness()) [[unlikely]] {
+      std::vector<driver::witness::user> behind, counted;
+      for (auto* line : one.users) (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
+      for (auto const s : one.stamps) {
+        if (auto* const line = clock::find(s.stream)) counted.push_back({line->device(), line->handle()});
+      }
+      witness->freed(number(block), one.requested, {behind, counted}, at);
+    }
     for (auto* line : one.users) join(one.stamps, line->now());
     one.users.clear();
     std::erase_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
@@ -407,7 +425,10 @@ bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
   return before <= holder->bytes && bytes <= holder->bytes - before;
 }
 
-std::size_t pinned_memory::trim() { return process_was_forked() ? 0 : state_->trim(); }
+std::size_t pinned_memory::trim() {
+  base::unpromised const own_affair(state_->owner.witness());
+  return process_was_forked() ? 0 : state_->trim();
+}
 
 memory_statistics pinned_memory::statistics() const {
   auto p = state_->in.lock();

@@ -41,6 +41,7 @@ class pinned_memory {  // a part of the runtime
   static pinned_memory* owner(void const*) noexcept;
 
  private:
+  void* find_room(std::size_t bytes, std::size_t alignment, here);
   struct state;
   std::unique_ptr<state> state_;
 };

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -137,6 +138,7 @@ struct staging::state {
         if (r->in_use.empty()) return;
         oldest = r->in_use.front().until;
       }
+      base::unpromised const own_affair(owner.witness());
       if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
         throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()), "Earlier copies to this device are not done", where);
       }

@@ -61,7 +61,7 @@ void stream_ref::synchronize(here at) const {
 void stream_ref::wait(weir::stamp s, here at) const {
   auto& line = streams::line_or_throw(*this, "stream::wait", at);
   clock::stamp const wanted = streams::inner_stamp(s);
-  if (line.covers(wanted)) return;
+  if (line.covers(wanted)) return line.rely_on(clock::find(wanted.stream));
   clock::timeline const& other = *clock::find(wanted.stream);
   check_one_runtime(line, other, "stream::wait", at);
   require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);

@@ -64,6 +64,17 @@ class timed_out : public std::runtime_error, public error {
   timed_out(std::string operation, std::string operands, std::string remedy, here);
 };
 
+// options::check_races found something, and require_no_races was called. where(): the second use.
+class race_found : public std::logic_error, public error {
+ public:
+  race_found(std::string report, here first, here second);
+  here first() const noexcept { return first_; }
+  here second() const noexcept { return where(); }
+
+ private:
+  here first_;
+};
+
 // No memory after every rung of the ladder. The runtime works on as before.
 class out_of_memory : public std::bad_alloc, public error {
  public:

@@ -23,12 +23,19 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   std::uint64_t seed = 0;  // 0: a fresh one
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   bool maps = true;  // false: devices without virtual memory management, as some virtual GPUs are: memory comes in whole segments
+  // Device memory is out of reach but for work that declares it, while it runs: host code that touches it is named, and the
+  // process ends there. Programs built with AddressSanitizer are stopped at the byte. options::check_races sets it.
+  bool guarded = false;
 };
 
 struct options {
   size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
   size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
   size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
+  // Races are looked for: two uses of a byte, declared to weir (launch, copy, tensors), that nothing orders, and memory used
+  // before or after its time. race_reports() of weir/observe.h; what nobody asks for is printed at the end. Every call costs
+  // about a microsecond more. WEIR_CHECK_RACES=1 means the same, for every runtime of the process.
+  bool check_races = false;
   bool launch_blocking = false;  // every launch waits for its work: errors name the right line. CUDA_LAUNCH_BLOCKING=1 means the same
   // Which bytes are a block is told to tools that listen to NVTX: compute-sanitizer then names what a kernel does between two
   // blocks of one page. 256 B after every block are nobody's. Implies launch_blocking. No effect on a simulated machine.

@@ -42,6 +42,18 @@ timed_out::timed_out(std::string operation, std::string operands, std::string re
     : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
 namespace {
+constexpr std::string_view remedy_word = "Remedy: ";
+std::string before_remedy(std::string const& report) { return report.substr(0, report.find(remedy_word)); }
+std::string after_remedy(std::string const& report) {
+  auto const at = report.find(remedy_word);
+  return at == report.npos ? std::string() : report.substr(at + remedy_word.size());
+}
+}  // namespace
+
+race_found::race_found(std::string report, here first, here second)
+    : std::logic_error(sentence("check_races", report, "", second)), error("check_races", before_remedy(report), after_remedy(report), second), first_(first) {}
+
+namespace {
 std::string last_line(std::string text) {  // of a report: what to do
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text.substr(text.rfind('\n') + 1);

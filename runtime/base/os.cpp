@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -51,6 +52,28 @@ bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexc
 
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
   return ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+bool protect(void* at, std::size_t bytes, reach r) noexcept { return ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
+
+namespace {
+void (*explain_fault)(void const*) = nullptr;
+struct sigaction before_us;
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  explain_fault(info->si_addr);
+  if (before_us.sa_flags & SA_SIGINFO) return before_us.sa_sigaction(signal, info, context);
+  if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN) return before_us.sa_handler(signal);
+  ::sigaction(SIGSEGV, &before_us, nullptr);  // and the access is made again
+}
+}  // namespace
+
+bool on_bad_access(void (*explain)(void const*)) noexcept {
+  explain_fault = explain;
+  struct sigaction ours {};
+  ours.sa_sigaction = on_fault;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  return ::sigaction(SIGSEGV, &ours, &before_us) == 0;
 }
 
 void* map_memory(std::size_t bytes) noexcept {

@@ -18,6 +18,10 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept;
 bool return_addresses(void* at, std::size_t bytes) noexcept;                  // whatever lies there, mapped or not
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept;  // shared, readable and writable, in place of what was there
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // addresses stay reserved
+enum class reach : std::uint8_t { nothing, all };
+bool protect(void* at, std::size_t bytes, reach) noexcept;                    // of mapped pages
+// explain(address) is called before a bad access ends the process as it would have (whoever was to be told is told after it).
+bool on_bad_access(void (*explain)(void const*)) noexcept;
 void* map_memory(std::size_t bytes) noexcept;                                 // private zeroed pages of one's own. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/clock/timeline.h"
+#include "runtime/driver/witness.h"
 
 namespace weir::clock {
 
@@ -11,6 +12,7 @@ struct timeline::common {
   common(driver::driver& m, int devices)
       : machine(m), events(std::make_shared<event_pool>(m, devices)), lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]) {}
   driver::driver& machine;
+  driver::witness* const witness = machine.watching();
   std::shared_ptr<event_pool> const events;
   std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: no, else 2 × the driver's number + 1
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};

@@ -12,6 +12,15 @@ using driver::code;
 using driver::result;
 using driver::status;
 
+// No call was needed, for the answer was known: a witness is told.
+void timeline::rely_on(timeline const* other) const {
+  if (!common_->witness || !other || &other->runtime_ != &runtime_) [[likely]] return;
+  common_->witness->relied_on({device_, handle_}, {other->device_, other->handle_});
+}
+void timeline::know_complete() const {
+  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle_});
+}
+
 driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
 
 driver::status timeline::usable() const {
@@ -95,7 +104,10 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
 // A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
 status timeline::wait(fence_ref const& f, timeline& from) {
   bool const relied_on = !f->event->given_away();
-  if (relied_on && covers({from.id_, f->n})) return {};
+  if (relied_on && covers({from.id_, f->n})) {
+    rely_on(&from);
+    return {};
+  }
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
@@ -116,7 +128,10 @@ status timeline::wait(fence_ref const& f, timeline& from) {
 
 status timeline::wait(stamp wanted) {
   for (;;) {
-    if (covers(wanted)) return {};
+    if (covers(wanted)) {
+      rely_on(find(wanted.stream));
+      return {};
+    }
     timeline& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
     if (auto const s = usable(); !s.ok()) return s;
@@ -154,7 +169,10 @@ result<bool> timeline::ask(fence_ref const& f) {
 result<bool> timeline::poll(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) return {{}, true};
+    if (passed(n)) {
+      know_complete();
+      return {{}, true};
+    }
     if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
     auto f = fence_for(n);
     if (!f.ok() && alive() == life::retired) return {{}, false};  // it ended without a fence: only the whole device can tell
@@ -179,7 +197,10 @@ result<bool> timeline::poll(std::uint64_t n) {
 status timeline::synchronize(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) return {};
+    if (passed(n)) {
+      know_complete();
+      return {};
+    }
     if (auto const s = common_->state_of(device_); !s.ok()) return s;
     auto f = fence_for(n);
     if (!f.ok() && alive() == life::retired) {

@@ -60,6 +60,8 @@ class timeline final {
 
   // Is everything stamped `s` ordered before whatever this stream is given next? From knowledge alone: no driver call.
   bool covers(stamp s) const;
+  void rely_on(timeline const* other) const;  // covers() was asked on behalf of the program, and that was enough
+  void know_complete() const;                 // the same of this stream's completion
   // Makes it so: nothing when covered, else (a fence on s.stream if none covers s yet, and) one device wait. Merges s.stream's frontier.
   // Answers: lost when the work will never run, invalid for a stream of another runtime or a retired one.
   driver::status wait(stamp s);

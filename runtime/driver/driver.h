@@ -102,12 +102,17 @@ struct work {
 // What a piece of work reads or writes, for whoever judges order. Ranges of bytes.
 struct touch { address at = 0; std::size_t bytes = 0; bool writes = false; };
 
+class witness;
+
 class driver {
  public:
   virtual ~driver() = default;
   driver() = default;
   driver(driver const&) = delete;
   driver& operator=(driver const&) = delete;
+
+  virtual driver* behind() noexcept { return nullptr; }      // of a driver that stands in front of another: that one
+  virtual witness* watching() noexcept { return nullptr; }   // who is told what calls do not show (witness.h). Null: nobody
 
   // Machine -------------------------------------------------------------------------------------------------------
   virtual bool simulated() const noexcept = 0;

@@ -120,11 +120,17 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
     throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
   }
   stream_memory& mine = memory_of(home);
+  void* p = nullptr;
   {
     section const hold(mine);
-    if (void* const p = warm(mine, r)) return p;
+    p = warm(mine, r);
   }
-  return cold(mine, r);
+  if (!p) {
+    base::unpromised const own_affair(runtime_.witness());
+    p = cold(mine, r);
+  }
+  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({device_, home.handle()}, reinterpret_cast<address>(p), bytes, at);
+  return p;
 }
 
 void* device_allocator::warm(stream_memory& mine, request const& r) {
@@ -215,6 +221,7 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
     if (lost()) return;  // nothing runs there any more, and nothing is handed out again
 
     clock::timeline& home = *m.home.load();
+    if (runtime_.witness()) [[unlikely]] tell_freed(b, home, last_use, at);
     std::vector<clock::stamp> stamps;
     std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
@@ -265,6 +272,19 @@ void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
   }
 }
 
+// For a checker: whose work the block's next owner comes after. Requires: its memory's lock.
+void device_allocator::tell_freed(located const& b, clock::timeline& home, clock::timeline* last_use, here at) const {
+  std::vector<driver::witness::user> users, ended;
+  auto const add = [&](clock::timeline const* t) {
+    if (t) (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
+  };
+  slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
+  add(b.cut ? (n && n->home ? n->home : &home) : b.whole->home);
+  for (clock::timeline const* t : n ? n->marks : b.cut ? std::vector<clock::timeline*>{} : b.whole->marks) add(t);
+  add(last_use);
+  runtime_.witness()->freed(b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, {users, ended}, at);
+}
+
 void device_allocator::mark(void const* p, clock::timeline& user, here at) {
   region* const r = must_find(p, "record_stream", at);
   stream_memory& m = *r->owner.load();
@@ -310,6 +330,7 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   }
   base::lock_guard hold(m.lock);
   located const b = must_locate(p, r, "rebind", at);
+  if (auto* const w = runtime_.witness()) [[unlikely]] w->handed_over({device_, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
   // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
   auto hand_over = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks) {
     home = &to;

@@ -5,6 +5,8 @@
 #pragma once
 #include <unordered_map>
 
+#include "runtime/base/call_site.h"
+#include "runtime/driver/witness.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/arena.h"
 #include "runtime/memory/pending.h"
@@ -94,6 +96,7 @@ class device_allocator final : public allocator {
   void ask_the_retired();                         // whether their work is complete, so that they can be inherited
   std::vector<stream_memory*> memories() const;
   std::vector<observe::tally const*> tallies() const;
+  void tell_freed(located const&, clock::timeline& home, clock::timeline* last_use, here) const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
   static located locate(region&, address) noexcept;
   located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock

@@ -128,20 +128,36 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   };
   // Its own blocks: wait for what other streams still do with them. The first that is large enough alone, else all.
   std::vector<clock::stamp> stamps;
+  struct wanted_block {
+    clock::stamp behind;
+    address at;
+    std::size_t bytes;
+  };
+  std::vector<wanted_block> wanted;  // for a witness
+  auto const tell = [&](clock::stamp s, address at, std::size_t bytes) {
+    clock::timeline const& other = *clock::find(s.stream);
+    runtime_.witness()->wait_inserted({device_, home.handle()}, {other.device(), other.handle()}, at, bytes);
+  };
   {
     section const hold(mine);
     bool alone = false;
     mine.pending.each([&](held_block const& b) {
       if (alone || !std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) return;
       alone = b.whole && round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
-      if (alone) stamps.clear();
+      if (alone) stamps.clear(), wanted.clear();
       stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
+      if (!runtime_.witness()) return;
+      for (clock::stamp s : b.stamps) wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
     });
   }
   std::sort(stamps.begin(), stamps.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n > b.n; });
   for (std::size_t i = 0; i < stamps.size(); ++i) {
     if (i && stamps[i].stream == stamps[i - 1].stream) continue;  // the newest of a stream covers its others
-    if (home.wait(stamps[i]).ok()) counts_.waited();
+    if (!home.wait(stamps[i]).ok()) continue;
+    counts_.waited();
+    for (wanted_block const& b : wanted) {
+      if (b.behind.stream == stamps[i].stream) tell(stamps[i], b.at, b.bytes);
+    }
   }
   if (!stamps.empty()) {
     section const hold(mine);
@@ -167,6 +183,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     if (!home.wait(newest).ok()) continue;
     counts_.waited();
     if (void* const p = from_others(mine, r, ~std::size_t{0})) {
+      if (runtime_.witness()) tell(newest, reinterpret_cast<address>(p), bytes);
       gave += bytes;
       return p;
     }
@@ -317,6 +334,7 @@ bool device_allocator::wait_for_oldest(std::vector<clock::stamp> const& also) {
 
 std::size_t device_allocator::empty_cache() {
   if (lost() || process_was_forked()) return 0;
+  base::unpromised const own_affair(runtime_.witness());
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) {
     return clocks_.complete(s) || clocks_.synchronize(s).ok();

@@ -53,7 +53,7 @@ struct machine {
 
   weir::runtime::impl& get() { return own.get(); }
   driver::driver& driver() { return get().machine(); }
-  driver::sim::controls& control() { return dynamic_cast<driver::sim::controls&>(driver()); }
+  driver::sim::controls& control() { return *driver::sim::controls_of(driver()); }
   streams::pinned_memory& pinned() { return get().part<streams::pinned_memory>(); }
   memory::allocator& memory(int device) { return get().part<memory::device_memory>().on(device); }
   clock::clocks& clocks() { return get().part<clock::clocks>(); }

@@ -50,7 +50,12 @@ class refusable final : public faulty, public controls {
 
 }  // namespace
 
-controls* controls_of(driver& d) noexcept { return dynamic_cast<controls*>(&d); }
+controls* controls_of(driver& d) noexcept {
+  for (driver* at = &d; at; at = at->behind()) {
+    if (auto* const c = dynamic_cast<controls*>(at)) return c;
+  }
+  return nullptr;
+}
 
 made make(weir::simulated const& like) {
   watch_process();
@@ -72,7 +77,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed)
       maps_(like.maps),
       generation_(os::fork_generation()),
       tape_(seed),
-      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded}),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, how_ == running::seeded, like.guarded}),
       all_(devices_, how_ == running::seeded ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart, pages_) {
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {

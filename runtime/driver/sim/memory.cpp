@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/base/os.h"
+#include "runtime/driver/sim/guard.h"
 
 namespace weir::driver::sim {
 namespace {
@@ -45,9 +46,14 @@ std::string hex(address at) {
 
 memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)) {
   for (int d = 0; d < s.devices; ++d) banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
+  if (s.guarded) watch_faults(*this);
 }
 
 memory::~memory() {
+  if (shape_.guarded) {
+    unwatch_faults(*this);
+    for (auto const& [at, m] : mappings_) unpoison_bytes(at, m.bytes);
+  }
   for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
   for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
 }
@@ -134,6 +140,10 @@ status memory::place_handle(address at, std::uint32_t index) {
   physical& p = handles_[index];
   if (!banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes)) return {code::out_of_memory};
   os::advise(pointer(at), p.bytes, os::advice::not_to_children);
+  if (shape_.guarded && open_to_all_ == 0) {
+    os::protect(pointer(at), p.bytes, os::reach::nothing);
+    poison_bytes(at, p.bytes);
+  }
   ++p.mappings;
   return fine;
 }
@@ -151,6 +161,7 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
 
 void memory::drop_mapping(std::map<address, mapping>::iterator m) {
   std::uint32_t const index = m->second.handle;
+  if (shape_.guarded) unpoison_bytes(m->first, m->second.bytes);
   mappings_.erase(m);
   --handles_[index].mappings;
   drop_if_dead(index);
@@ -358,6 +369,9 @@ std::string memory::begin(std::span<use const> uses) {
     if (std::string wrong = judge_locked(u); !wrong.empty()) return wrong;
   }
   for (use const& u : uses) each_part(u.what, [](int& users) { ++users; });
+  if (shape_.guarded) {
+    for (use const& u : uses) open_to(u);
+  }
   return {};
 }
 
@@ -365,7 +379,54 @@ void memory::end(std::span<use const> uses) {
   if (uses.empty()) return;
   base::lock_guard lock(mutex_);
   for (use const& u : uses) each_part(u.what, [](int& users) { --users; });
+  if (shape_.guarded) {
+    for (use const& u : uses) close_to(u);
+  }
   if (waiting_to_unmap_ > 0) unused_.notify_all();
+}
+
+void memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
+  os::protect(pointer(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
+}
+
+// Pages first, then bytes: a page is within reach while any of its users runs, a byte while a use that declares it does.
+void memory::open_to(use const& u) {
+  if (u.everything && open_to_all_++ == 0) {
+    for (auto const& m : mappings_) reach(m, true), unpoison_bytes(m.first, m.second.bytes);
+  }
+  if (u.what.bytes == 0) return;
+  for (auto m = entry_before(mappings_, u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes; ++m) {
+    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) reach(*m, true);
+  }
+  auto const in = entry_before(mappings_, u.what.at);
+  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return;  // pinned memory
+  unpoison_bytes(u.what.at, u.what.bytes);
+  running_.push_back(u.what);
+}
+
+void memory::close_to(use const& u) {
+  auto const same = std::find_if(running_.begin(), running_.end(), [&](touch const& t) { return t.at == u.what.at && t.bytes == u.what.bytes; });
+  if (same != running_.end()) {
+    running_.erase(same);
+    if (open_to_all_ == 0) poison_bytes(u.what.at, u.what.bytes);
+  }
+  if (u.everything && --open_to_all_ == 0) {
+    for (auto const& m : mappings_) poison_bytes(m.first, m.second.bytes);
+  }
+  if (open_to_all_ > 0) return;
+  for (auto const& m : mappings_) {
+    bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
+    if (concerns && m.second.users == 0) reach(m, false);
+  }
+  for (touch const& t : running_) unpoison_bytes(t.at, t.bytes);
+}
+
+std::string memory::owner_of(address at) const {
+  base::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
+  auto const m = entry_before(mappings_, at);
+  bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
+  return hex(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device) : ", an address where no device memory is mapped");
 }
 
 std::uint64_t memory::name_of(address at) const {

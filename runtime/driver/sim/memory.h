@@ -18,6 +18,7 @@ namespace weir::driver::sim {
 struct use {
   touch what;
   int device = -1;
+  bool everything = false;  // work that reaches more than it can declare: a part of a collective
 };
 
 class memory {
@@ -29,6 +30,7 @@ class memory {
     fresh_bytes pages = fresh_bytes::zero;
     std::uint64_t seed = 0;       // of arbitrary bytes
     bool handles_come_back = false;  // at once, not told apart from those that were released
+    bool guarded = false;            // pages are out of reach but between begin and end of a use; under ASan, bytes
   };
   explicit memory(shape const&);
   ~memory();
@@ -62,6 +64,7 @@ class memory {
 
   // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
   std::uint64_t name_of(address) const;
+  std::string owner_of(address) const;  // "0x7f… of gpu:0", for a fault there; empty: no device memory of this machine
   // What is alive and can be given back, by name: a lost device's segments cannot, nor can pins when all devices are lost.
   void census(std::vector<std::string>&, std::vector<bool> const& lost) const;
 
@@ -103,6 +106,10 @@ class memory {
   void each_part(touch const&, F);
   bool in_one_reservation(address, std::size_t bytes) const;
 
+  void reach(std::map<address, mapping>::value_type const&, bool open) const;
+  void open_to(use const&);
+  void close_to(use const&);
+
   shape const shape_;
   mutable base::mutex mutex_;
   base::condition unused_;
@@ -115,6 +122,8 @@ class memory {
   std::vector<std::uint32_t> free_handles_;
   std::map<address, pinned> pins_;
   std::uint64_t next_ordinal_ = 1;
+  int open_to_all_ = 0;                // guarded: running uses of everything
+  std::vector<touch> running_;         // guarded: what is within reach
 };
 
 }  // namespace weir::driver::sim

@@ -46,6 +46,7 @@ void operation::uses(int device, std::vector<use>& into) const {
     into.push_back({{reinterpret_cast<address>(dst), bytes, true}, device});
   } else {
     for (touch const& t : touches) into.push_back({t, device});
+    if (job.ready) into.push_back({{}, device, true});
   }
 }
 

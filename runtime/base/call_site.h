@@ -1,0 +1,56 @@
+// What a thread is doing when it makes a driver call: the public call it is in, and whether anybody was promised what it
+// finds out or orders there. Kept only while a checker looks on.
+// Threads: each has its own.
+#pragma once
+#include "weir/types.h"
+
+namespace weir::base {
+
+struct site {
+  char const* operation = nullptr;  // "copy"; null: no public call
+  here at{nullptr, nullptr, 0};
+};
+
+struct call_context {
+  site in;             // of the outermost public call
+  int unpromised = 0;  // > 0: completion seen and waits inserted now are weir's own, a program may not rely on them
+};
+call_context& this_call() noexcept;
+
+// While one lives, driver calls of this thread are made for that line of the program. The outermost counts.
+class [[nodiscard]] call_site {
+ public:
+  call_site(bool wanted, char const* operation, here at) noexcept {
+    if (!wanted) [[likely]] return;
+    call_context& c = this_call();
+    if (c.in.operation) return;
+    c.in = {operation, at};
+    set_ = &c;
+  }
+  ~call_site() {
+    if (set_) set_->in = {};
+  }
+  call_site(call_site const&) = delete;
+
+ private:
+  call_context* set_ = nullptr;
+};
+
+// While one lives, what this thread learns from the driver and orders there is weir's own affair: another run may do without.
+class [[nodiscard]] unpromised {
+ public:
+  explicit unpromised(bool wanted) noexcept {
+    if (!wanted) [[likely]] return;
+    in_ = &this_call();
+    ++in_->unpromised;
+  }
+  ~unpromised() {
+    if (in_) --in_->unpromised;
+  }
+  unpromised(unpromised const&) = delete;
+
+ private:
+  call_context* in_ = nullptr;
+};
+
+}  // namespace weir::base

@@ -1,0 +1,56 @@
+// Vector clocks: how far each stream is known to be ordered before something. The checker's own: no code is shared with
+// runtime/clock, which it judges.
+// Threads: values; a view is shared and never changed.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace weir::driver::check {
+
+using stream_id = std::uint32_t;  // counts from 1 in the order in which streams were made; never reused
+
+struct epoch {  // the first n operations of that stream
+  stream_id stream = 0;
+  std::uint64_t n = 0;
+};
+
+class vector_clock {
+ public:
+  std::uint64_t of(stream_id s) const noexcept {
+    auto const at = find(s);
+    return at != all_.end() && at->stream == s ? at->n : 0;
+  }
+  void raise(epoch e) {
+    auto const at = all_.begin() + (find(e.stream) - all_.begin());
+    if (at != all_.end() && at->stream == e.stream) at->n = std::max(at->n, e.n);
+    else all_.insert(at, e);
+  }
+  void merge(vector_clock const& other) {
+    for (epoch const e : other.all_) raise(e);
+  }
+  template <class Drop>
+  void prune(Drop drop) {
+    std::erase_if(all_, drop);
+  }
+  std::vector<epoch> const& entries() const noexcept { return all_; }
+
+ private:
+  std::vector<epoch>::const_iterator find(stream_id s) const noexcept {
+    return std::lower_bound(all_.begin(), all_.end(), s, [](epoch e, stream_id wanted) { return e.stream < wanted; });
+  }
+  std::vector<epoch> all_;  // by stream
+};
+
+using view = std::shared_ptr<vector_clock const>;
+
+// Two kinds of knowledge. What the program asked for (its waits, its synchronizes) holds in every run; what weir found out
+// or ordered for itself on the way (a poll on the allocation path, a wait it inserted to have a block) holds in this one.
+// Programs are judged by what they were promised, so that every seed gives the same report; weir by what it knew.
+struct views {
+  view promised, known;
+};
+enum class trust : std::uint8_t { promised, known };
+
+}  // namespace weir::driver::check

@@ -1,0 +1,93 @@
+// Device memory of a guarded machine is within reach of work that declares it, while it runs, and of nobody else.
+// Threads: one, and the machine's.
+#include "tests/check/programs.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool by_the_byte = true;
+#else
+constexpr bool by_the_byte = false;
+#endif
+
+namespace weir::check_tests {
+namespace {
+
+using how = simulated::running;
+
+struct guarded : ::testing::TestWithParam<how> {
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7, .guarded = true}, {.check_races = true}};
+  runtime_guard const in{rt};
+};
+struct guarded_death : guarded {};
+
+TEST_P(guarded, work_reads_and_writes_what_it_declares) {
+  stream s, t;
+  stream_guard const home{s.ref()};
+  buffer x(4096), y(4096), far(4096, {.on = device(1)}), host = pinned(4096);
+  write(s, x.data(), 4096);
+  launch(s, {reads(x), writes(y)}, on_gpu, [from = x.data<char>(), to = y.data<char>()] { std::copy(from, from + 4096, to); });
+  copy(far.data(), y.data(), 4096);
+  copy(host.data(), far.data(), 4096, blocking::yes);
+  EXPECT_EQ(host.host<char>()[4095], 1);
+  t.ref().wait(s);
+  read(t, y.data<char>() + 17, 30);
+  s.ref().wait(t);
+  set(y.data(), std::byte{5}, 4096);
+  std::vector<char> pageable(4096);
+  copy(pageable.data(), y.data(), 4096, blocking::yes);
+  EXPECT_EQ(pageable[1], 5);
+  synchronize();
+  expect_none(race_reports());
+}
+
+TEST_P(guarded, memory_that_comes_back_is_guarded_again) {
+  stream s;
+  stream_guard const home{s.ref()};
+  for (int i = 0; i < 30; ++i) {
+    buffer x(1000 + static_cast<size_t>(i) * 5000);
+    write(s, x.data(), x.size());
+    if (i % 10 == 9) empty_cache();
+  }
+  synchronize();
+  expect_none(race_reports());
+}
+
+[[maybe_unused]] void host_touches_a_block() {
+  buffer x(4096);
+  synchronize();
+  *static_cast<char volatile*>(x.data()) = 1;
+}
+
+void work_touches_another_block() {
+  buffer x(8_MiB), y(8_MiB);
+  launch(current_stream(), {writes(x)}, on_gpu, [p = y.data<char>() + 4_MiB] { *static_cast<char volatile*>(p) = 1; });
+  synchronize();
+}
+
+[[maybe_unused]] void work_touches_a_byte_too_far() {
+  buffer x(1000);
+  launch(current_stream(), {writes(x)}, on_gpu, [p = x.data<char>()] { p[1000] = 1; });
+  synchronize();
+}
+
+TEST_P(guarded_death, host_code_that_touches_a_block_is_named_before_the_process_dies) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(host_touches_a_block(), by_the_byte ? "use-after-poison" : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 0 of block 1 of gpu:0 .4096 B, allocated at guard_test.cpp:[0-9]+");
+}
+
+TEST_P(guarded_death, work_that_touches_what_it_did_not_declare_is_named) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(work_touches_another_block(), by_the_byte ? "use-after-poison" : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 4194304 of block 2");
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST_P(guarded_death, a_byte_too_far_is_caught_where_bytes_are_guarded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(work_touches_a_byte_too_far(), "use-after-poison");
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(machine, guarded, ::testing::Values(how::threads, how::seeded, how::stepped));
+INSTANTIATE_TEST_SUITE_P(machine, guarded_death, ::testing::Values(how::threads, how::seeded));
+
+}  // namespace
+}  // namespace weir::check_tests

@@ -1,0 +1,67 @@
+// Programs for the checker: run on each kind of simulated machine, under many seeds, and what was found in them.
+// Threads: one.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "weir/copy.h"
+#include "weir/observe.h"
+#include "weir/parallel_for.h"
+#include "weir/sim.h"
+
+namespace weir::check_tests {
+
+inline auto const on_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
+
+// Work that reads or writes what it declares.
+inline void write(stream_ref s, void* p, size_t bytes, here at = here::current()) {
+  launch(s, {writes(p, bytes)}, on_gpu, [p, bytes] { for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(p)[i] = 1; }, at);
+}
+inline void read(stream_ref s, void* p, size_t bytes, here at = here::current()) {
+  launch(s, {reads(p, bytes)}, on_gpu, [p, bytes] { for (size_t i = 0; i < bytes; ++i) (void)static_cast<volatile char*>(p)[i]; }, at);
+}
+
+using program = std::function<void()>;
+inline bool by_hand = false;  // the machine of the program that runs now moves only by hand
+
+inline std::vector<race_report> found_in(simulated like, program const& run) {
+  runtime rt{like, {.check_races = true}};
+  runtime_guard const in{rt};
+  by_hand = like.how == simulated::running::stepped;
+  run();
+  return race_reports();
+}
+
+inline std::string texts(std::vector<race_report> const& all) {
+  std::string text;
+  for (auto const& r : all) text += r.text + "\n";
+  return text;
+}
+
+// What is found on a machine that moves by hand (nothing moves), on fifty seeded ones and on one with threads: the same.
+inline std::vector<race_report> found(program const& run) {
+  using how = simulated::running;
+  simulated like{.devices = 2, .memory = 64_MiB, .how = how::stepped, .seed = 1};
+  auto const once = found_in(like, run);
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    like.how = how::seeded;
+    like.seed = seed;
+    EXPECT_EQ(texts(found_in(like, run)), texts(once)) << "seed " << seed;
+  }
+  like.how = how::threads;
+  EXPECT_EQ(texts(found_in(like, run)), texts(once)) << "threads";
+  return once;
+}
+
+inline void expect_one(std::vector<race_report> const& all, std::string const& kind, std::vector<std::string> const& words) {
+  ASSERT_EQ(all.size(), 1u) << texts(all);
+  EXPECT_EQ(all[0].kind, kind) << all[0].text;
+  for (auto const& word : words) EXPECT_NE(all[0].text.find(word), std::string::npos) << word << " in: " << all[0].text;
+}
+inline void expect_none(std::vector<race_report> const& all) { EXPECT_TRUE(all.empty()) << texts(all); }
+inline std::string line(int n) { return "races_test.cpp:" + std::to_string(n); }
+
+}  // namespace weir::check_tests

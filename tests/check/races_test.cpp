@@ -1,0 +1,215 @@
+// What the checker finds in programs, each beside its twin that is right; the report does not depend on the machine's order.
+// Threads: one, but where a test makes more.
+#include "tests/check/programs.h"
+
+namespace weir::check_tests {
+namespace {
+
+constexpr size_t size = 4096;
+
+TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
+  int made = 0, wrote = 0, read_at = 0;
+  auto const run = [&](bool right) {
+    stream a, b;
+    buffer x(size); made = __LINE__;
+    a.ref().wait(current_stream());
+    write(a, x.data(), size), wrote = __LINE__;
+    if (right) b.ref().wait(a);
+    else b.ref().wait(current_stream());
+    read(b, x.data(), size), read_at = __LINE__;
+    synchronize();
+  };
+  auto const all = found([&] { run(false); });
+  expect_one(all, "race", {"bytes 0-4095 of block 1 of gpu:0 (4096 B, allocated at " + line(made) + ")", "launch at " + line(wrote) + " writes them on stream 1", "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0"});
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].first.line, static_cast<unsigned>(wrote));
+  EXPECT_EQ(all[0].second.line, static_cast<unsigned>(read_at));
+  expect_none(found([&] { run(true); }));
+}
+
+TEST(races, reads_do_not_race_and_ranges_that_do_not_meet_neither) {
+  expect_none(found([] {
+    stream a, b;
+    buffer x(size);
+    write(a, x.data(), 100);
+    read(a, x.data<char>() + 200, 100);
+    read(b, x.data<char>() + 200, 100);
+    write(b, x.data<char>() + 100, 100);
+    synchronize();
+  }));
+}
+
+TEST(races, one_byte_is_enough) {
+  expect_one(found([] {
+               stream a, b;
+               buffer x(size);
+               write(a, x.data(), 101);
+               write(b, x.data<char>() + 100, 100);
+               synchronize();
+             }),
+             "race", {"bytes 100-100 of block 1"});
+}
+
+TEST(races, order_is_transitive_through_streams_events_and_devices) {
+  expect_none(found([] {
+    stream a, b, c;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    write(a, x.data(), size);
+    event e;
+    e.record(a);
+    b.ref().wait(e);
+    c.ref().wait(b);
+    read(c, x.data(), size);
+    write(c, x.data(), size);
+    synchronize();
+  }));
+}
+
+TEST(races, an_event_stands_for_its_last_record_at_the_wait) {
+  auto const run = [](bool again) {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    buffer x(size), y(size);
+    event e;
+    e.record(a);
+    write(a, x.data(), size);
+    if (again) e.record(a);
+    b.ref().wait(e);
+    read(b, x.data(), size);
+    synchronize();
+  };
+  EXPECT_EQ(found([&] { run(false); }).size(), 1u);
+  expect_none(found([&] { run(true); }));
+}
+
+TEST(races, completion_that_the_host_asked_for_orders_and_what_happened_to_be_complete_does_not) {
+  auto const run = [](int how) {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    write(a, x.data(), size);
+    if (how == 1) a.ref().synchronize();
+    if (how == 2) synchronize();
+    if (how == 3) a.ref().stamp().synchronize();
+    if (how == 4) {
+      while (!a.ref().query()) {
+        if (by_hand) simulation::of(runtime::current()).step(a);
+      }
+    }
+    read(b, x.data(), size);
+    synchronize();
+  };
+  EXPECT_EQ(found([&] { run(0); }).size(), 1u);
+  for (int how = 1; how <= 4; ++how) expect_none(found([&] { run(how); }));
+}
+
+TEST(races, copies_and_fills_are_uses_and_the_public_line_is_named) {
+  int filled = 0, copied = 0;
+  auto const run = [&](bool right) {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    buffer x(size), to = pinned(size);
+    set(x.data(), std::byte{7}, size), filled = __LINE__;
+    if (right) b.ref().wait(a);
+    copy(b, to.data(), x.data(), size, non_blocking), copied = __LINE__;
+    synchronize();
+  };
+  auto const all = found([&] { run(false); });
+  expect_one(all, "race", {"set at " + line(filled) + " writes", "copy at " + line(copied) + " reads"});
+  expect_none(found([&] { run(true); }));
+}
+
+TEST(races, a_block_begins_on_its_stream) {
+  auto const run = [](bool right) {
+    stream a, b;
+    buffer scratch = [&] {
+      stream_guard const home{a.ref()};
+      return buffer(size);
+    }();
+    write(a, scratch.data(), size);
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    if (right) b.ref().wait(a);
+    write(b, x.data(), size);
+    synchronize();
+  };
+  expect_one(found([&] { run(false); }), "race", {"nothing orders that after the block's beginning on stream 1", "allocate it on stream 2"});
+  expect_none(found([&] { run(true); }));
+}
+
+TEST(lifetime, a_block_marked_by_its_use_may_be_freed_at_once) {
+  expect_none(found([] {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    for (int i = 0; i < 20; ++i) {
+      buffer x(size);
+      write(a, x.data(), size);
+      b.ref().wait(a);
+      read(b, x.data(), size);
+    }
+    synchronize();
+  }));
+}
+
+TEST(lifetime, copies_between_all_places_are_right_as_weir_makes_them) {
+  expect_none(found([] {
+    std::vector<char> pageable(3 * size);
+    buffer near(pageable.size()), far(pageable.size(), {.on = gpu}), host = pinned(pageable.size());
+    buffer other(pageable.size(), {.on = device(1)});
+    for (int i = 0; i < 3; ++i) {
+      copy(near.data(), pageable.data(), pageable.size(), non_blocking);
+      copy(far.data(), near.data(), pageable.size(), non_blocking);
+      copy(other.data(), far.data(), pageable.size(), non_blocking);
+      copy(host.data(), other.data(), pageable.size(), blocking::yes);
+      copy(pageable.data(), other.data(), pageable.size(), blocking::yes);
+    }
+    synchronize();
+    synchronize(device(1));
+  }));
+}
+
+
+TEST(reports, they_can_be_thrown_listened_to_and_counted) {
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.check_races = true}};
+  runtime_guard const in{rt};
+  require_no_races();
+  int heard = 0;
+  on_race([&](race_report const& r) { heard += r.kind == "race"; });
+  stream a, b;
+  buffer x(size);
+  for (int i = 0; i < 5; ++i) {
+    write(a, x.data(), size);
+    write(b, x.data(), size);
+  }
+  EXPECT_EQ(heard, 2) << "a before b, and b before a: each once";
+  auto const all = race_reports();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].times, 5u);
+  EXPECT_EQ(all[1].times, 4u);
+  on_race(nullptr);
+  try {
+    require_no_races();
+    FAIL();
+  } catch (race_found const& e) {
+    EXPECT_EQ(std::string(e.operation()), "check_races");
+    EXPECT_FALSE(e.remedy().empty());
+    EXPECT_LT(e.first().line, e.second().line);
+  }
+  synchronize();
+}
+
+TEST(reports, without_the_option_nothing_is_looked_at) {
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}};
+  runtime_guard const in{rt};
+  stream a, b;
+  buffer x(size);
+  write(a, x.data(), size);
+  write(b, x.data(), size);
+  synchronize();
+  expect_none(race_reports());
+  require_no_races();
+}
+
+}  // namespace
+}  // namespace weir::check_tests
