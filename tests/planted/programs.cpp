@@ -3,6 +3,7 @@
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/memory_program.h"
+#include "tests/model/over_wait_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
 
@@ -13,6 +14,7 @@ std::span<kind_of_program const> programs() {
       {"memory", [](std::uint64_t seed) { return memory_program(seed).run(); }},
       {"clock", [](std::uint64_t seed) { return clock_program(seed).run(); }},
       {"traffic", [](std::uint64_t seed) { return traffic_program(seed).run(); }},
+      {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
   return all;

@@ -22,7 +22,6 @@ using weir::tests::check;
 using weir::tests::name_of;
 
 constexpr unsigned longest_run_s = 20;  // a run takes milliseconds
-
 struct found {  // shared with the child
   std::uint64_t run = 0;      // the run that is under way, or that found it
   std::uint64_t finds = 0;    // --only: by the stated check
