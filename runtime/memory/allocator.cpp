@@ -24,7 +24,7 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks
     : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device) {
   auto info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
-  if (announced_) info.value.maps = false;  // compute-sanitizer takes heaps of plain memory only, not of mapped pages
+  if (announced_) info.value.maps = false;  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
   require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
   counts_.set_limit(r.options().device_limit);
   if (space_.maps()) mapped_spaces::enter(space_.base(), space_.bytes(), space_);

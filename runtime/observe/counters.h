@@ -5,6 +5,7 @@
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
 // is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of them.
+// Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <array>
 #include <cstddef>
