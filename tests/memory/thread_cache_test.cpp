@@ -1,0 +1,103 @@
+// Small blocks kept by threads: the short way and the long one count alike, and nothing a thread keeps is out of reach.
+// Threads: as each test says.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "runtime/memory/allocator.h"
+#include "runtime/parts.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+#include "weir/runtime.h"
+
+namespace weir {
+namespace {
+
+struct thread_caches : ::testing::Test {
+  runtime own{simulated{.devices = 1, .memory = 16_MiB}};
+  runtime_guard in{own};
+  stream s;
+  memory::allocator& device() { return own.get().part<memory::device_memory>().on(0); }
+  void sound() { EXPECT_EQ(device().validate(), std::vector<std::string>{}); }
+  void fill(std::vector<void*>& all, std::size_t bytes, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) all.push_back(allocate(s.ref(), bytes));
+  }
+};
+
+TEST_F(thread_caches, what_is_taken_and_given_back_the_short_way_is_counted_exactly) {
+  std::vector<void*> all;
+  for (std::size_t bytes : {1, 100, 516, 1024, 1500, 32'000}) fill(all, bytes, 50);
+  auto n = memory_stats(0);
+  EXPECT_EQ(n.allocation.small.current, 300);
+  EXPECT_EQ(n.requested_bytes.small.current, 50 * (1 + 100 + 516 + 1024 + 1500 + 32'000));
+  sound();
+  for (void* p : all) deallocate(p);
+  n = memory_stats(0);
+  EXPECT_EQ(n.allocation.small.current, 0);
+  EXPECT_EQ(n.requested_bytes.all.current, 0);
+  EXPECT_EQ(n.allocation.small.allocated, 300);
+  EXPECT_EQ(n.allocation.small.freed, 300);
+  sound();
+}
+
+TEST_F(thread_caches, a_block_freed_twice_or_by_an_inner_address_is_refused_and_nothing_has_changed) {
+  std::vector<void*> all;
+  fill(all, 512, 20);
+  deallocate(all[7]);
+  EXPECT_THROW(deallocate(all[7]), invalid_use);
+  EXPECT_THROW(deallocate(static_cast<char*>(all[8]) + 16), invalid_use);
+  EXPECT_EQ(memory_stats(0).allocation.small.current, 19);
+  sound();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i != 7) deallocate(all[i]);
+  }
+}
+
+TEST_F(thread_caches, what_a_thread_that_is_parked_keeps_serves_others_when_memory_is_short) {
+  base::mutex lock;
+  base::condition changed;
+  bool kept = false, go = false;
+  std::thread parked([&] {
+    runtime_guard const here_too(own);
+    std::vector<void*> all;
+    for (int i = 0; i < 200; ++i) all.push_back(allocate(s.ref(), 4096));
+    for (void* p : all) deallocate(p);
+    base::unique_lock hold(lock);
+    kept = true;
+    changed.notify_all();
+    changed.wait(hold, [&] { return go; });
+  });
+  {
+    base::unique_lock hold(lock);
+    changed.wait(hold, [&] { return kept; });
+  }
+  void* const whole = allocate(s.ref(), 16_MiB);  // every page of the device
+  EXPECT_NE(whole, nullptr);
+  sound();
+  deallocate(whole);
+  {
+    base::unique_lock hold(lock);
+    go = true;
+    changed.notify_all();
+  }
+  parked.join();
+}
+
+TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    std::vector<void*> all;
+    for (int i = 0; i < 100; ++i) all.push_back(allocate(s.ref(), 700));
+    for (void* p : all) deallocate(p);
+  }).join();
+  sound();
+  auto const n = memory_stats(0);
+  EXPECT_EQ(n.allocation.small.allocated, 100);
+  EXPECT_EQ(n.allocation.small.freed, 100);
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
+}
+
+}  // namespace
+}  // namespace weir
