@@ -1,4 +1,4 @@
-// WEIR_CONF and WEIR_DEVICES: unknown words are refused with the nearest right one.
+// The options' table, WEIR_CONF and WEIR_DEVICES: unknown words are refused with the nearest right one.
 // Threads: any.
 #include "runtime/options.h"
 
@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -14,25 +15,16 @@
 namespace weir {
 namespace {
 
-// One row an option: its name in WEIR_CONF and where its value goes.
-struct size_row {
-  std::string_view name;
-  size_t options::*at;
-};
-constexpr size_row size_rows[] = {
-    {"device_limit", &options::device_limit},
-    {"pinned_limit", &options::pinned_limit},
-    {"address_space", &options::address_space},
-};
-
-struct switch_row {
-  std::string_view name;
-  bool options::*at;
-};
-constexpr switch_row switch_rows[] = {
-    {"launch_blocking", &options::launch_blocking},
-    {"announce_blocks", &options::announce_blocks},
-    {"check_races", &options::check_races},
+constexpr option_row table[] = {
+    {"device_limit", &options::device_limit, "none", nullptr, "Bytes of device memory that weir may reserve on each device."},
+    {"pinned_limit", &options::pinned_limit, "none", nullptr, "Bytes of page-locked host memory that weir may hold."},
+    {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,
+     "Bytes of addresses reserved for each device. Addresses cost nothing; a process with a limit on them (`ulimit -v`) may want fewer."},
+    {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING", "Every launch waits for its work, so that an error names the right line. Slow."},
+    {"announce_blocks", &options::announce_blocks, "", nullptr,
+     "Blocks are made known to tools that listen to NVTX: compute-sanitizer then sees what a kernel does between two of them. Implies launch_blocking."},
+    {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
+     "Races are looked for: two uses of a byte that nothing orders, and memory used before or after its time. See testing.md."},
 };
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
@@ -48,23 +40,28 @@ std::optional<size_t> whole_number(std::string_view text) {
   return n;
 }
 
-void set_option(options& into, std::string_view key, std::string_view value) {
-  for (auto const& row : size_rows) {
-    if (key != row.name) continue;
-    auto const bytes = size_from_text(value);
-    if (!bytes) refuse("WEIR_CONF", std::string(key) + ":" + quoted(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
-    into.*row.at = *bytes;
-    return;
+// `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
+size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where) {
+  size_t number = 0;
+  for (option_row const& row : table) {
+    if (key != row.name) {
+      ++number;
+      continue;
+    }
+    if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
+      auto const bytes = size_from_text(value);
+      if (!bytes) refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
+      into.**size = *bytes;
+    } else {
+      bool const yes = value == "true" || value == "1";
+      if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
+      into.*std::get<bool options::*>(row.at) = yes;
+    }
+    return number;
   }
-  for (auto const& row : switch_rows) {
-    if (key != row.name) continue;
-    if (value == "true" || value == "1") into.*row.at = true;
-    else if (value == "false" || value == "0") into.*row.at = false;
-    else refuse("WEIR_CONF", std::string(key) + ":" + quoted(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
-    return;
-  }
-  refuse("WEIR_CONF", "no option is called " + quoted(key),
-         "Did you mean " + std::string(nearest(key, {"device_limit", "pinned_limit", "address_space", "launch_blocking", "announce_blocks", "check_races"})) + "?");
+  std::vector<std::string_view> names;
+  for (option_row const& row : table) names.push_back(row.name);
+  refuse(std::string(where), "no option is called " + quoted(key), "Did you mean " + std::string(nearest(key, names)) + "? docs/options.md lists them");
 }
 
 char const* variable(char const* name) {
@@ -115,17 +112,66 @@ std::string bytes_text(size_t bytes) {
   return text;
 }
 
-options parse_options(std::string_view text) {
-  options result;
+namespace {
+
+std::string_view trimmed(std::string_view s) {
+  char const* const blank = " \t\r";
+  size_t const from = s.find_first_not_of(blank);
+  return from == s.npos ? std::string_view{} : s.substr(from, s.find_last_not_of(blank) - from + 1);
+}
+
+// key:value,key:value.
+void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where) {
   while (!text.empty()) {
     std::string_view const item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), item.size() + 1));
-    if (item.empty()) continue;
-    size_t const colon = item.find(':');
-    if (colon == item.npos) refuse("WEIR_CONF", quoted(item) + " has no value", "Write key:value,key:value");
-    set_option(result, item.substr(0, colon), item.substr(colon + 1));
+    std::string_view const pair = trimmed(item);
+    if (pair.empty()) continue;
+    size_t const colon = pair.find(':');
+    if (colon == pair.npos) refuse(where, quoted(pair) + " has no value", "Write key:value,key:value");
+    size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where);
+    if (origin) (*origin)[row] = where;
   }
+}
+
+// The same, a line for each or several; # begins a comment.
+void read_file(std::string const& path, found_options& into) {
+  std::ifstream file(path);
+  if (!file) refuse("WEIR_CONF_FILE", quoted(path) + " cannot be read", "Name a file of lines key:value, or unset WEIR_CONF_FILE");
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    read_options(std::string_view(line).substr(0, line.find('#')), into.in_force, &into.origin, path + ":" + std::to_string(number));
+  }
+}
+
+}  // namespace
+
+options parse_options(std::string_view text) {
+  options result;
+  read_options(text, result, nullptr, "WEIR_CONF");
   return result;
+}
+
+std::span<option_row const> option_table() noexcept { return table; }
+
+std::string option_text(option_row const& row, options const& o) {
+  if (auto const* const size = std::get_if<size_t options::*>(&row.at)) return o.**size ? bytes_text(o.**size) : std::string(row.nothing);
+  return o.*std::get<bool options::*>(row.at) ? "true" : "false";
+}
+
+std::string options_document() {
+  std::string out =
+      "# Options\n\n"
+      "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
+      "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; switches are true or false.\n"
+      "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
+      "This page is `weir doctor --options`.\n\n"
+      "| option | default | also | |\n| --- | --- | --- | --- |\n";
+  for (option_row const& row : table) {
+    out += "| `" + std::string(row.name) + "` | " + option_text(row, {}) + " | " + (row.variable ? "`" + std::string(row.variable) + "=1`" : "") + " | " + std::string(row.meaning) + " |\n";
+  }
+  return out;
 }
 
 machine_choice parse_devices(std::string_view text) {
@@ -169,11 +215,19 @@ machine_choice devices_from_environment() {
   return text ? parse_devices(text) : machine_choice{};
 }
 
-options options::from_environment() {
-  char const* const text = variable("WEIR_CONF");
-  options result = text ? parse_options(text) : options{};
-  if (char const* const blocking = variable("CUDA_LAUNCH_BLOCKING"); blocking && std::string_view(blocking) != "0") result.launch_blocking = true;
-  return result;
+found_options find_options() {
+  found_options found{{}, std::vector<std::string>(std::size(table), "default")};
+  if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found);
+  if (char const* const text = variable("WEIR_CONF")) read_options(text, found.in_force, &found.origin, "WEIR_CONF");
+  for (size_t i = 0; i < std::size(table); ++i) {
+    char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
+    if (!value || std::string_view(value) == "0") continue;
+    found.in_force.*std::get<bool options::*>(table[i].at) = true;
+    found.origin[i] = table[i].variable;
+  }
+  return found;
 }
+
+options options::from_environment() { return find_options().in_force; }
 
 }  // namespace weir

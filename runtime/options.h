@@ -1,10 +1,12 @@
-// Which machine a program asked for, read from the environment.
+// Which machine and which options a program asked for: one table of options, the environment and a file.
 // Threads: any; the environment is read, never written.
 #pragma once
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "weir/runtime.h"
 
@@ -14,6 +16,27 @@ struct machine_choice {
   enum class kind : std::uint8_t { automatic, cuda, simulated } which = kind::automatic;
   simulated sim{};  // of automatic and simulated
 };
+
+// One row an option: the parser, docs/options.md and `weir doctor` read this table and nothing else.
+struct option_row {
+  std::string_view name;      // in WEIR_CONF, and of the member
+  std::variant<size_t options::*, bool options::*> at;
+  std::string_view nothing;   // what a size of 0 stands for
+  char const* variable;       // another variable that switches it on; null: none
+  std::string_view meaning;   // one sentence or two for a person
+};
+std::span<option_row const> option_table() noexcept;
+std::string option_text(option_row const&, options const&);  // "512 MiB", "true", what nothing stands for
+std::string options_document();                              // docs/options.md
+
+// Options as the process' surroundings have them, and where each came from: "default", "WEIR_CONF", "weir.conf:3", a variable.
+// Order: the file that WEIR_CONF_FILE names, then WEIR_CONF, then variables of CUDA's. The last word counts.
+struct found_options {
+  options in_force;
+  std::vector<std::string> origin;  // one for each row of the table
+};
+found_options find_options();  // Throws: invalid_use (a file that cannot be read; as parse_options)
+
 machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: invalid_use
 options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
 machine_choice devices_from_environment();

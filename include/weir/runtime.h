@@ -48,8 +48,8 @@ struct options {
   // blocks of one page. 256 B after every block are nobody's. Implies launch_blocking. No effect on a simulated machine.
   bool announce_blocks = false;
 
-  // WEIR_CONF=key:value,key:value with the names above; sizes take KiB, MiB, GiB, TiB.
-  // Throws: invalid_use for an unknown key or value, with the nearest right one
+  // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.
+  // docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its place and the nearest right one
   static options from_environment();
 };
 

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+
 namespace weir {
 namespace {
 
@@ -42,6 +45,65 @@ TEST(options, a_value_that_is_no_size_is_refused) {
   EXPECT_TRUE(has(refused([] { parse_options("device_limit:99999999999TiB"); }), "is no size"));
   EXPECT_TRUE(has(refused([] { parse_options("launch_blocking:maybe"); }), "neither true nor false"));
   EXPECT_TRUE(has(refused([] { parse_options("device_limit"); }), "has no value"));
+}
+
+struct surroundings {  // variables of the process for the length of a test
+  explicit surroundings(std::initializer_list<std::pair<char const*, std::string>> set) {
+    for (char const* name : names) ::unsetenv(name);
+    for (auto const& [name, value] : set) ::setenv(name, value.c_str(), 1);
+  }
+  ~surroundings() {
+    for (char const* name : names) ::unsetenv(name);
+  }
+  static constexpr char const* names[] = {"WEIR_CONF", "WEIR_CONF_FILE", "WEIR_CHECK_RACES", "CUDA_LAUNCH_BLOCKING"};
+};
+std::string origin_of(found_options const& found, std::string_view name) {
+  size_t i = 0;
+  for (option_row const& row : option_table()) {
+    if (row.name == name) return found.origin[i];
+    ++i;
+  }
+  return "no such row";
+}
+std::string written(char const* text) {
+  std::string const path = testing::TempDir() + "weir_options_test.conf";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(options, a_file_is_read_first_and_the_last_word_counts) {
+  std::string const path = written("# of this host\n\ndevice_limit : 2GiB\npinned_limit:1GiB, launch_blocking:true  # two in a line\n");
+  surroundings const here{{"WEIR_CONF_FILE", path}, {"WEIR_CONF", "pinned_limit:3GiB"}};
+  found_options const found = find_options();
+  EXPECT_EQ(found.in_force.device_limit, 2_GiB);
+  EXPECT_EQ(found.in_force.pinned_limit, 3_GiB);
+  EXPECT_TRUE(found.in_force.launch_blocking);
+  EXPECT_EQ(origin_of(found, "device_limit"), path + ":3");
+  EXPECT_EQ(origin_of(found, "pinned_limit"), "WEIR_CONF");
+  EXPECT_EQ(origin_of(found, "launch_blocking"), path + ":4");
+  EXPECT_EQ(origin_of(found, "address_space"), "default");
+  EXPECT_EQ(options::from_environment().pinned_limit, 3_GiB);
+}
+
+TEST(options, a_variable_of_cudas_is_named_as_the_origin) {
+  surroundings const here{{"CUDA_LAUNCH_BLOCKING", "1"}, {"WEIR_CHECK_RACES", "0"}};
+  found_options const found = find_options();
+  EXPECT_TRUE(found.in_force.launch_blocking);
+  EXPECT_EQ(origin_of(found, "launch_blocking"), "CUDA_LAUNCH_BLOCKING");
+  EXPECT_FALSE(found.in_force.check_races);
+  EXPECT_EQ(origin_of(found, "check_races"), "default");
+}
+
+TEST(options, a_bad_file_is_refused_by_its_line) {
+  std::string const path = written("device_limit:2GiB\ndevice_limti:2GiB\n");
+  {
+    surroundings const here{{"WEIR_CONF_FILE", path}};
+    std::string const said = refused([] { find_options(); });
+    EXPECT_TRUE(has(said, (path + ":2").c_str())) << said;
+    EXPECT_TRUE(has(said, "Did you mean device_limit?")) << said;
+  }
+  surroundings const here{{"WEIR_CONF_FILE", "/nowhere/weir.conf"}};
+  EXPECT_TRUE(has(refused([] { find_options(); }), "cannot be read"));
 }
 
 TEST(options, devices_are_auto_cuda_or_sim_with_a_number_and_a_size) {

@@ -19,6 +19,15 @@ expect 0 'gpu:0 '
 [ "$(grep -c '^gpu:' <<< "$out")" = 3 ] || { echo "FAILED: three devices: $out"; failed=1; }
 run info --devices sim:1
 [[ $out != *links* ]] || { echo "FAILED: one device has no links: $out"; failed=1; }
+run doctor --devices sim:2
+expect 0 'device_limit     none                         from default'
+expect 0 'machine            2 simulated devices'
+expect 0 '* Devices are simulated'
+out=$(WEIR_CONF=device_limit:2GiB,launch_blocking:true "$weir" doctor --devices sim:2)
+expect 0 'device_limit     2 GiB                        from WEIR_CONF'
+expect 0 '* launch_blocking is on'
+run doctor --options
+[ "$out" = "$(cat "$1/docs/options.md")" ] || { echo "FAILED: docs/options.md is not what weir doctor --options prints"; failed=1; }
 run inof
 expect 2 "did you mean 'info'"
 run info --devices smi:2

@@ -8,6 +8,8 @@ namespace weir::tool {
 
 // Prints the machine: devices, memory, links. Throws: the library's errors, boost::program_options::error.
 int info(std::vector<std::string> const& arguments);
+// Prints what is here, which limits and options are in force and where they came from, and what to do. Throws: as info
+int doctor(std::vector<std::string> const& arguments);
 // Replays traces of allocations and prints what they took. Returns 1 when one did not fit. Throws: as info
 int replay(std::vector<std::string> const& arguments);
 // Measures allocators beside each other: `bench alloc`. Throws: as info

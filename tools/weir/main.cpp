@@ -12,6 +12,7 @@ namespace {
 char const* const usage =
     "usage: weir COMMAND [OPTIONS]\n"
     "  info     the machine: devices, memory, links   (weir info --help)\n"
+    "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
     "  bench    what allocations cost, next to malloc: bench alloc   (weir bench alloc --help)\n"
     "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n";
 
@@ -28,13 +29,14 @@ int main(int argc, char** argv) try {
   std::string const command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> const rest(argv + (argc > 1 ? 2 : 1), argv + argc);
   if (command == "info") return weir::tool::info(rest);
+  if (command == "doctor") return weir::tool::doctor(rest);
   if (command == "bench") return bench(rest);
   if (command == "replay") return weir::tool::replay(rest);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(usage, stdout);
     return 0;
   }
-  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "bench", "replay", "help"})).c_str(), usage);
+  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "doctor", "bench", "replay", "help"})).c_str(), usage);
   return 2;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "weir: %s\n", e.what());
