@@ -34,11 +34,14 @@ class memory_program {
     simulated like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
     if (collectives_) like.connections = 1 << 20;  // ranks of one device that share a connection may hold each other up: the program's fault
     maps_ = below(10) != 0;
-    if (maps_) {
-      bench_.emplace(like, o);
-    } else {
-      bench_.emplace(like, o, [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
-    }
+    bool const watched = below(2) != 0;
+    bench_.emplace(like, o, [&](std::unique_ptr<driver::driver> m) {
+      if (!maps_) m = std::make_unique<no_mapping>(std::move(m));
+      if (!watched) return m;
+      auto both = driver::check::wrap(std::move(m));
+      checker_ = both.control;
+      return std::move(both.machine);
+    });
     bool const foreign = below(4) == 0;
     for (int i = 0, n = 2 + below(3); i < n; ++i) {
       lines_.push_back(nullptr);
@@ -56,7 +59,7 @@ class memory_program {
       if (unkind_ && below(6) == 0) refuse_some_call();
       step();
     }
-    if (unkind_) dynamic_cast<driver::faulty&>(machine()).forget_orders();
+    if (unkind_) dynamic_cast<driver::faulty&>(*bench_->control).forget_orders();
     if (wrong_.ok()) end();
     if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory, for nothing ever completes
       wrong_ = {};
@@ -66,6 +69,7 @@ class memory_program {
       if (wrong_.by == check::answers) wrong_ = {};  // a call on a device that work has lost is refused
       wrong_.note(check_of(found.front()), found.front());
     }
+    judge_by_checker();
     if (wrong_.ok()) end_machine();
     if (!wrong_.ok()) wrong_.what += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") + (devices_ > 1 ? ", two devices" : "");
     return wrong_;
@@ -450,6 +454,10 @@ class memory_program {
     validate("after all was freed");
   }
 
+  void judge_by_checker() {
+    if (!checker_) return;
+    for (auto const& f : checker_->findings()) wrong_.note(check_of(f.what), f.text);
+  }
   void end_machine() {
     for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
       auto const handle = line(i).handle();
@@ -480,6 +488,7 @@ class memory_program {
   std::vector<piece_of_memory> blocks_;
   std::vector<clock::timeline*> lines_;
   std::optional<memory_bench> bench_;
+  driver::check::control* checker_ = nullptr;  // null: nobody watches
 
  public:
   std::uint64_t allocations = 0, ooms = 0;

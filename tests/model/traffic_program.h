@@ -23,7 +23,7 @@ class traffic_program {
 
   verdict run() {
     std::vector<std::string> left;
-    machine_->control().at_end([&left](std::vector<std::string> const& census) { left = census; });
+    control().at_end([&left](std::vector<std::string> const& census) { left = census; });
     try {
       stream_guard const first(on_[0]), second(on_[2]);
       for (int d = 0; d < 2; ++d) add_device_place(d), add_device_place(d);
@@ -34,9 +34,13 @@ class traffic_program {
     } catch (error const& e) {
       wrong_.note(check::answers, std::string(e.operation()) + ": " + std::string(e.operands()));
     }
-    auto const found = machine_->control().findings();
+    if (auto* const checker = driver::check::control_of(machine_->driver())) {
+      for (auto const& f : checker->findings()) checked_.note(check_of(f.what), f.text);
+    }
+    auto const found = control().findings();
     if (!found.empty() && wrong_.by == check::answers) wrong_ = {};  // a call on a device that work has lost is refused
     for (auto const& f : found) wrong_.note(check_of(f), f);
+    wrong_.note(checked_.by, checked_.what);
     places_.clear();
     if (wrong_.ok()) validate();
     on_.clear();
@@ -68,9 +72,11 @@ class traffic_program {
   }
   options short_of_pinned() {  // then copies wait for slots, and pages come and go
     options o;
+    o.check_races = below(2) != 0;
     if (below(4) == 0) o.pinned_limit = large_ ? 10 * n_ : 1_MiB;
     return o;
   }
+  driver::sim::controls& control() { return *driver::sim::controls_of(machine_->driver()); }
   bytes_of_host some_bytes() { return test::pattern(n_, random_()); }
   place& some_place() { return places_[static_cast<std::size_t>(below(static_cast<int>(places_.size())))]; }
   place* some_place_of(bool device) {
@@ -207,7 +213,7 @@ class traffic_program {
   std::mt19937_64 random_;
   bool const large_;
   std::size_t const n_;
-  verdict wrong_;
+  verdict wrong_, checked_;
   struct late_machine : std::optional<test::machine> {
     late_machine(simulated like, options o) { emplace(like, o); }
   } machine_;

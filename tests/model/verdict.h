@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/driver/check/check.h"
+
 namespace weir::tests {
 
 enum class check {
@@ -16,6 +18,10 @@ enum class check {
   invariants,  // validate()
   census,      // what is left when all has ended
   answers,     // a call was refused, or answered what its contract rules out
+  race,        // the checker: nothing orders two uses of a byte
+  lifetime,    // the checker: memory is used, handed out or unmapped while others still use it
+  host,        // the checker: a pinned source changed while a copy was reading it
+  over_wait,   // waits of weir's own cover more than they must
   crash,       // the process ended, or did not come back
 };
 
@@ -29,6 +35,10 @@ inline std::string_view name_of(check c) {
     case check::invariants: return "invariants";
     case check::census: return "census";
     case check::answers: return "answers";
+    case check::race: return "race";
+    case check::lifetime: return "lifetime";
+    case check::host: return "host";
+    case check::over_wait: return "over-wait";
     case check::crash: return "crash";
   }
   return "?";
@@ -36,7 +46,7 @@ inline std::string_view name_of(check c) {
 
 struct verdict {
   check by = check::none;  // the first that saw something
-  std::string what;
+  std::string what{};
   bool ok() const { return by == check::none; }
   void note(check c, std::string words) {
     if (ok()) by = c, what = std::move(words);
@@ -46,5 +56,16 @@ struct verdict {
 
 // One of the machine's own findings: its first word says which check.
 inline check check_of(std::string_view finding) { return finding.starts_with("stuck") ? check::stuck : check::stray; }
+
+// One of the checker's, likewise.
+inline check check_of(driver::check::finding::kind k) {
+  using enum driver::check::finding::kind;
+  switch (k) {
+    case race: return check::race;
+    case source_changed: return check::host;
+    case stuck: return check::stuck;
+    default: return check::lifetime;
+  }
+}
 
 }  // namespace weir::tests

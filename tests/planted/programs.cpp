@@ -3,6 +3,7 @@
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/memory_program.h"
+#include "tests/model/over_wait_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
 #include "tests/planted/thread_programs.h"
@@ -17,6 +18,7 @@ std::span<kind_of_program const> programs() {
       {"given back among threads", [](std::uint64_t seed) { return run_body(seed, "given_back", memory_given_back_among_threads); }},
       {"knowledge among threads", [](std::uint64_t seed) { return run_body(seed, "knowledge", knowledge_among_threads); }},
       {"crew among threads", [](std::uint64_t seed) { return run_body(seed, "crew", crew_among_threads); }},
+      {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
   return all;
