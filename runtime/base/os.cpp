@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include "runtime/base/sync.h"
@@ -23,11 +24,19 @@ namespace weir::os {
 namespace {
 
 constinit base::atomic<std::uint64_t> generation{0};
+constinit base::atomic<refuser> refuses{nullptr};
 
 // Set up before main, so that no fork goes unseen.
 [[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
 
 }  // namespace
+
+void refuse_by(refuser who) noexcept { refuses.store(who, base::memory_order_release); }
+
+bool refused(call c) noexcept {
+  refuser const who = refuses.load(base::memory_order_acquire);
+  return who && who(c);
+}
 
 std::size_t page_size() noexcept {
   static std::size_t const bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -37,7 +46,7 @@ std::size_t page_size() noexcept {
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   alignment = std::max(alignment, page_size());
   std::size_t const slack = alignment > page_size() ? alignment - page_size() : 0;
-  if (bytes == 0 || bytes + slack < bytes) return nullptr;
+  if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses)) return nullptr;
   void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return nullptr;
   auto const from = reinterpret_cast<std::uintptr_t>(got);
@@ -47,17 +56,17 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
-bool return_addresses(void* at, std::size_t bytes) noexcept { return ::munmap(at, bytes) == 0; }
+bool return_addresses(void* at, std::size_t bytes) noexcept { return !refused(call::return_addresses) && ::munmap(at, bytes) == 0; }
 
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept {
-  return ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
+  return !refused(call::map_file) && ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
-  return ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  return !refused(call::unmap_to_nothing) && ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
-bool protect(void* at, std::size_t bytes, reach r) noexcept { return ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
+bool protect(void* at, std::size_t bytes, reach r) noexcept { return !refused(call::protect) && ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
 
 namespace {
 void (*explain_fault)(void const*) = nullptr;
@@ -72,6 +81,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 bool on_bad_access(void (*explain)(void const*)) noexcept {
+  if (refused(call::on_bad_access)) return false;
   explain_fault = explain;
   struct sigaction ours {};
   ours.sa_sigaction = on_fault;
@@ -80,6 +90,7 @@ bool on_bad_access(void (*explain)(void const*)) noexcept {
 }
 
 void* map_memory(std::size_t bytes) noexcept {
+  if (refused(call::map_memory)) return nullptr;
   void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return got == MAP_FAILED ? nullptr : got;
 }
@@ -93,15 +104,15 @@ bool advise(void* at, std::size_t bytes, advice what) noexcept {
     case advice::no_huge_pages: how = MADV_NOHUGEPAGE; break;
     case advice::not_needed: how = MADV_DONTNEED; break;
   }
-  return ::madvise(at, bytes, how) == 0;
+  return !refused(call::advise) && ::madvise(at, bytes, how) == 0;
 }
 
-int make_memory_file(char const* name) noexcept { return ::memfd_create(name, MFD_CLOEXEC); }
+int make_memory_file(char const* name) noexcept { return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC); }
 
-bool resize_file(int file, std::uint64_t bytes) noexcept { return ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
+bool resize_file(int file, std::uint64_t bytes) noexcept { return !refused(call::resize_file) && ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
 
 bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
-  return ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  return !refused(call::punch_hole) && ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void close_file(int file) noexcept { ::close(file); }
@@ -121,8 +132,12 @@ void keep_this_code_loaded() noexcept {
 int process_id() noexcept { return ::getpid(); }
 
 // membarrier(2): the private expedited kind, since Linux 4.14.
-bool can_fence_other_threads() noexcept { return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0; }
-void fence_other_threads() noexcept { (void)::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0); }
+bool can_fence_other_threads() noexcept {
+  return !refused(call::can_fence_other_threads) && ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+void fence_other_threads() noexcept {
+  while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM) ::sched_yield();  // whoever asks relies on it
+}
 
 std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
 
@@ -133,19 +148,19 @@ void wake_one(int const& word) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAKE
 
 std::uint64_t random_number() noexcept {
   std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof number, 0) != sizeof number) number = static_cast<std::uint64_t>(base::now_ns()) ^ (static_cast<std::uint64_t>(::getpid()) << 32);
+  if (refused(call::random_number) || ::getrandom(&number, sizeof number, 0) != sizeof number) number = static_cast<std::uint64_t>(base::now_ns()) ^ (static_cast<std::uint64_t>(::getpid()) << 32);
   return number;
 }
 
 std::size_t memory_of_host() noexcept {
-  long const pages = ::sysconf(_SC_PHYS_PAGES);
+  long const pages = refused(call::memory_of_host) ? -1 : ::sysconf(_SC_PHYS_PAGES);
   return pages > 0 ? static_cast<std::size_t>(pages) * page_size() : 0;
 }
 
 int usable_processors() noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return base::hardware_threads();
+  if (refused(call::usable_processors) || ::sched_getaffinity(0, sizeof set, &set) != 0) return base::hardware_threads();
   return std::max(1, CPU_COUNT(&set));
 }
 

@@ -3,6 +3,7 @@
 #include "runtime/base/sync.h"
 
 #include <cstdlib>
+#include <system_error>
 
 #include "runtime/base/os.h"
 #include "runtime/base/sync_relay.h"
@@ -40,6 +41,10 @@ int new_thread_slot() noexcept {
   int const slot = next.fetch_add(1);
   if (slot >= thread_slots) std::abort();  // raise thread_slots
   return slot;
+}
+
+void may_make_thread() {
+  if (os::refused(os::call::make_thread)) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
 }
 }  // namespace detail
 

@@ -251,12 +251,17 @@ class guarded {
   mutable T value_{};
 };
 
+namespace detail {
+void may_make_thread();  // Throws: std::system_error, where os::refused() says that the system has no more threads
+}
+
 // Made by a thread of a relay, it is one of that relay.
 class thread {
  public:
   thread() noexcept = default;
   template <class F>
   explicit thread(F&& body) {
+    detail::may_make_thread();
     if (detail::relayed() && detail::in_relay()) [[unlikely]] {
       relayed_ = detail::start_in_relay(std::make_shared<std::decay_t<F>>(std::forward<F>(body)), [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
     } else {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/base/os.h"
 #include "runtime/driver/sim/machine.h"
 
 namespace weir::driver::sim {
@@ -346,6 +347,37 @@ driver* outlives_exit = nullptr;
   bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading && outlives_exit->create(0, 2_MiB).is.what == code::unloading;
   ::_exit(refused ? 7 : 1);
 });
+
+// Regression: threads were made when there was work, and who waited for work that nobody would do waited for ever.
+TEST(sim_process, a_device_without_threads_does_not_open_and_has_all_it_needs_once_it_does) {
+  static int left;
+  for (int k = 1; k <= 5; ++k) {
+    auto m = make({.devices = 2, .memory = 8_MiB});
+    left = k;
+    os::refuse_by([](os::call c) noexcept { return c == os::call::make_thread && --left == 0; });
+    int refused = 0;
+    for (int d = 0; d < 2; ++d) {
+      status const s = m.machine->open(d);
+      if (s.ok()) continue;
+      ++refused;
+      EXPECT_EQ(s.what, code::out_of_memory);
+      EXPECT_EQ(m.machine->create_stream(d, stream_kind::independent, 0).is.what, code::invalid) << "it is not open";
+      EXPECT_TRUE(m.machine->open(d).ok());
+    }
+    left = 1000;  // the next that is asked for would be made, and none is
+    EXPECT_EQ(refused, 1) << "thread " << k;
+    int ran = 0;
+    for (int d = 0; d < 2; ++d) {
+      stream_handle const s = m.machine->create_stream(d, stream_kind::independent, 0).value;
+      ASSERT_TRUE(m.machine->enqueue(d, s, {}, task::of([&] { ++ran; })).ok());
+      ASSERT_TRUE(m.machine->host_function(d, s, task::of([&] { ++ran; })).ok());
+      ASSERT_TRUE(m.machine->synchronize_stream(d, s).ok());
+    }
+    EXPECT_EQ(ran, 4);
+    EXPECT_EQ(left, 1000);
+    os::refuse_by(nullptr);
+  }
+}
 
 TEST(sim_process, calls_of_a_process_that_ends_answer_unloading) {
   pid_t const child = ::fork();

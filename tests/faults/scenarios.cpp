@@ -103,7 +103,7 @@ std::string grow() {
     seen += bytes_of(host, 8);
     bool full = false;
     try {
-      while (large.size() < 40) large.emplace_back(200'000);
+      while (large.size() < 100) large.emplace_back(200'000);
     } catch (out_of_memory const&) {
       full = true;
     }
@@ -229,6 +229,7 @@ std::string handles_and_places() {
 constexpr std::array table{
     scenario{"start_and_stop", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, start_and_stop, true},
     scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, three_streams},
+    scenario{"guarded", {.devices = 1, .memory = 4_MiB, .how = running::seeded, .guarded = true}, {}, three_streams},
     scenario{"growth", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, grow},
     scenario{"growth_by_segments", {.devices = 1, .memory = 2_MiB, .how = running::seeded, .maps = false}, {}, grow},
     scenario{"pinned", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {.pinned_limit = 5_MiB}, pinned_blocks},

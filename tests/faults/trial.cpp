@@ -202,7 +202,10 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
     }
   }
   expect_sound(j, l, "after all pages were taken");
-  for (auto const& finding : l.control().findings()) j.hold(finding.rfind("stuck", 0) == 0 && !lost.empty(), "the machine found: " + finding);
+  for (auto const& finding : l.control().findings()) {
+    bool const of_the_failure = finding.rfind("stuck", 0) == 0 || finding.find("the system refused") != std::string::npos;
+    j.hold(of_the_failure && !lost.empty(), "the machine found: " + finding);
+  }
 }
 
 // What may be left: of a lost device everything (nobody knows what its work still touches), what work behind a wait for a lost
@@ -242,6 +245,7 @@ std::string failure::text() const {
   std::string out = "machine " + std::to_string(seed);
   auto const and_more = [](std::uint64_t more) { return more == 0 ? std::string() : more == heap::without_end ? std::string(" and all after it") : " and " + std::to_string(more) + " after it"; };
   if (call.k) out += ", call " + std::to_string(call.k) + and_more(call.more) + ": " + std::string(driver::name_of(call.with));
+  if (system_call) out += ", call " + std::to_string(system_call) + and_more(more_system_calls) + " of the system";
   if (allocation) out += ", allocation " + std::to_string(allocation) + and_more(more_allocations) + " of the heap";
   return out;
 }
@@ -252,8 +256,10 @@ expectation undisturbed(scenario const& s, std::uint64_t seed) {
   {
     life l(s, seed, eyes);
     std::uint64_t const before = heap::asked();
+    system::fail(0, 0);
     e.bytes = s.run();
     if (s.to_the_end) l.end();
+    e.system = system::stop();
     e.allocations = heap::asked() - before;
   }
   looking_on none(nullptr, nullptr);
@@ -303,11 +309,13 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
     looking_on eyes(&mine, nullptr);
     life l(s, f.seed, eyes);
     if (f.call.k) l.machine().refuse(f.call);
+    if (f.system_call) system::fail(f.system_call, f.more_system_calls);
     heap::fail(f.allocation, f.more_allocations);
     ending const first = run(s, f.allocation != 0);
     std::vector<int> lost;
     if (!s.to_the_end) {
       heap::stop();
+      (void)system::stop();
       l.machine().forget_orders();
       lost = l.all_lost();
       if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
@@ -321,6 +329,7 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       lost = l.all_lost();
       auto const left = l.end();
       heap::stop();
+      (void)system::stop();
       if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
       expect_nothing_left(j, left, lost, takings_back(mine));

@@ -8,6 +8,7 @@
 
 #include "runtime/driver/faulty.h"
 #include "tests/faults/scenario.h"
+#include "tests/faults/system.h"
 
 namespace weir::faults {
 
@@ -21,6 +22,7 @@ struct expectation {  // of an undisturbed run
   std::string bytes;
   std::vector<call> calls;         // in order
   std::uint64_t allocations = 0;   // of the host's heap
+  std::vector<os::call> system;    // the system's calls, in order
   std::vector<std::size_t> pages;  // a device: how many blocks of a page a fresh machine gives; devices that were not used have none
 };
 expectation undisturbed(scenario const&, std::uint64_t seed);
@@ -30,6 +32,7 @@ struct failure {
   std::uint64_t seed = 1;  // of the machine
   driver::faulty::order call{.k = 0};
   std::uint64_t allocation = 0, more_allocations = 0;  // of the host's heap, see heap.h
+  std::uint64_t system_call = 0, more_system_calls = 0;  // see system.h
   std::string text() const;
 };
 

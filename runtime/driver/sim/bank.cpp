@@ -82,12 +82,13 @@ std::optional<std::uint64_t> bank::take(std::size_t bytes) {
     end_ += bytes;
   }
   used_ += bytes;
-  if (fresh_ == fresh_bytes::arbitrary) poison(offset, bytes);
+  if (fresh_ == fresh_bytes::arbitrary) {
+    fill(offset, bytes, static_cast<int>((seed_ * 0x9e3779b97f4a7c15u + ++takes_ * 0xd1b54a32d192ed03u) >> 56) | 1);
+  }
   return offset;
 }
 
-void bank::poison(std::uint64_t offset, std::size_t bytes) {
-  int const value = static_cast<int>((seed_ * 0x9e3779b97f4a7c15u + ++takes_ * 0xd1b54a32d192ed03u) >> 56) | 1;
+void bank::fill(std::uint64_t offset, std::size_t bytes, int value) {
   if (file_.window && offset + bytes <= window_bytes) {
     std::memset(static_cast<std::byte*>(file_.window) + offset, value, bytes);
   } else if (void* const at = os::reserve_addresses(bytes, 1)) {
@@ -98,7 +99,7 @@ void bank::poison(std::uint64_t offset, std::size_t bytes) {
 
 void bank::give_back(std::uint64_t offset, std::size_t bytes) {
   used_ -= bytes;
-  if (fresh_ == fresh_bytes::zero) os::punch_hole(file_.number, offset, bytes);
+  if (fresh_ == fresh_bytes::zero && !os::punch_hole(file_.number, offset, bytes)) fill(offset, bytes, 0);
   auto after = holes_.lower_bound(offset);
   std::uint64_t size = bytes;
   if (after != holes_.end() && offset + size == after->first) {

@@ -37,7 +37,7 @@ class bank {
   struct shelf;
   static shelf& kept() noexcept;
   bool open();
-  void poison(std::uint64_t offset, std::size_t bytes);
+  void fill(std::uint64_t offset, std::size_t bytes, int value);
 
   std::size_t const capacity_;
   fresh_bytes const fresh_;

@@ -3,6 +3,7 @@
 // Threads: as schedule.h says; workers take the machine's lock between operations, never during one.
 #include <algorithm>
 #include <array>
+#include <cassert>
 
 #include "runtime/driver/sim/schedule.h"
 
@@ -25,6 +26,20 @@ class crew final : public schedule {
     }
     for (auto& e : engines_) {
       if (e->worker.joinable()) e->worker.join();
+    }
+  }
+
+  // Here, and not when there is work: who gives work cannot be told that there is nobody to do it.
+  bool make_ready(int device) override {
+    try {
+      auto const first = 2 * static_cast<std::size_t>(device);
+      for (std::size_t const i : {first, first + 1, engines_.size() - 1}) {
+        engine& e = *engines_[i];
+        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
+      }
+      return true;
+    } catch (...) {
+      return false;
     }
   }
 
@@ -139,11 +154,11 @@ class crew final : public schedule {
           return;
         }
         engine& e = engine_for(*s, o);
+        assert(e.worker.joinable());  // invariant: a stream's device is open, and its engines were made for that
         s->busy = true;
         ++busy_;
         let_begin(*s);
         (s->priority < 0 ? e.urgent : e.ready).push_back(s);
-        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
         if (e.asleep && !e.to_wake) {
           e.to_wake = true;
           to_wake_.push_back(&e);

@@ -69,8 +69,8 @@ std::string text_of(address at) {
 }
 }  // namespace
 
-void memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
-  os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
+bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
+  return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
 }
 
 std::map<address, memory::mapping>::const_iterator memory::mapping_before(address at) const {
@@ -79,18 +79,20 @@ std::map<address, memory::mapping>::const_iterator memory::mapping_before(addres
 }
 
 // Pages first, then bytes: a page is within reach while any of its users runs, a byte while a use that declares it does.
-void memory::open_to(use const& u) {
+bool memory::open_to(use const& u) {
+  bool open = true;
   if (u.everything && open_to_all_++ == 0) {
-    for (auto const& m : mappings_) reach(m, true), unpoison_bytes(m.first, m.second.bytes);
+    for (auto const& m : mappings_) open &= reach(m, true), unpoison_bytes(m.first, m.second.bytes);
   }
-  if (u.what.bytes == 0) return;
+  if (u.what.bytes == 0) return open;
   for (auto m = mapping_before(u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes; ++m) {
-    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) reach(*m, true);
+    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) open &= reach(*m, true);
   }
   auto const in = mapping_before(u.what.at);
-  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return;  // pinned memory
+  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return open;  // pinned memory
   unpoison_bytes(u.what.at, u.what.bytes);
   running_.push_back(u.what);
+  return open;
 }
 
 void memory::close_to(use const& u) {

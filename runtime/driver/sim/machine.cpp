@@ -198,6 +198,7 @@ status machine::open(int device) {
   base::lock_guard lock(all_.mutex);
   auto& d = all_.devices[static_cast<std::size_t>(device)];
   if (d.lost) return {code::lost};
+  if (!d.open && !schedule_->make_ready(device)) return {code::out_of_memory};
   d.open = true;
   return fine;
 }

@@ -442,15 +442,21 @@ std::string memory::begin(std::span<use const> uses) {
     if (std::string wrong = judge_locked(u); !wrong.empty()) return wrong;
   }
   for (use const& u : uses) each_part(u.what, [](int& users) { ++users; });
-  if (shape_.guarded) {
-    for (use const& u : uses) open_to(u);
-  }
-  return {};
+  if (!shape_.guarded) return {};
+  bool open = true;
+  for (use const& u : uses) open &= open_to(u);
+  if (open) return {};
+  end_locked(uses);
+  return "device " + std::to_string(uses.front().device) + " cannot be let at its pages: the system refused";
 }
 
 void memory::end(std::span<use const> uses) {
   if (uses.empty()) return;
   base::lock_guard lock(mutex_);
+  end_locked(uses);
+}
+
+void memory::end_locked(std::span<use const> uses) {
   for (use const& u : uses) each_part(u.what, [](int& users) { --users; });
   if (shape_.guarded) {
     for (use const& u : uses) close_to(u);

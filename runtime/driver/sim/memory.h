@@ -110,15 +110,16 @@ class memory {
   std::string judge_locked(use const&) const;
   template <class F>
   void each_part(touch const&, F);
+  void end_locked(std::span<use const>);
   bool in_one_reservation(address, std::size_t bytes) const;
   mapping const* mapping_at(address) const;
   bool changes(int by, mapping const*) const;
   address take_addresses(std::size_t bytes, std::size_t alignment);  // 0: none
   void return_addresses(address, std::size_t bytes);
 
-  void reach(std::map<address, mapping>::value_type const&, bool open) const;
+  bool reach(std::map<address, mapping>::value_type const&, bool open) const;  // false: the system refused
   std::map<address, mapping>::const_iterator mapping_before(address) const;  // that starts at or before it; end(): none
-  void open_to(use const&);
+  bool open_to(use const&);
   void close_to(use const&);
 
   shape const shape_;

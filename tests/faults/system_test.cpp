@@ -1,0 +1,96 @@
+// Every call of the system that may be refused is, in turn, alone, with a few after it, and for good: address space, pages, files of
+// the simulated devices, threads. Nothing ends the process, nothing is lost, and the scenario then runs.
+// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/faults/trial.h"
+
+namespace weir::faults {
+namespace {
+
+struct refusing_system : ::testing::TestWithParam<scenario> {};
+
+TEST_P(refusing_system, leaves_everything_whole_and_the_scenario_then_runs) {
+  scenario const& s = GetParam();
+  expectation const e = undisturbed_once_warm(s, 1);
+  ASSERT_FALSE(e.system.empty());
+  std::uint64_t const all = 3 * e.system.size();
+  drawn_failures failures(all, all <= 600 ? all : 150);
+  pair_counts counts{};
+  while (failures.next()) {
+    std::uint64_t const mode = failures.index() % 3;
+    failure f;
+    f.system_call = 1 + failures.index() / 3;
+    f.more_system_calls = mode == 0 ? 0 : mode == 1 ? system::without_end : 1 + failures.seed() % 4;
+    std::string const wrong = try_again(s, f, e, counts);
+    ASSERT_EQ(wrong, "") << f.text() << " (" << system::name_of(e.system[f.system_call - 1]) << "); replay with WEIR_TEST_SEED=" << failures.seed();
+  }
+}
+
+// On machines whose work is done by threads, memory lies in files that others made: those calls come here.
+std::vector<scenario> with_threads() {
+  std::vector<scenario> all(scenarios().begin(), scenarios().end());
+  for (auto& s : all) {
+    s.machine.how = simulated::running::threads;
+    s.machine.memory *= 4;  // pages are larger
+  }
+  return all;
+}
+
+std::vector<scenario> either_way() {
+  std::vector<scenario> all = with_threads();
+  all.insert(all.end(), scenarios().begin(), scenarios().end());
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(with_threads, refusing_system, ::testing::ValuesIn(with_threads()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, refusing_system, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+
+TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
+  pair_counts counts{};
+  for (scenario const& s : either_way()) {
+    expectation const e = undisturbed_once_warm(s, 1);
+    for (std::uint64_t k = 1; k <= e.system.size(); ++k) {
+      if (system::times_refused(e.system[k - 1]) > 0) continue;
+      failure f;
+      f.system_call = k;
+      ASSERT_EQ(try_again(s, f, e, counts), "") << s.name << ", " << f.text() << " (" << system::name_of(e.system[k - 1]) << ")";
+    }
+  }
+  int refused = 0;
+  for (int c = 0; c < os::call_count; ++c) {
+    auto const call = static_cast<os::call>(c);
+    if (os::made_once(call)) continue;
+    std::printf("%-20s%llu\n", system::name_of(call), static_cast<unsigned long long>(system::times_refused(call)));
+    EXPECT_GT(system::times_refused(call), 0u) << system::name_of(call) << " was never refused: add a scenario that makes this call";
+    ++refused;
+  }
+  std::printf("%d calls of the system, each refused\n", refused);
+}
+
+// What is asked once in a process is refused in one of its own, from the start.
+TEST(a_process, runs_although_what_is_asked_once_is_refused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto const all_run = [] {
+    os::refuse_by([](os::call c) noexcept { return os::made_once(c); });
+    for (scenario const& s : either_way()) {
+      std::string const once = undisturbed(s, 1).bytes;
+      if (once.empty() || undisturbed(s, 1).bytes != once) std::exit(2);
+    }
+    std::exit(0);
+  };
+  EXPECT_EXIT(all_run(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(random_numbers, differ_although_the_system_has_none) {
+  os::refuse_by([](os::call) noexcept { return true; });
+  std::uint64_t const one = os::random_number(), other = os::random_number();
+  os::refuse_by(nullptr);
+  EXPECT_NE(one, other);
+}
+
+}  // namespace
+}  // namespace weir::faults
