@@ -98,7 +98,15 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     std::size_t waited = 0;
     if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
-    if (!waited) break;
+    if (waited) continue;
+    // What was asked on the way may have told of blocks that no rung looked at any more.
+    std::size_t settled = 0;
+    for (stream_memory* m : memories()) {
+      section const hold(*m);
+      settled += settle(*m);
+    }
+    if (attempt()) return out;
+    if (!settled) break;
   }
   counts_.ran_out();
   throw out_of_memory(describe_failure(), r.at);
@@ -130,10 +138,10 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r)
 
 void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
   clock::timeline& home = *mine.home.load();
-  auto const allowed = [&](clock::stamp s) {
-    clock::timeline const* const other = clock::find(s.stream);
-    return other && !(home.carries_collectives() && other->carries_collectives());
-  };
+  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait for one of them, through
+  // streams in between: a stream that carries collectives is never made to wait.
+  if (home.carries_collectives()) return nullptr;
+  auto const allowed = [](clock::stamp s) { return clock::find(s.stream) != nullptr; };
   // Its own blocks: wait for what other streams still do with them. The first that is large enough alone, else all.
   std::vector<clock::stamp> stamps;
   struct wanted_block {

@@ -202,6 +202,23 @@ TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_free
   sound();
 }
 
+// a has given its part and b has its part still to give: b behind c, which is behind a's part, would be a circle.
+TEST_F(allocator_test, no_wait_is_inserted_before_a_stream_that_carries_collectives_through_streams_that_carry_none) {
+  clock::timeline& c = bench.stream(0);
+  a.set_carries_collectives(true);
+  b.set_carries_collectives(true);
+  auto const part = bench.machine().hold(0, a.handle());
+  ASSERT_TRUE(part.ok());
+  give(take(a, 3 << 20));
+  give(take(c, 3 << 20));
+  EXPECT_EQ(device().statistics().waits_inserted, 1u) << "c carries none";
+  EXPECT_THROW(take(b, 3 << 20), out_of_memory);
+  EXPECT_EQ(device().statistics().waits_inserted, 1u);
+  ASSERT_TRUE(bench.machine().open_gate(part.value).ok());
+  ASSERT_TRUE(bench.control->run());
+  sound();
+}
+
 TEST_F(allocator_test, no_wait_is_inserted_between_streams_that_carry_collectives) {
   a.set_carries_collectives(true);
   b.set_carries_collectives(true);
