@@ -58,8 +58,9 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
 
 bool return_addresses(void* at, std::size_t bytes) noexcept { return !refused(call::return_addresses) && ::munmap(at, bytes) == 0; }
 
-bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept {
-  return !refused(call::map_file) && ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset)) != MAP_FAILED;
+bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages p) noexcept {
+  int const how = MAP_SHARED | MAP_FIXED | (p == pages::now ? MAP_POPULATE : 0);
+  return !refused(call::map_file) && ::mmap(at, bytes, PROT_READ | PROT_WRITE, how, file, static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {

@@ -36,7 +36,8 @@ std::size_t page_size() noexcept;  // bytes
 // Returns: null when there is no room.
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept;
 bool return_addresses(void* at, std::size_t bytes) noexcept;                  // whatever lies there, mapped or not
-bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset) noexcept;  // shared, readable and writable, in place of what was there
+enum class pages : std::uint8_t { when_touched, now };
+bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages = pages::when_touched) noexcept;  // shared, readable and writable, in place of what was there
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // addresses stay reserved
 enum class reach : std::uint8_t { nothing, all };
 bool protect(void* at, std::size_t bytes, reach) noexcept;                    // of mapped pages

@@ -14,6 +14,7 @@ namespace weir::driver::sim {
 namespace {
 constexpr std::size_t window_bytes = 16u << 20;  // what a kept file holds on to
 constexpr std::size_t most_kept = 8;             // files
+constexpr std::size_t most_at_once = 1u << 20;   // bytes
 }  // namespace
 
 struct bank::shelf {
@@ -116,7 +117,11 @@ void bank::give_back(std::uint64_t offset, std::size_t bytes) {
   holes_[offset] = size;
 }
 
-bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) { return os::map_file(at, bytes, file_.number, offset); }
+bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) {
+  // Pages that hold something already, and few: one call for all of them takes less than a fault for each.
+  bool const at_once = fresh_ == fresh_bytes::arbitrary && bytes <= most_at_once;
+  return os::map_file(at, bytes, file_.number, offset, at_once ? os::pages::now : os::pages::when_touched);
+}
 
 void bank::use_up(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
 void bank::others_leave(std::size_t bytes) { others_ -= std::min(bytes, others_); }
