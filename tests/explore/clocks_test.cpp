@@ -155,9 +155,12 @@ class program {
   shared_event events_[2];
 };
 
-TEST(explore_clocks, among_threads_all_that_is_said_to_be_ordered_or_complete_is) {
+constexpr std::uint64_t parts = 2;  // so that processors share them
+class explore_clocks : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(explore_clocks, among_threads_all_that_is_said_to_be_ordered_or_complete_is) {
   ledger* book = nullptr;
-  tests::explore_options o{.name = "clocks_among_threads", .runs = 20'000};
+  tests::explore_options o{.name = "clocks_among_threads", .runs = 32'000, .part = GetParam(), .parts = parts};
   o.around = [&](std::unique_ptr<driver::driver> m) {
     auto made = std::make_unique<ledger>(std::move(m));
     book = made.get();
@@ -165,6 +168,7 @@ TEST(explore_clocks, among_threads_all_that_is_said_to_be_ordered_or_complete_is
   };
   tests::explore(o, [&](trial& t) { program p(t, book); });
 }
+INSTANTIATE_TEST_SUITE_P(seeds, explore_clocks, ::testing::Range<std::uint64_t>(0, parts));
 
 }  // namespace
 }  // namespace weir

@@ -1,8 +1,7 @@
 // Exploring: one body, many runs; each run has its own order of host threads, streams and answers, and all of it from one tape.
 // Threads: the caller's, which is the first thread of each run's machine; all of a run share a processor.
 //
-// WEIR_TEST_SEEDS=n: so many runs. WEIR_TEST_BASE_SEED=s: the first run's seed (./run sets the commit's, and prints it).
-// WEIR_TEST_SEED=s: that run alone. WEIR_TEST_TAPE=file: that tape alone. Tapes under tests/tapes/ run first, by every count.
+// Seeds as tests/support/seeds.h says. WEIR_TEST_TAPE=file: that tape alone. Tapes under tests/tapes/ run first, by every count.
 // A run that fails is recorded, shrunk and written to a file; who mends the defect commits that file under tests/tapes/.
 #pragma once
 #include <functional>
@@ -21,6 +20,7 @@ using body = std::function<void(trial&)>;
 struct explore_options {
   std::string name;                                    // of the program, and its tapes': NAME.tape, NAME-anything.tape
   std::uint64_t runs = 1000;
+  std::uint64_t part = 0, parts = 1;                   // of the seeds; tapes are the first part's
   simulated like{.devices = 1, .memory = 1_MiB};       // of machines that the body does not choose; they are always seeded
   options with{};
   std::uint64_t shrink_runs = 1000;                    // at most, to make a failing tape shorter

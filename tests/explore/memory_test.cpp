@@ -197,9 +197,13 @@ class program {
   base::guarded<std::vector<block>> blocks_;
 };
 
-TEST(explore_memory, among_threads_every_byte_of_every_block_is_its_owners) {
-  tests::explore({.name = "memory_among_threads", .runs = 15'000}, [](trial& t) { program p(t); });
+constexpr std::uint64_t parts = 4;  // so that processors share them
+class explore_memory : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(explore_memory, among_threads_every_byte_of_every_block_is_its_owners) {
+  tests::explore({.name = "memory_among_threads", .runs = 20'000, .part = GetParam(), .parts = parts}, [](trial& t) { program p(t); });
 }
+INSTANTIATE_TEST_SUITE_P(seeds, explore_memory, ::testing::Range<std::uint64_t>(0, parts));
 
 }  // namespace
 }  // namespace weir

@@ -1,24 +1,18 @@
 // The same random calls, legal and not, to two machines: the kinds of their answers, their logs and their bytes are the same.
-// WEIR_TEST_SEED=s replays program s; WEIR_TEST_SEEDS=n plays n programs; WEIR_FUZZ_SECONDS=n stops after n seconds.
+// Seeds as tests/support/seeds.h says; WEIR_FUZZ_SECONDS=n stops after n seconds.
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <iostream>
 
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
 #include "tests/fuzz/player.h"
+#include "tests/support/seeds.h"
 
 namespace weir::fuzz {
 namespace {
 
 using running = simulated::running;
-
-std::uint64_t number(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 0) : otherwise;
-}
 
 outcome on_simulated(program const& p, running how, std::uint64_t seed, simulated::freedoms takes, limits may) {
   auto made = driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = how, .seed = seed + 1, .takes = takes});
@@ -34,35 +28,33 @@ outcome on_simulated(program const& p, running how, std::uint64_t seed, simulate
 
 using play = std::function<outcome(program const&, std::uint64_t seed)>;
 
-void compare(std::uint64_t seeds, play const& one, play const& other) {
-  std::uint64_t const only = number("WEIR_TEST_SEED", 0), count = number("WEIR_TEST_SEEDS", seeds), seconds = number("WEIR_FUZZ_SECONDS", 1 << 20);
-  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  std::uint64_t played = 0;
-  for (std::uint64_t seed = only ? only : 1; seed <= (only ? only : count) && std::chrono::steady_clock::now() < end; ++seed, ++played) {
+void compare(std::string const& name, std::uint64_t seeds, play const& one, play const& other) {
+  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(tests::number_from_environment("WEIR_FUZZ_SECONDS", 1 << 20));
+  for (auto const seed : tests::seeds("fuzz_" + name, seeds)) {
+    if (std::chrono::steady_clock::now() >= end) break;
     auto const differs = [&](program const& p) { return difference(p, one(p, seed), other(p, seed)); };
     program const p = make_program(seed);
     if (differs(p).empty()) continue;
     program const small = shrink(p, [&](program const& q) { return !differs(q).empty(); });
     FAIL() << "WEIR_TEST_SEED=" << seed << ", " << differs(small) << "\n" << text_of(small);
   }
-  std::cout << played << " programs\n";
 }
 
 TEST(differential, stepped_and_threads_answer_alike) {
   limits const may;
-  compare(100, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare("threads", 100, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); });
 }
 
 TEST(differential, stepped_and_seeded_answer_alike_whatever_the_seed) {
   limits const may;
-  compare(200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare("seeded", 200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::none, may); });
 }
 
 TEST(differential, stepped_and_seeded_with_freedoms_answer_alike_but_for_handles_that_came_back) {
   limits const may{.stale_streams = false};
-  compare(200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
+  compare("seeded_freely", 200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may); });
 }
 
@@ -93,7 +85,7 @@ TEST(differential, simulated_and_cuda_answer_alike) {
   static auto* const found = new driver::opened(driver::open_cuda());
   if (!found->machine) GTEST_SKIP() << found->why;
   limits const may{.devices = std::min(2, found->machine->device_count()), .stale_streams = false, .others_streams = false};
-  compare(300, [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); },
+  compare("cuda", 300, [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t) { return player(*found->machine, may).play(p); });
 }
 

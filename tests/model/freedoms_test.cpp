@@ -1,8 +1,7 @@
 // Random programs of all that weir offers, on machines that take every freedom: bytes are right, errors have their kinds, and no
 // freedom is one that these programs never meet.
 // Threads: one; the machine's seed chooses what its devices do.
-//
-// WEIR_TEST_SEED=s replays program s; WEIR_TEST_SEEDS=n runs n programs.
+// Seeds as tests/support/seeds.h says.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -249,17 +248,17 @@ class program {
 };
 
 TEST(freedoms, programs_on_machines_that_take_all_of_them_keep_their_bytes_and_meet_each) {
-  auto const first = test::first_seed();
-  auto const end = test::end_of_seeds(tests::number_from_environment("WEIR_TEST_SEEDS", 120));
+  tests::seeds const wanted("freedoms", 120);
   counts taken{};
-  for (auto seed = first; seed < end && !::testing::Test::HasFailure(); ++seed) {
+  for (auto const seed : wanted) {
+    if (::testing::Test::HasFailure()) break;
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     program(seed).run(taken);
   }
   for (std::size_t i = 0; i < taken.size(); ++i) {
     auto const name = driver::sim::name_of(static_cast<driver::sim::freedom>(i + 1));
     std::cout << name << ": " << taken[i] << "\n";
-    EXPECT_TRUE(end - first < 100 || taken[i] > 0) << name << " was never taken";
+    EXPECT_TRUE(wanted.count() < 100 || taken[i] > 0) << name << " was never taken";
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/staging.h"
+#include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/peer.h"
 
@@ -110,15 +110,6 @@ inline bytes_of_host read_back(void const* at, std::size_t bytes, int device) {
   synchronize(weir::device(device));
   copy(default_stream(weir::device(device)), out.data(), at, bytes);
   return out;
-}
-
-inline std::uint64_t first_seed() {
-  char const* const given = std::getenv("WEIR_TEST_SEED");
-  return given ? std::strtoull(given, nullptr, 0) : 1;
-}
-inline std::uint64_t end_of_seeds(std::uint64_t many) {
-  if (char const* const wanted = std::getenv("WEIR_TEST_SEEDS")) many = std::strtoull(wanted, nullptr, 0);
-  return first_seed() + (std::getenv("WEIR_TEST_SEED") ? 1 : many);
 }
 
 }  // namespace weir::test

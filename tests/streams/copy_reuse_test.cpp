@@ -1,5 +1,5 @@
 // Random pipelines that free memory right behind their copies: whatever serves next, no byte may change.
-// Threads: one; the seeded machine chooses what its devices do, and when. WEIR_TEST_SEED replays one program.
+// Threads: one; the seeded machine chooses what its devices do, and when. Seeds as tests/support/seeds.h says.
 #include <deque>
 #include <random>
 
@@ -137,7 +137,8 @@ class pipelines {
 };
 
 TEST(copy_reuse, memory_freed_behind_copies_never_serves_before_they_are_done) {
-  for (auto seed = test::first_seed(); seed < test::end_of_seeds(1500) && !::testing::Test::HasFatalFailure(); ++seed) {
+  for (auto const seed : tests::seeds("copy_reuse", 1500)) {
+    if (::testing::Test::HasFatalFailure()) break;
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     pipelines(seed, seed % 4 == 0 ? 256_KiB : 0).run();
   }

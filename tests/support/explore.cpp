@@ -221,6 +221,7 @@ struct explorer {
 
   // Returns: false: the environment asked for one tape, and that was it.
   bool replay_all() const {
+    if (options.part > 0) return !std::getenv("WEIR_TEST_TAPE");
     if (char const* const path = std::getenv("WEIR_TEST_TAPE")) {
       if (tape_file::read(path).program == options.name && replay(path)) std::cout << path << ": nothing is wrong\n";
       return false;
@@ -254,19 +255,6 @@ struct explorer {
   }
 };
 
-namespace {
-
-struct seeds {
-  std::uint64_t first, count;
-};
-seeds seeds_wanted(std::uint64_t runs) {
-  std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0);
-  if (only) return {only, 1};
-  return {number_from_environment("WEIR_TEST_BASE_SEED", 1), number_from_environment("WEIR_TEST_SEEDS", runs)};
-}
-
-}  // namespace
-
 found search(explore_options const& o, body const& b) {
   one_processor const here;
   return explorer{o, b}.search(number_from_environment("WEIR_TEST_BASE_SEED", 1), o.runs);
@@ -276,10 +264,10 @@ std::uint64_t explore(explore_options const& o, body const& b) {
   one_processor const here;
   explorer const e{o, b};
   if (!e.replay_all()) return 0;
-  auto const [first, count] = seeds_wanted(o.runs);
-  found const f = e.search(first, count);
+  seeds const wanted(o.name, o.runs, o.part, o.parts);
+  found const f = e.search(wanted.first(), wanted.count());
   if (f.at) e.report(f);
-  std::cout << o.name << ": " << f.runs << " runs from seed " << first << '\n';
+  count_runs(o.name, f.runs, wanted.first());
   return f.runs;
 }
 
@@ -307,10 +295,10 @@ std::uint64_t explore_answers(explore_options const& o, std::uint64_t most, body
   one_processor const here;
   explorer const e{o, b, explorer::tapes::answers};
   if (!e.replay_all()) return 0;
-  auto const [first, count] = seeds_wanted(o.runs);
+  seeds const wanted(o.name, o.runs, o.part, o.parts);
   std::uint64_t runs = 0, whole = 0, programs = 0;
   bool failed = false;
-  for (std::uint64_t seed = first; seed < first + count && !failed; ++seed, ++programs) {
+  for (std::uint64_t seed = wanted.first(); programs < wanted.count() && !failed; ++seed, ++programs) {
     whole += e.depth_first(most, [&](tape::numbers const& answers) {
       tape t(seed);
       t.write_down();
@@ -323,7 +311,8 @@ std::uint64_t explore_answers(explore_options const& o, std::uint64_t most, body
       return std::vector<tape::choice>{};
     });
   }
-  std::cout << o.name << ": " << programs << " programs from seed " << first << ", " << runs << " runs; of " << whole << " programs all answers\n";
+  count_runs(o.name, runs, wanted.first());
+  std::cout << o.name << ": " << programs << " programs from seed " << wanted.first() << ", " << runs << " runs; of " << whole << " programs all answers\n";
   return runs;
 }
 

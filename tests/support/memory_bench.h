@@ -1,12 +1,12 @@
 // A runtime over a simulated machine of one's own choosing, with its controls at hand.
 // Threads: as the machine.
 #pragma once
-#include <cstdlib>
 #include <string>
 
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/memory/allocator.h"
+#include "tests/support/seeds.h"
 
 namespace weir::tests {
 
@@ -41,10 +41,5 @@ struct memory_bench {
   driver::sim::controls* control;
   runtime::impl core;
 };
-
-inline std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 0) : otherwise;
-}
 
 }  // namespace weir::tests

@@ -19,9 +19,8 @@ void hosts::decide() {
     switches_left_ = enumerated_switches;
     return;
   }
-  static constexpr habit all[] = {habit::lazy, habit::some, habit::starved, habit::ranked, habit::uniform, habit::eager};
-  habit_ = all[tape_.weighted({20, 40, 15, 15, 5, 5})];
-  if (habit_ == habit::some || habit_ == habit::starved) {
+  habit_ = mixed_habits[tape_.weighted(mix_of_habits)];
+  if (habit_ == habit::chance || habit_ == habit::starved) {
     static constexpr std::uint32_t percents[] = {5, 15, 40};
     percent_ = percents[tape_.draw(3)];
   }
@@ -77,7 +76,7 @@ int hosts::next(int now, std::span<int const> can) noexcept {
   } else {
     switch (habit_) {
       case habit::undecided: case habit::lazy: break;
-      case habit::some: chosen = other(now, can, percent_); break;
+      case habit::chance: chosen = other(now, can, percent_); break;
       case habit::starved:
         chosen = other(now, can, percent_);
         if (chosen == starved_) chosen = now;
@@ -105,7 +104,7 @@ int hosts::instead(int now, std::span<int const> can) noexcept {
       int const chosen = other(now, can, 100);
       return chosen == starved_ && can.size() > 1 ? after(chosen, can) : chosen;
     }
-    case habit::some: case habit::uniform: case habit::enumerated: break;
+    case habit::chance: case habit::uniform: case habit::enumerated: break;
   }
   return other(now, can, 100);
 }

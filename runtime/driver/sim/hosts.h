@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/base/sync_relay.h"
+#include "runtime/driver/sim/habit.h"
 #include "runtime/driver/sim/tape.h"
 
 namespace weir::driver::sim {
@@ -20,6 +21,7 @@ class hosts final : public base::relay_choices {
   hosts(tape&, machine);
 
   base::relay& threads() noexcept { return threads_; }
+  habit by() const noexcept { return habit_; }
 
   int next(int now, std::span<int const> can) noexcept override;
   int instead(int now, std::span<int const> can) noexcept override;
@@ -31,7 +33,6 @@ class hosts final : public base::relay_choices {
   void stuck(std::string const& why) noexcept override { machine_.stuck(why); }
 
  private:
-  enum class habit : std::uint8_t { undecided, lazy, some, starved, ranked, uniform, eager, enumerated };
   void decide();
   int other(int now, std::span<int const> can, std::uint32_t percent);
   int highest(std::span<int const> can);
@@ -41,7 +42,7 @@ class hosts final : public base::relay_choices {
   tape& tape_;
   machine machine_;
   habit habit_ = habit::undecided;
-  std::uint32_t percent_ = 0;                     // some, starved: of switch points that switch
+  std::uint32_t percent_ = 0;                     // chance, starved: of switch points that switch
   int starved_ = 0;                               // a thread's number
   std::vector<std::uint32_t> ranks_;              // by thread's number; 0: none yet
   std::vector<std::uint64_t> changes_;            // switch points at which the highest becomes the lowest, the last first

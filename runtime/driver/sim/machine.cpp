@@ -120,7 +120,10 @@ machine::~machine() {
     static_cast<void>(hosts_.release());
     return;
   }
-  if (hosts_) hosts_->threads().end();
+  if (hosts_) {
+    hosts_->threads().end();
+    count_habits(schedule_->by(), hosts_->by());
+  }
   all_.hosts = nullptr;
   bool const print = os::environment("WEIR_SIM_CENSUS").value_or("0") == "1";
   if (at_end_ || print) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 
+#include "runtime/driver/sim/habit.h"
 #include "runtime/driver/sim/tape.h"
 #include "runtime/driver/sim/work.h"
 
@@ -14,6 +15,7 @@ class schedule {
  public:
   virtual ~schedule() = default;
   virtual bool make_ready(int /*device*/) { return true; }              // what runs its work is there from now on. false: the system has no more threads
+  virtual habit by() const { return habit::undecided; }                // chosen by a seed
   virtual void given(base::unique_lock&, stream&) = 0;                 // an operation was appended. Gives up the lock
   virtual void changed(base::unique_lock&) = 0;                        // a gate opened, or work may have become ready. Gives up the lock
   virtual void asked(stream&, std::uint64_t position) = 0;             // somebody is about to look whether this is done

@@ -9,12 +9,12 @@ class wanderer final : public walk {
  public:
   wanderer(queues& q, tape& t) : walk(q), tape_(t) {
     if (tape_.enumerating()) return;
-    static constexpr habit all[] = {habit::lazy, habit::answers, habit::starved, habit::ranked, habit::uniform, habit::eager};
-    habit_ = all[tape_.weighted({20, 40, 15, 15, 5, 5})];
+    habit_ = mixed_habits[tape_.weighted(mix_of_habits)];
     if (habit_ == habit::starved) starved_ = 1 + tape_.draw(6);  // a stream's id
     if (habit_ == habit::ranked) turns_left_ = 1 + tape_.draw(3);
   }
 
+  habit by() const override { return habit_; }
   void given(base::unique_lock& lock, stream&) override {
     wander();
     leave(lock);
@@ -29,7 +29,7 @@ class wanderer final : public walk {
       patience_ = 0;
       return;
     }
-    if (habit_ == habit::answers || habit_ == habit::enumerated) {
+    if (habit_ == habit::chance || habit_ == habit::enumerated) {
       if (tape_.coin(50)) drive(s, position);
     } else {
       wander();
@@ -56,14 +56,12 @@ class wanderer final : public walk {
   }
 
  private:
-  // enumerated: nothing but the answers is chosen, for that is all the host learns.
-  enum class habit : std::uint8_t { eager, answers, lazy, starved, ranked, uniform, enumerated };
-
   void wander() {
     switch (habit_) {
       case habit::eager: run_all(); return;
-      case habit::lazy: case habit::enumerated: return;
-      case habit::answers: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
+      case habit::lazy: case habit::undecided: return;
+      case habit::enumerated: return;  // nothing but the answers is chosen, for that is all the host learns
+      case habit::chance: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
       case habit::uniform: moves(tape_.draw(6), nullptr); return;
       case habit::starved: moves(tape_.draw(6), find_starved()); return;
       case habit::ranked: ranked_moves(tape_.draw(5)); return;
