@@ -8,6 +8,7 @@
 
 #include "peer/collective.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/history.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 
@@ -54,6 +55,7 @@ struct gradient_buckets::state {
   ~state() {
     if (!block || process_is_ending() || process_was_forked()) return;
     try {
+      observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
       memory().deallocate(block, nullptr, here::current());
     } catch (...) {  // a device that is lost: its memory went with it
     }
@@ -135,6 +137,7 @@ void gradient_buckets::build(here at) {
   }
   s.memory().mark(block, streams::line_of(*s.side), at);
   s.block = static_cast<std::byte*>(block);
+  observe::note(observe::action::alloc, block, bytes, home.id(), s.owner().id(), device, at);
 }
 
 int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }

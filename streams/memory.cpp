@@ -11,6 +11,7 @@
 #include "runtime/base/os.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
+#include "runtime/observe/history.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 
@@ -60,10 +61,17 @@ void* pageable(size_t bytes, size_t alignment, here at) {
   throw out_of_memory(r, at);
 }
 
+// History. A block's beginning is noted once it is had, its end before it goes.
+void* noted(void* p, std::size_t bytes, clock::timeline const& home, here const& at) noexcept {
+  observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
+  return p;
+}
+void note_end(void const* p, here const& at) noexcept { observe::note(observe::action::free, p, 0, 0, 0, 0, at); }
+
 // The caller's line goes by reference here: on the short way nobody reads it.
 [[gnu::noinline, gnu::cold]] void* allocate_with_lock(stream_ref s, size_t bytes, size_t alignment, here const& at) {
   clock::timeline& home = streams::line_or_throw(s, "allocate", at);
-  return blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at);
+  return noted(blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
 }
 [[gnu::noinline, gnu::cold]] void deallocate_with_lock(void* p, here const& at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block
@@ -77,16 +85,18 @@ void* pageable(size_t bytes, size_t alignment, here at) {
 void* allocate(size_t bytes, size_t alignment, here at) {
   runtime::impl& r = streams::current_runtime();
   clock::timeline& home = streams::current_line(r);
-  if (void* const p = memory::quick_allocate(&home, bytes, alignment)) [[likely]] return p;
-  return blocks(r).on(home.device()).allocate(home, bytes, alignment, at);
+  void* const p = memory::quick_allocate(&home, bytes, alignment);
+  return noted(p ? p : blocks(r).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
 }
 
 void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
-  if (void* const p = memory::quick_allocate(detail::stream_access::line(s), bytes, alignment)) [[likely]] return p;
+  clock::timeline const* const home = detail::stream_access::line(s);
+  if (void* const p = memory::quick_allocate(home, bytes, alignment)) [[likely]] return noted(p, bytes, *home, at);
   return allocate_with_lock(s, bytes, alignment, at);
 }
 
 void deallocate(void* p, here at) {
+  note_end(p, at);
   if (memory::quick_deallocate(p)) [[likely]] return;
   deallocate_with_lock(p, at);
 }
@@ -94,6 +104,7 @@ void deallocate(void* p, here at) {
 void deallocate(stream_ref last_use, void* p, here at) {
   if (!p || process_was_forked()) return;
   clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
+  note_end(p, at);
   if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
   if (auto* const host = pinned_owner(p, line)) {
     auto const found = host->find(p);
@@ -131,13 +142,14 @@ buffer::buffer(size_t bytes, buffer_options o, here at) {
   runtime::impl& r = streams::current_runtime();
   if (o.kind == memory_kind::pinned) {
     data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
+    observe::note(observe::action::alloc, data_, bytes, 0, r.id(), observe::pinned_memory_place, at);
     kind_ = static_cast<size_t>(memory_kind::pinned);
   } else if (o.kind == memory_kind::pageable || o.on.is_cpu()) {
     data_ = pageable(bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::pageable);
   } else {
     clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at));
-    data_ = blocks(r).on(home.device()).allocate(home, bytes, o.alignment, at);
+    data_ = noted(blocks(r).on(home.device()).allocate(home, bytes, o.alignment, at), bytes, home, at);
     kind_ = static_cast<size_t>(memory_kind::device);
   }
   size_ = bytes;
@@ -149,6 +161,7 @@ void buffer::reset() noexcept {
   forget();
   if (!p) return;
   constexpr here its_end{"the end of its buffer", "", 0};  // nobody's line
+  if (k != memory_kind::pageable) note_end(p, its_end);
   try {  // the runtime may be gone: then the block went, or stays, with it
     if (k == memory_kind::pageable) {
       std::free(p);

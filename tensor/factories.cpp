@@ -5,6 +5,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/history.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "tensor/state.h"
@@ -33,6 +34,7 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
     }
   } else if (kind == memory_kind::pinned) {
     block->data = owner->part<streams::pinned_memory>().allocate(bytes, natural, at);
+    observe::note(observe::action::alloc, block->data, bytes, 0, owner->id(), observe::pinned_memory_place, at);
     block->how = storage::state::held::block;
   } else {
     block->device = weir::device(device);

@@ -42,14 +42,9 @@ storage::state::~state() {
     if (how == held::pageable) {
       ::operator delete(data, std::align_val_t(64));
     } else if (how == held::block && !process_is_ending() && !process_was_forked()) {
-      // By address: the runtime may have ended, then the block stays as it is.
-      if (kind != memory_kind::device) {
-        if (auto* const host = streams::pinned_memory::owner(data)) host->deallocate(data, {"the end of its tensor", "", 0});
-      } else if (memory::allocator* const its = memory::device_memory::owner_in_process(data)) {
-        its->deallocate(data, nullptr, {"the end of its tensor", "", 0});
-      }
+      deallocate(data, {"the end of its tensor", "", 0});  // by address
     }
-  } catch (...) {  // the device is lost, or somebody else freed the block: nothing is left to give back
+  } catch (...) {  // its runtime has ended, the device is lost, or somebody else freed the block: nothing is left to give back
   }
 }
 

@@ -2,6 +2,8 @@
 // Threads: any; each answer is one consistent moment.
 #pragma once
 #include <functional>
+#include <iosfwd>
+#include <memory>
 #include <vector>
 
 #include "weir/runtime.h"
@@ -25,6 +27,50 @@ void reset_accumulated_memory_stats(device = gpu);  // what was allocated and fr
 std::string memory_summary(device = gpu);
 // Where the device's memory is now, with the remedies of an out_of_memory.
 memory_report memory_report_now(device = gpu);
+
+// History: every block taken and given back, with time, thread, stream and line. Off until it is asked for; then about 30 ns an
+// allocation and as much a free. weir's own scratch memory (staging, trials of links) is not in it. One history a process.
+struct history_options {
+  size_t events = size_t{1} << 16;  // the ring keeps so many, of 80 bytes each, the newest; sums by line go on after older ones are forgotten
+  bool stacks = false;              // who called whom, up to 32 deep: microseconds an allocation
+};
+void record_memory_history(history_options = {});  // anew: what was recorded before is forgotten
+void stop_memory_history();                        // and what was recorded stays to be read
+
+struct memory_event {
+  std::int64_t ns;       // monotonic, from an arbitrary start
+  std::string_view what;  // "alloc", "free", "oom"
+  std::uintptr_t address;
+  size_t bytes;          // as asked for; of a free of a block that was taken before the recording began: 0
+  std::uint64_t stream;  // the block's home; 0: none (host memory)
+  std::uint64_t thread;
+  here where;            // file null: not known
+  std::vector<void const*> stack;  // return addresses, innermost first
+};
+// The newest events of a device, oldest first; of page-locked host memory with weir::cpu. Blocks: writers, while it is gathered
+std::vector<memory_event> memory_history(device = gpu);
+
+struct line_statistics {  // of one line of the program: blocks taken there, since the recording began
+  here where;
+  std::int64_t blocks, bytes;                  // live now
+  std::int64_t blocks_at_peak, bytes_at_peak;  // live when most bytes of the device were
+  std::int64_t taken_blocks, taken_bytes;      // ever
+};
+std::vector<line_statistics> memory_lines(device = gpu);  // the most bytes first. weir::cpu: page-locked memory
+std::string memory_by_line(device = gpu);                 // the same as a table
+
+// What appeared and vanished between two places of a program, by line. Begins a recording when there is none.
+class memory_tracker {
+ public:
+  explicit memory_tracker(std::ostream& out, device = gpu);
+  void track(here = here::current());  // prints what changed since the last time, or since it was made
+  memory_tracker(memory_tracker const&) = delete;
+  ~memory_tracker();
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
 
 // What options::check_races found in the current runtime: a defect of the program, seldom of weir. The same program gives
 // the same reports whatever the order its devices chose. Empty without check_races.

@@ -66,6 +66,13 @@ std::int64_t now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+std::uint64_t ticks() noexcept {
+#if defined(__x86_64__)
+  if (!detail::relayed()) [[likely]] return __builtin_ia32_rdtsc();
+#endif
+  return static_cast<std::uint64_t>(now_ns());
+}
+
 void sleep_ns(std::int64_t ns) noexcept {
   if (detail::relayed()) [[unlikely]] {
     if (relay* const in = relay::here()) return in->sleep(ns);

@@ -7,6 +7,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/device_allocator.h"
+#include "runtime/observe/history.h"
 
 namespace weir::memory {
 namespace {
@@ -109,6 +110,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     if (!settled) break;
   }
   counts_.ran_out();
+  observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), runtime_.id(), device_, r.at);
   throw out_of_memory(describe_failure(), r.at);
 }
 

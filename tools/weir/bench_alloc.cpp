@@ -214,11 +214,11 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   std::string devices;
   std::vector<std::string> names;
   int rounds = 7;
-  bool json = false;
+  bool json = false, history = false;
   po::options_description all("weir bench alloc [PATTERN…]: nanoseconds of an allocation and its free (medians), million pairs a second of all threads");
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")("json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
-      "pattern", po::value(&names), "only these");
+      "history", po::bool_switch(&history), "weir records its history meanwhile")("pattern", po::value(&names), "only these");
   po::positional_options_description rest;
   rest.add("pattern", -1);
   po::variables_map values;
@@ -231,6 +231,7 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   if (rounds < 1) throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const todo = chosen(names);
   if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  if (history) record_memory_history();
   device_guard const on(0);
   std::vector<stream> streams(most_threads);
   auto const who = contenders(streams);

@@ -1,0 +1,225 @@
+// History: what is written down is what happened, sums by line are a recount, also under threads and after the ring forgot.
+#include "weir/observe.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "weir/memory.h"
+#include "weir/stream.h"
+#include "weir/tensor.h"
+
+namespace weir {
+namespace {
+
+struct history : testing::Test {
+  runtime machine{simulated{.devices = 2, .memory = 1_GiB}};
+  runtime_guard in{machine};
+  ~history() override { stop_memory_history(); }
+  static line_statistics at_line(unsigned line, device on = gpu) {
+    for (auto const& l : memory_lines(on)) {
+      if (l.where.line == line && l.where.file && std::string_view(l.where.file).ends_with("history_test.cpp")) return l;
+    }
+    return {};
+  }
+};
+
+TEST_F(history, an_allocation_and_its_free_are_two_events_with_their_lines) {
+  record_memory_history();
+  void* const p = allocate(1000);
+  unsigned const line = __LINE__ - 1;
+  deallocate(p);
+  auto const all = memory_history();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].what, "alloc");
+  EXPECT_EQ(all[0].where.line, line);
+  EXPECT_EQ(all[0].bytes, 1000u);
+  EXPECT_EQ(all[0].address, reinterpret_cast<std::uintptr_t>(p));
+  EXPECT_EQ(all[0].stream, current_stream().id());
+  EXPECT_EQ(all[1].what, "free");
+  EXPECT_EQ(all[1].where.line, line + 2);
+  EXPECT_EQ(all[1].bytes, 1000u);
+  EXPECT_EQ(all[1].address, all[0].address);
+  EXPECT_GE(all[1].ns, all[0].ns);
+}
+
+TEST_F(history, nothing_is_written_before_and_after) {
+  void* const before = allocate(100);
+  record_memory_history();
+  deallocate(before);
+  stop_memory_history();
+  deallocate(allocate(200));
+  EXPECT_TRUE(memory_history().empty());  // the end of a block nobody knew is of no device
+  EXPECT_TRUE(memory_lines().empty());
+}
+
+TEST_F(history, every_way_to_take_memory_is_written) {
+  record_memory_history();
+  stream side;
+  {
+    buffer const one(100), three(300, {.kind = memory_kind::pinned});
+    tensor const x = empty({25});
+    void* const q = allocate(side, 500);
+    EXPECT_EQ(memory_lines().size(), 3u);
+    EXPECT_EQ(memory_lines(cpu).size(), 1u);
+    EXPECT_EQ(memory_lines(cpu)[0].bytes, 300);
+    deallocate(side, q);
+  }
+  for (device const d : {gpu, cpu}) {
+    for (auto const& l : memory_lines(d)) EXPECT_EQ(l.bytes, 0) << l.where.line;
+  }
+  EXPECT_EQ(memory_history().size(), 6u);
+  EXPECT_EQ(memory_history(cpu).size(), 2u);
+}
+
+TEST_F(history, devices_and_runtimes_are_told_apart) {
+  record_memory_history();
+  buffer const here_one(100), there(200, {.on = device(1)});
+  runtime other{simulated{.devices = 1, .memory = 1_GiB}};
+  runtime_guard const also{other};
+  buffer const elsewhere(400);
+  EXPECT_EQ(memory_history().size(), 1u);
+  EXPECT_EQ(memory_history()[0].bytes, 400u);
+  runtime_guard const back{machine};
+  EXPECT_EQ(memory_history()[0].bytes, 100u);
+  EXPECT_EQ(memory_history(device(1))[0].bytes, 200u);
+}
+
+TEST_F(history, the_peak_by_line_is_what_was_live_at_the_peak) {
+  record_memory_history();
+  auto const take_a = [](size_t n) { return buffer(n); };
+  unsigned const a = __LINE__ - 1;
+  auto const take_b = [](size_t n) { return buffer(n); };
+  unsigned const b = __LINE__ - 1;
+  {
+    buffer const one = take_a(1000);
+    buffer const two = take_b(5000);  // 6000 in all
+  }
+  buffer const three = take_a(3000);
+  buffer const four = take_b(2000);  // 5000: no peak
+  EXPECT_EQ(at_line(a).bytes_at_peak, 1000);
+  EXPECT_EQ(at_line(b).bytes_at_peak, 5000);
+  EXPECT_EQ(at_line(a).bytes, 3000);
+  EXPECT_EQ(at_line(b).bytes, 2000);
+  buffer const five = take_a(2000);  // 7000
+  EXPECT_EQ(at_line(a).bytes_at_peak, 5000);
+  EXPECT_EQ(at_line(b).bytes_at_peak, 2000);
+  EXPECT_EQ(at_line(a).blocks_at_peak, 2);
+  EXPECT_EQ(at_line(a).taken_blocks, 3);
+}
+
+// Programs of several threads that free each other's blocks: sums by line equal a recount, whatever the ring forgot.
+TEST_F(history, sums_by_line_are_a_recount_under_threads) {
+  record_memory_history({.events = 64});
+  constexpr int threads = 4, steps = 3000;
+  std::vector<std::vector<std::pair<void*, size_t>>> held(threads);
+  std::vector<std::thread> crew;
+  std::vector<std::int64_t> taken(threads);
+  std::mutex exchange;
+  std::vector<std::pair<void*, size_t>> common;
+  for (int t = 0; t < threads; ++t) {
+    crew.emplace_back([&, t] {
+      runtime_guard const mine{machine};
+      std::mt19937_64 random(static_cast<std::uint64_t>(t) + 1);
+      auto& own = held[static_cast<size_t>(t)];
+      for (int i = 0; i < steps; ++i) {
+        if (random() % 2 || own.empty()) {
+          size_t const bytes = 1 + random() % (random() % 8 ? 2000 : 100000);
+          own.emplace_back(allocate(bytes), bytes);
+          taken[static_cast<size_t>(t)] += static_cast<std::int64_t>(bytes);
+        } else {
+          std::pair<void*, size_t> mine_now = own.back();
+          own.pop_back();
+          std::lock_guard const hold(exchange);
+          common.push_back(mine_now);
+        }
+        void* theirs = nullptr;
+        if (std::lock_guard const hold(exchange); common.size() > 20) theirs = common.front().first, common.erase(common.begin());
+        if (theirs) deallocate(theirs);
+      }
+    });
+  }
+  for (auto& t : crew) t.join();
+  std::int64_t live = 0, ever = 0, blocks = 0;
+  for (auto const& own : held) {
+    for (auto const& [p, bytes] : own) live += static_cast<std::int64_t>(bytes), ++blocks;
+  }
+  for (auto const& [p, bytes] : common) live += static_cast<std::int64_t>(bytes), ++blocks;
+  for (std::int64_t const n : taken) ever += n;
+  ASSERT_EQ(memory_lines().size(), 1u);
+  line_statistics const l = memory_lines()[0];
+  EXPECT_EQ(l.bytes, live);
+  EXPECT_EQ(l.blocks, blocks);
+  EXPECT_EQ(l.taken_bytes, ever);
+  EXPECT_GE(l.bytes_at_peak, live);
+  EXPECT_EQ(memory_history().size(), 64u);
+  for (auto const& own : held) {
+    for (auto const& [p, bytes] : own) deallocate(p);
+  }
+  for (auto const& [p, bytes] : common) deallocate(p);
+  EXPECT_EQ(memory_lines()[0].bytes, 0);
+  EXPECT_EQ(memory_lines()[0].blocks, 0);
+}
+
+TEST_F(history, the_end_of_its_thread_loses_nothing) {
+  record_memory_history();
+  std::thread([&] {
+    runtime_guard const mine{machine};
+    for (int i = 0; i < 700; ++i) deallocate(allocate(64));
+  }).join();
+  EXPECT_EQ(memory_history().size(), 1400u);
+}
+
+TEST_F(history, a_failed_allocation_and_a_refused_free_change_no_sums) {
+  record_memory_history();
+  EXPECT_THROW((void)allocate(2_GiB), out_of_memory);
+  void* const p = allocate(100);
+  EXPECT_THROW(deallocate(static_cast<std::byte*>(p) + 8), invalid_use);
+  ASSERT_EQ(memory_lines().size(), 1u);
+  EXPECT_EQ(memory_lines()[0].bytes, 100);
+  EXPECT_EQ(memory_history()[0].what, "oom");
+  deallocate(p);
+  EXPECT_THROW(deallocate(p), invalid_use);
+  EXPECT_EQ(memory_lines()[0].bytes, 0);
+}
+
+TEST_F(history, stacks_are_taken_on_request) {
+  record_memory_history({.stacks = true});
+  deallocate(allocate(100));
+  auto const all = memory_history();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_GE(all[0].stack.size(), 2u);
+  EXPECT_TRUE(all[1].stack.empty());
+}
+
+TEST_F(history, room_for_no_event_is_refused) { EXPECT_THROW(record_memory_history({.events = 0}), invalid_use); }
+
+TEST_F(history, a_tracker_prints_what_appeared_and_vanished) {
+  std::ostringstream out;
+  memory_tracker tracker(out);
+  buffer one(4096);
+  std::string const line = "streams/history_test.cpp:" + std::to_string(__LINE__ - 1);
+  tracker.track();
+  EXPECT_NE(out.str().find("+4 KiB in +1 of " + line), std::string::npos) << out.str();
+  out.str("");
+  tracker.track();
+  EXPECT_NE(out.str().find("+0 B in +0 blocks\n"), std::string::npos) << out.str();
+  one = {};
+  out.str("");
+  tracker.track();
+  EXPECT_NE(out.str().find("-4 KiB in -1 of " + line), std::string::npos) << out.str();
+}
+
+TEST_F(history, the_table_by_line_names_file_and_line) {
+  record_memory_history();
+  buffer const one(3_MiB);
+  std::string const text = memory_by_line();
+  EXPECT_NE(text.find("3 MiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("streams/history_test.cpp:" + std::to_string(__LINE__ - 3)), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace weir
