@@ -3,9 +3,11 @@
 #include "weir/observe.h"
 
 #include "runtime/memory/allocator.h"
+#include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
+#include "weir/device.h"
 
 namespace weir {
 namespace {
@@ -54,6 +56,13 @@ std::string memory_summary(device on) {
   memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", here::current()));
   memory_report const now = a.report();
   return report::summary(a.statistics(), now);
+}
+
+std::string memory_metrics() {
+  std::vector<report::measured> all;
+  for (int d = 0, n = device_count(); d < n; ++d) all.push_back({device(d).str(), memory_stats(d)});
+  all.push_back({"cpu", pinned_memory_stats()});
+  return report::metrics(all);
 }
 
 }  // namespace weir

@@ -25,6 +25,8 @@ void reset_accumulated_memory_stats(device = gpu);  // what was allocated and fr
 
 // A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached.
 std::string memory_summary(device = gpu);
+// All devices of the current runtime and page-locked memory (device="cpu") as Prometheus' text 0.0.4, for an HTTP answer.
+std::string memory_metrics();
 // Where the device's memory is now, with the remedies of an out_of_memory.
 memory_report memory_report_now(device = gpu);
 

@@ -1,0 +1,19 @@
+// Counters in the text format of Prometheus 0.0.4.
+// Threads: any; values in, text out.
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "weir/stats.h"
+
+namespace weir::report {
+
+struct measured {
+  std::string device;  // "gpu:0", or "cpu" for page-locked host memory
+  memory_statistics numbers;
+};
+// https://prometheus.io/docs/instrumenting/exposition_formats/: a family's samples stand together, under its HELP and TYPE.
+std::string metrics(std::span<measured const>);
+
+}  // namespace weir::report
