@@ -55,9 +55,10 @@ void stop_memory_history() { observe::history::process().stop(); }
 std::vector<memory_event> memory_history(device on) {
   place const its = place_of(on, "memory_history");
   auto& h = observe::history::process();
+  auto const scale = h.scale();
   std::vector<memory_event> out;
   for (observe::event const& e : h.events(its.runtime, its.device)) {
-    out.push_back({h.ns_of(e.ticks), name_of(e.what), e.at, e.bytes, e.stream, e.thread, {e.file, e.function, e.line}, e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
+    out.push_back({scale(e.ticks), name_of(e.what), e.at, e.bytes, e.stream, e.thread, {e.file, e.function, e.line}, e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
   }
   return out;
 }

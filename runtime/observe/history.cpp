@@ -302,13 +302,13 @@ std::vector<void const*> history::stack(std::uint32_t number) const {
   return number < book_->stacks.size() ? book_->stacks[number] : std::vector<void const*>{};
 }
 
-std::int64_t history::ns_of(std::uint64_t ticks) const noexcept {
+history::time_scale history::scale() const noexcept {
   base::lock_guard hold(lock_);
   std::uint64_t const now = base::ticks();
   std::int64_t const ns = base::now_ns();
-  if (now == book_->ticks_at_start) return book_->ns_at_start;
-  double const rate = static_cast<double>(ns - book_->ns_at_start) / static_cast<double>(now - book_->ticks_at_start);
-  return book_->ns_at_start + static_cast<std::int64_t>(static_cast<double>(static_cast<std::int64_t>(ticks - book_->ticks_at_start)) * rate);
+  book const& b = *book_;
+  double const rate = now == b.ticks_at_start ? 0 : static_cast<double>(ns - b.ns_at_start) / static_cast<double>(now - b.ticks_at_start);
+  return {b.ticks_at_start, b.ns_at_start, rate};
 }
 
 }  // namespace weir::observe

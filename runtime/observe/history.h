@@ -63,7 +63,13 @@ class history {
   std::vector<event> events(std::uint32_t runtime, int device);
   std::vector<line_sums> lines(std::uint32_t runtime, int device);
   std::vector<live_block> live(std::uint32_t runtime, int device);
-  std::int64_t ns_of(std::uint64_t ticks) const noexcept;             // monotonic, as base::now_ns()
+  struct time_scale {  // of ticks, as they are seen now
+    std::uint64_t ticks = 0;
+    std::int64_t ns = 0;
+    double ns_a_tick = 0;
+    std::int64_t operator()(std::uint64_t t) const noexcept { return ns + static_cast<std::int64_t>(static_cast<double>(static_cast<std::int64_t>(t - ticks)) * ns_a_tick); }
+  };
+  time_scale scale() const noexcept;                                  // to base::now_ns(); one for all that is to be compared
   std::vector<void const*> stack(std::uint32_t number) const;         // return addresses, innermost first
   std::uint64_t forgotten();                                          // events that the ring had no room for any more
 
