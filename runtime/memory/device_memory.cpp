@@ -308,7 +308,10 @@ device_allocator::~device_allocator() {
     return;
   }
   try {
-    (void)machine_.synchronize_device(device_);
+    if (auto const idle = machine_.synchronize_device(device_); !idle.ok() && idle.what != driver::code::lost) {
+      space_.abandon();  // nobody knows what still runs: pages that it uses must not go
+      return;
+    }
     for (auto const& m : memories_) {
       bool still_used = false;  // by streams of other devices, which that did not wait for
       m->pending.each([&](held_block const& b) {

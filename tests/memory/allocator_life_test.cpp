@@ -148,6 +148,22 @@ TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmappe
   for (std::string const& f : bench.control->findings()) EXPECT_EQ(f.find("stray"), std::string::npos) << f;
 }
 
+// Regression: the refusal was not looked at, and the pages went under work that was still to run.
+TEST(allocator_end, pages_stay_when_the_device_cannot_be_waited_for) {
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory::callbacks none;
+  auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
+  clock::timeline& home = bench.stream(0);
+  void* const p = d->allocate(home, 300'000, 0, at);
+  driver::touch const writes[] = {{reinterpret_cast<driver::address>(p), 300'000, true}};
+  ASSERT_TRUE(bench.machine().enqueue(0, home.handle(), writes, {[](void*) {}, nullptr, nullptr}).ok());
+  d->deallocate(p, nullptr, at);
+  ASSERT_NE(bench.control->fail_call("synchronize_device", 1, driver::code::failed), 0u);
+  d.reset();
+  ASSERT_TRUE(bench.control->run());
+  EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+}
+
 TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
   struct slow {
     std::atomic<bool> entered{false}, left{false};
