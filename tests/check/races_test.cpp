@@ -169,6 +169,36 @@ TEST(lifetime, copies_between_all_places_are_right_as_weir_makes_them) {
   }));
 }
 
+TEST(lifetime, a_block_handed_over_may_be_used_by_both_as_they_are_ordered) {
+  auto const run = [](bool right) {
+    stream a, c;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    write(a, x.data(), size);
+    x.rebind(c);
+    read(c, x.data(), size);
+    if (right) a.ref().wait(c);
+    write(a, x.data(), size);
+    c.ref().wait(a);
+    read(c, x.data(), size);
+    synchronize();
+  };
+  expect_none(found([&] { run(true); }));
+  expect_one(found([&] { run(false); }), "race", {"reads them on stream 2 of gpu:0, launch", "let stream 1 of gpu:0 wait for stream 2"});
+}
+
+TEST(lifetime, a_block_handed_over_is_no_new_block_for_the_stream_it_came_from) {
+  expect_none(found([] {
+    stream a, c;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    x.rebind(c);
+    write(a, x.data(), size);
+    c.ref().wait(a);
+    write(c, x.data(), size);
+    synchronize();
+  }));
+}
 
 TEST(reports, they_can_be_thrown_listened_to_and_counted) {
   runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.check_races = true}};
@@ -200,6 +230,7 @@ TEST(reports, they_can_be_thrown_listened_to_and_counted) {
 }
 
 TEST(reports, without_the_option_nothing_is_looked_at) {
+  ::unsetenv("WEIR_CHECK_RACES");
   runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}};
   runtime_guard const in{rt};
   stream a, b;

@@ -94,15 +94,20 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   }
 }
 
+// The new stream comes after all uses so far. It is no use itself: what the old one does next comes after its own.
 void knowledge::handed_over(stream_id to, address at, std::size_t bytes, here where) {
   auto const b = blocks.find(at, bytes);
   if (bytes == 0 || b == blocks.end() || b->first != at) return;
   b->second.home = to;
   moment const now = order.now(to);
   access_ref const a = made(action::takes_over, now.at, {"rebind", where}, at, bytes);
-  auto const past = [&](access const& old) { return old.all_epochs([&](epoch e) { return order.ordered(e, to, now.seen, trust::known); }); };
+  std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
-    p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_race(old, *a, p.at, p.to - p.from); });
+    p.of->uses.each(p.from, p.to, [&](access const& old) {
+      bool const past = old.all_epochs([&](epoch e) { return order.ordered(e, to, now.seen, trust::known); });
+      if (!past && told.insert(&old).second) report_race(old, *a, p.at, p.to - p.from);
+      return true;
+    });
   }
 }
 

@@ -86,7 +86,7 @@ void knowledge::report_race(access const& before, access const& now, address fro
   std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) + " (stream_ref::wait, or an event recorded there) before " +
                            (now.site.at.file ? text_of(now.site.at) : "the second") + ".";
   std::string text;
-  if (before.how == action::allocates || before.how == action::takes_over) {
+  if (before.how == action::allocates) {
     text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) + ", and nothing orders that after the block's beginning on " + stream(before.stream) + " (" + a +
            "), where earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " + wait;
   } else {
