@@ -67,6 +67,11 @@ foreach(file ${tests})
   else()
     gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
       PROPERTIES TIMEOUT 300 LABELS ${label})
+    # Once more, all cases of a program at once, with the checker before the machine of every runtime. Some programs make none.
+    if(NOT label MATCHES "^(base|driver|conformance|fuzz)$")
+      add_test(NAME checked.${name} COMMAND ${name})
+      set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")
+    endif()
   endif()
 endforeach()
 

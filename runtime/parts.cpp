@@ -46,7 +46,7 @@ int detail::new_part_slot() noexcept {
 
 runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why)
     : facade_(facade),
-      driver_(races_wanted(o) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
+      driver_(races_wanted(o) && !driver::check::control_of(*machine) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
       witness_(driver_->watching()),
       options_(o),
       why_(std::move(why)),

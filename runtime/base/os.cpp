@@ -204,4 +204,9 @@ void print_error(std::string const& line) noexcept {
   }
 }
 
+void end_process(int status) noexcept {
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
 }  // namespace weir::os

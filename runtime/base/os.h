@@ -69,5 +69,6 @@ bool can_fence_other_threads() noexcept;                                      //
 void fence_other_threads() noexcept;                                          // a full memory fence in every running thread of this process
 bool run_this_thread_on(std::vector<int> const& processors) noexcept;
 void print_error(std::string const& line) noexcept;                           // to stderr, in one piece
+[[noreturn]] void end_process(int status) noexcept;                           // now: files are flushed, no exit handler runs any more
 
 }  // namespace weir::os

@@ -132,4 +132,12 @@ class faulty : public driver {
   std::uint64_t next_number_ = 1;  // under orders_
 };
 
+// Null: none stands there or behind.
+inline faulty* faulty_of(driver& d) noexcept {
+  for (driver* at = &d; at; at = at->behind()) {
+    if (auto* const found = dynamic_cast<faulty*>(at)) return found;
+  }
+  return nullptr;
+}
+
 }  // namespace weir::driver

@@ -174,7 +174,9 @@ TEST_F(process_end, by_exit_while_other_threads_use_everything) {
           try {
             buffer b(5000);
             stream s;
+            s.wait(current_stream());
             launch(s, {writes(b)}, [](CUstream_st*) {}, [] {});
+            current_stream().wait(s);
             buffer page = pinned(100);
             copy(b.data(), page.data(), 100);
           } catch (error const&) {

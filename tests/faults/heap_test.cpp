@@ -3,6 +3,7 @@
 // WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 struct failing_heap : ::testing::TestWithParam<scenario> {};
 
 TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker allocates inside calls of the driver, and does not go on without memory";
   scenario const& s = GetParam();
   expectation const e = undisturbed_once_warm(s, 1);
   std::uint64_t const all = 3 * e.allocations;

@@ -72,7 +72,7 @@ class life {
   }
   ~life() { end(); }
 
-  driver::faulty& machine() { return dynamic_cast<driver::faulty&>(own_->get().machine()); }
+  driver::faulty& machine() { return *driver::faulty_of(own_->get().machine()); }
   driver::sim::controls& control() { return *driver::sim::controls_of(machine()); }
   runtime::impl& parts() { return own_->get(); }
   int devices() const { return devices_; }

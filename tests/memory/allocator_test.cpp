@@ -444,7 +444,7 @@ TEST_F(allocator_test, a_peer_is_granted_every_handle_under_a_block) {
   clock::timeline& other = bench.stream(1);
   driver::touch const t{reinterpret_cast<driver::address>(p), 2 << 20, true};
   ASSERT_TRUE(bench.machine().enqueue(1, other.handle(), {&t, 1}, {[](void*) {}, nullptr, nullptr}).ok());
-  ASSERT_TRUE(bench.control->run());
+  ASSERT_TRUE(bench.machine().synchronize_stream(1, other.handle()).ok());
   sound();
   give(p);
   EXPECT_FALSE(device().granted(p, 1));

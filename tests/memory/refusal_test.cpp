@@ -60,9 +60,9 @@ TEST_P(refused_calls, the_kth_driver_call_refused_leaves_every_list_whole_and_th
   int failures_without = 0;
   {
     scenario s;
-    auto const before = dynamic_cast<driver::faulty&>(s.bench.machine()).calls_so_far();
+    auto const before = driver::faulty_of(s.bench.machine())->calls_so_far();
     s.run();
-    calls = dynamic_cast<driver::faulty&>(s.bench.machine()).calls_so_far() - before;
+    calls = driver::faulty_of(s.bench.machine())->calls_so_far() - before;
     failures_without = s.failed;
     s.expect_sound("without a refusal");
     EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
@@ -76,7 +76,7 @@ TEST_P(refused_calls, the_kth_driver_call_refused_leaves_every_list_whole_and_th
     s.run();
     felt += s.failed > failures_without;
     s.expect_sound(which);
-    dynamic_cast<driver::faulty&>(s.bench.machine()).forget_orders();
+    driver::faulty_of(s.bench.machine())->forget_orders();
     s.failed = 0;
     s.run();
     EXPECT_EQ(s.failed, failures_without) << "again after " << which;
@@ -95,7 +95,7 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
     for (std::uint64_t k = 1; k <= 60; ++k) s.bench.control->fail_call(name, k, GetParam());
     s.run();
     s.expect_sound(std::string(name));
-    dynamic_cast<driver::faulty&>(s.bench.machine()).forget_orders();
+    driver::faulty_of(s.bench.machine())->forget_orders();
     s.failed = 0;
     s.run();
     EXPECT_LE(s.failed, 1) << name;

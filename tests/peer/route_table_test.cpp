@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/on_purpose.h"
 
 namespace weir {
 namespace {
@@ -84,6 +85,7 @@ TEST_P(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_s
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), second);
   EXPECT_EQ(explain_copy(on_gpu.data(), pinned_bytes(), n).by, route::engine);
+  tests::reported_on_purpose();  // the source changed
 }
 
 TEST_P(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched) {
@@ -143,6 +145,7 @@ TEST_P(copies, pageable_to_device_blocking_returns_when_the_bytes_are_there) {
 TEST_P(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::size_t const many = streams::staging::room + 10_MiB;
+  stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 9);
   copy(s, large.data(), source.data(), many);  // the slots are there
@@ -183,6 +186,7 @@ TEST_P(copies, device_to_pageable_blocking_returns_with_the_bytes) {
 TEST_P(copies, device_to_pageable_of_many_slots_brings_every_byte) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::size_t const many = 50_MiB + 77;
+  stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 4);
   copy(s, large.data(), source.data(), many, non_blocking);

@@ -182,6 +182,7 @@ TEST_F(routes, a_device_lost_under_a_staged_copy_leaves_the_host_alone) {
 
 TEST_F(routes, a_staged_copy_that_was_refused_half_way_writes_nothing_afterwards) {
   std::size_t const many = 6_MiB;
+  stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   set(large.data(), std::byte{7}, many);
   auto const before = pattern(many, 3);
@@ -263,7 +264,7 @@ TEST_P(refused_calls, each_in_turn_gives_a_typed_error_and_the_same_copy_works_a
     }
     EXPECT_TRUE(refused_one || to == from) << "call " << k;  // absorbed, or never reached
     EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{}) << "call " << k;
-    dynamic_cast<driver::faulty&>(m.driver()).forget_orders();
+    driver::faulty_of(m.driver())->forget_orders();
     std::fill(to.begin(), to.end(), std::byte{0});
     run();
     EXPECT_EQ(to, from) << "after call " << k;

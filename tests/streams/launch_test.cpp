@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/driver/check/check.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
 #include "weir/launch.h"
@@ -76,6 +77,7 @@ float read_after_reuse(simulation& sim, bool declared) {
 
 TEST_F(LaunchByHand, ADeclaredUseOnAnotherStreamKeepsTheMemoryUntilThatWorkIsComplete) {
   EXPECT_EQ(read_after_reuse(sim, true), 1);
+  if (driver::check::control_of(machine.get().machine())) return;  // then what is undeclared is out of reach
   EXPECT_EQ(read_after_reuse(sim, false), 2) << "undeclared, the place is taken again at once: this test could not fail";
 }
 

@@ -361,7 +361,7 @@ TEST(pinned_faults, whatever_call_is_refused_nothing_is_lost_and_the_same_works_
       } catch (out_of_memory const&) {
       } catch (driver_error const&) {
       }
-      dynamic_cast<driver::faulty&>(m.driver()).forget_orders();
+      driver::faulty_of(m.driver())->forget_orders();
       EXPECT_EQ(pool.validate(), std::vector<std::string>{}) << "call " << k;
       EXPECT_EQ(pool.statistics().allocation.all.current, 0) << "call " << k;
       scenario();

@@ -1,5 +1,6 @@
 // The checker: a driver in front of any other that computes order from the calls made to it, and finds what nothing orders.
 // Threads: as the seam; findings may be asked at any time.
+// Throws: bad_alloc, where the seam never does: what it knows it keeps in the host's memory.
 //
 // What it knows: program order of each stream, records and waits, completion that the host asked for and saw, and what a
 // witness is told of blocks. It shares no code with the clocks of weir, which it judges as it judges programs. Reports are

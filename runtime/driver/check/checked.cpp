@@ -23,9 +23,13 @@ base::guarded<std::vector<checked*>>& alive() {
   static auto* const all = new base::guarded<std::vector<checked*>>;
   return *all;
 }
+base::atomic<bool> any_printed{false};
+constexpr int status_of_reports = 66;  // as other sanitizers of the process have it
+
 void print_at_exit() {
   if (away()) return;
   for (checked* c : *alive().lock()) c->print_findings();
+  if (any_printed.load() && os::environment("WEIR_CHECK_RACES") == "fail") os::end_process(status_of_reports);
 }
 
 std::string explain(address at) {  // after a fault: a lock that is held may be held for ever
@@ -67,6 +71,7 @@ void checked::print_findings() noexcept {
   try {
     auto const known = judge_.lock();
     if (known->found.empty() || std::exchange(known->taken, true)) return;
+    any_printed.store(true);
     os::print_error("weir: the checker found " + std::to_string(known->found.size()) + ":\n");
     for (finding const& f : known->found) os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
   } catch (...) {}
