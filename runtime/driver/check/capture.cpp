@@ -5,6 +5,46 @@
 
 namespace weir::driver::check {
 
+bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base::site site) {
+  if (captured.empty()) [[likely]] return false;
+  recording* const in = captured.of(s);
+  if (!in) return false;
+  in->uses.insert(in->uses.end(), ranges.begin(), ranges.end());
+  stream_id const local = in->inside(s);
+  moment const now = in->order.now(local);
+  epoch const e = in->order.enqueued(local);
+  auto const past = [&](access const& old) { return in->order.ordered({old.stream, old.n}, local, now.seen, trust::promised); };
+  for (range const& r : ranges) {
+    if (r.bytes == 0) continue;
+    access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
+    a->captured = true;
+    auto const clash = [&](access const& old, part const& p) {
+      access first = old, second = *a;  // with the streams' names outside
+      first.stream = in->outside[old.stream - 1];
+      second.stream = s;
+      report_race(first, second, p.at, p.to - p.from);
+    };
+    for (part const& p : memory.find(r.at, r.bytes)) {
+      in->memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) { clash(old, p); });
+    }
+  }
+  return true;
+}
+
+void knowledge::launched(executable& x, moment before, base::site site) {
+  stream_id const s = before.at.stream;
+  if (x.last.at.stream) {
+    before.seen = order.with(before.seen, x.last);
+    order.follows(s, x.last);
+  }
+  std::span<range const> const uses = x.uses ? std::span<range const>(*x.uses) : std::span<range const>();
+  epoch const now = used(s, before, uses, site, trust::promised);
+  x.last = {now, before.seen, 0};
+  for (range const& r : uses) {
+    if (r.copied) copies_from(now, before, r.at, r.bytes, site);
+  }
+}
+
 status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
   status const is = inner_->begin_capture(device, s, mode);
   if (!is.ok()) return is;
@@ -31,19 +71,21 @@ result<executable_handle> checked::instantiate(int device, graph_handle g) {
   if (!r.ok()) return r;
   auto const known = judge_.lock();
   if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g)); found != known->captured.graphs.end()) {
-    known->captured.executables[static_cast<std::uint64_t>(r.value)] = found->second;
+    known->captured.executables[static_cast<std::uint64_t>(r.value)] = {found->second, {}};
   }
   return r;
 }
 
 status checked::launch_graph(int device, stream_handle s, executable_handle x) {
   moment const now = before(device, s);
-  std::shared_ptr<captures::uses> uses;
-  if (now.at.stream) {
-    auto const known = judge_.lock();
-    if (auto const found = known->captured.executables.find(static_cast<std::uint64_t>(x)); found != known->captured.executables.end()) uses = found->second;
-  }
-  return after(inner_->launch_graph(device, s, x), device, now, uses ? std::span<range const>(*uses) : std::span<range const>(), "graph launch");
+  status const is = inner_->launch_graph(device, s, x);
+  if (!is.ok()) return note(is, device);
+  if (!now.at.stream) return is;
+  auto const known = judge_.lock();
+  base::site in = base::this_call().in;
+  if (!in.operation) in.operation = "graph launch";
+  known->launched(known->captured.executables[static_cast<std::uint64_t>(x)], now, in);
+  return is;
 }
 
 status checked::destroy_graph(graph_handle g) {

@@ -1,11 +1,12 @@
 // What is captured: uses that do not happen now but at each launch of the graph they are in. A launch is one operation of its
-// stream that uses all of it; the order of a graph's own parts among themselves is not judged.
+// stream that uses all of it, and comes after all earlier launches of its executable.
 // Threads: under the checker's lock.
 #pragma once
-#include <set>
+#include <map>
+#include <memory>
 
 #include "runtime/base/call_site.h"
-#include "runtime/driver/check/graph.h"
+#include "runtime/driver/check/shadow.h"
 
 namespace weir::driver::check {
 
@@ -13,39 +14,76 @@ struct range {
   address at = 0;
   std::size_t bytes = 0;
   bool writes = false;
+  bool copied = false;  // read by an engine: pinned memory must not change meanwhile
+};
+
+// One capture, while it goes on: the order of its own streams and events, which is the order of the graph's parts.
+struct recording {
+  std::vector<range> uses;
+  graph order;
+  std::map<std::uint64_t, shadow> memory;     // by the number of the physical memory
+  std::map<stream_id, stream_id> streams;     // as the checker numbers them: as `order` does
+  std::vector<stream_id> outside;             // the other way: outside[s - 1]
+  stream_id inside(stream_id s) {
+    auto const [at, is_new] = streams.try_emplace(s, 0);
+    if (is_new) {
+      at->second = order.add(0, static_cast<stream_handle>(s), graph::joins::nothing);
+      outside.push_back(s);
+    }
+    return at->second;
+  }
+};
+
+struct executable {
+  std::shared_ptr<std::vector<range> const> uses;
+  moment last;  // its last launch
 };
 
 class captures {
  public:
-  using uses = std::vector<range>;
   bool empty() const noexcept { return streams_.empty(); }
-  void begin(stream_id s) { streams_[s] = std::make_shared<uses>(); }
+  void begin(stream_id s) { streams_[s] = std::make_shared<recording>(); }
   // The capture that stream is in; null: none.
-  std::shared_ptr<uses> of(stream_id s) const {
+  recording* of(stream_id s) const {
     auto const found = streams_.find(s);
-    return found == streams_.end() ? nullptr : found->second;
+    return found == streams_.end() ? nullptr : found->second.get();
   }
-  void recorded(event_handle e, std::shared_ptr<uses> in) {
-    if (in) events_[static_cast<std::uintptr_t>(e)] = std::move(in);
-    else if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
+  // Returns: it is recorded inside a capture.
+  bool recorded(event_handle e, stream_id on) {
+    forget(e);
+    auto const found = streams_.find(on);
+    if (found == streams_.end()) return false;
+    recording& in = *found->second;
+    in.order.recorded(e, in.order.now(in.inside(on)));
+    events_[static_cast<std::uintptr_t>(e)] = found->second;
+    return true;
+  }
+  void forget(event_handle e) {
+    if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
   }
   // That stream waits for the event: it joins the capture the event was recorded in. false: it was recorded outside.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
     if (found == events_.end()) return false;
+    recording& in = *found->second;
     streams_[s] = found->second;
+    in.order.waited(in.inside(s), in.order.record_of(e), trust::promised);
     return true;
   }
-  std::shared_ptr<uses> end(stream_id s) {  // for all its streams
-    auto const ended = of(s);
+  std::shared_ptr<std::vector<range> const> end(stream_id s) {  // for all its streams. Null: it is in none
+    auto const found = streams_.find(s);
+    if (found == streams_.end()) return nullptr;
+    auto const ended = found->second;
     std::erase_if(streams_, [&](auto const& one) { return one.second == ended; });
-    return ended;
+    std::erase_if(events_, [&](auto const& one) { return one.second == ended; });
+    return std::make_shared<std::vector<range> const>(std::move(ended->uses));
   }
-  std::map<std::uint64_t, std::shared_ptr<uses>> graphs, executables;
+  std::map<std::uint64_t, std::shared_ptr<std::vector<range> const>> graphs;
+  std::map<std::uint64_t, executable> executables;
 
  private:
-  std::map<stream_id, std::shared_ptr<uses>> streams_;
-  std::map<std::uintptr_t, std::shared_ptr<uses>> events_;
+  std::map<stream_id, std::shared_ptr<recording>> streams_;
+  std::map<std::uintptr_t, std::shared_ptr<recording>> events_;
 };
 
 }  // namespace weir::driver::check

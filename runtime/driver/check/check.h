@@ -3,7 +3,8 @@
 // Throws: bad_alloc, where the seam never does: what it knows it keeps in the host's memory.
 //
 // What it knows: program order of each stream, records and waits, completion that the host asked for and saw, and what a
-// witness is told of blocks. It shares no code with the clocks of weir, which it judges as it judges programs. Reports are
+// witness is told of blocks. A captured graph is judged twice: its own parts against each other when they are captured, and as one
+// operation of its stream, after all earlier launches of the same executable, when it is launched. It shares no code with the clocks of weir, which it judges as it judges programs. Reports are
 // the same for every order that a machine may choose: a program is not excused by what happened to be complete, or by a
 // wait that weir happened to insert for itself.
 // What it cannot know: uses that are not declared, completion seen or order made by bare CUDA calls, order between ranks

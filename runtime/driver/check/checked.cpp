@@ -98,19 +98,12 @@ status checked::note(status is, int device) {
   return is;
 }
 
-// Of a stream under capture: it does not happen now.
-bool checked::keep_for_graph(checker::locked const& known, stream_id s, std::span<range const> ranges) {
-  if (known->captured.empty()) [[likely]] return false;
-  auto const in = known->captured.of(s);
-  if (in) in->insert(in->end(), ranges.begin(), ranges.end());
-  return in != nullptr;
-}
 
 status checked::after(status is, int device, moment const& before, std::span<range const> ranges, char const* operation) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream) return is;
   auto const known = judge_.lock();
-  if (!keep_for_graph(known, before.at.stream, ranges)) known->used(before.at.stream, before, ranges, site_of(operation), trust::promised);
+  if (!known->keep_for_graph(before.at.stream, ranges, site_of(operation))) known->used(before.at.stream, before, ranges, site_of(operation), trust::promised);
   return is;
 }
 
@@ -183,7 +176,7 @@ status checked::destroy_event(int device, event_handle e) {
   if (away()) return inner_->destroy_event(device, e);
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
-  judge_.lock()->captured.recorded(e, nullptr);
+  judge_.lock()->captured.forget(e);
   status const is = inner_->destroy_event(device, e);
   if (is.ok()) return is;
   if (was_made) made_.lock()->events[static_cast<std::uintptr_t>(e)] = device;
@@ -197,9 +190,12 @@ status checked::record(int device, stream_handle s, event_handle e) {
   if (!is.ok()) return note(is, device);
   if (!now.at.stream) return is;
   auto const known = judge_.lock();
-  auto in = known->captured.of(now.at.stream);
-  known->order.recorded(e, in ? moment{{}, now.seen, 0} : now);
-  known->captured.recorded(e, std::move(in));
+  if (known->captured.recorded(e, now.at.stream)) {
+    known->order.recorded(e, moment{{}, now.seen, 0});
+  } else {
+    known->order.recorded(e, now);
+    known->order.recorded_on(now.at.stream);
+  }
   return is;
 }
 
@@ -214,14 +210,21 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   return is;
 }
 
+// The legacy stream's answer speaks of its own work, that of a blocking stream of nothing the legacy one was given later.
+moment checked::given(int device, stream_handle s) {
+  if (away()) return {};
+  auto const known = judge_.lock();
+  return known->order.so_far(known->order.find(device, s));
+}
+
 status checked::query_stream(int device, stream_handle s) {
-  moment const now = before(device, s);
-  return seen(inner_->query_stream(device, s), device, now);
+  moment const all = given(device, s);
+  return seen(inner_->query_stream(device, s), device, all);
 }
 
 status checked::synchronize_stream(int device, stream_handle s) {
-  moment const now = before(device, s);
-  return seen(note_stuck(inner_->synchronize_stream(device, s)), device, now);
+  moment const all = given(device, s);
+  return seen(note_stuck(inner_->synchronize_stream(device, s)), device, all);
 }
 
 status checked::synchronize_device(int device) {
@@ -263,10 +266,10 @@ status checked::after_copy(status is, int device, moment const& before, void* ds
   if (!is.ok()) return note(is, device);
   if (!before.at.stream || bytes == 0) return is;
   auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
-  range const uses[] = {{from, bytes, false}, {to, bytes, true}};
+  range const uses[] = {{from, bytes, false, true}, {to, bytes, true}};
   base::site const site = site_of("copy");
   auto const known = judge_.lock();
-  if (keep_for_graph(known, before.at.stream, uses)) return is;
+  if (known->keep_for_graph(before.at.stream, uses, site)) return is;
   epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
   known->copies_from(e, before, from, bytes, site);
   return is;

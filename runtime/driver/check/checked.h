@@ -89,9 +89,9 @@ class checked final : public driver, public control, public witness {
 
  private:
   moment before(int device, stream_handle);
+  moment given(int device, stream_handle);         // what is complete when the driver says that the stream is done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // of a call that is ok when that is complete
-  static bool keep_for_graph(checker::locked const&, stream_id, std::span<range const>);
   status note(status, int device);                 // a lost device
   status note_stuck(status);                       // of a host that waited
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);

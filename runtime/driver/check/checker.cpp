@@ -5,17 +5,6 @@
 namespace weir::driver::check {
 namespace {
 constexpr shadow::offset everywhere = ~shadow::offset{0};
-
-access_ref made(action how, epoch e, base::site site, address at, std::size_t bytes) {
-  access_ref a(new access);
-  a->how = how;
-  a->stream = e.stream;
-  a->n = e.n;
-  a->site = site;
-  a->at = at;
-  a->bytes = bytes;
-  return a;
-}
 }  // namespace
 
 checker::locked::~locked() {

@@ -30,6 +30,8 @@ struct knowledge {
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
 
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
+  bool keep_for_graph(stream_id, std::span<range const>, base::site);  // of a stream under capture: it does not happen now
+  void launched(executable&, moment before, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, here);
   void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here);
   void handed_over(stream_id to, address, std::size_t bytes, here);

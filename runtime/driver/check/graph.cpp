@@ -43,7 +43,7 @@ stream_id graph::add(int device, stream_handle h, joins how) {
   stream_state s;
   s.device = device;
   s.how = how;
-  s.seen = {nothing(), nothing()};
+  s.seen = s.at_last = {nothing(), nothing()};
   streams_.push_back(std::move(s));
   auto const id = static_cast<stream_id>(streams_.size());
   by_handle_[key(device, h)] = id;
@@ -100,7 +100,28 @@ moment graph::now(stream_id id) {
   return {{id, s.given}, s.seen, 0};
 }
 
-epoch graph::enqueued(stream_id id) { return {id, ++at(id).given}; }
+moment graph::so_far(stream_id id) const {
+  stream_state const& s = streams_[id - 1];
+  return {{id, s.given}, s.how == joins::nothing ? s.seen : s.at_last, 0};
+}
+
+void graph::recorded_on(stream_id id) noexcept {
+  stream_state& s = at(id);
+  if (s.how != joins::nothing) s.at_last = s.seen;
+}
+
+epoch graph::enqueued(stream_id id) {
+  recorded_on(id);
+  return {id, ++at(id).given};
+}
+
+views graph::with(views const& v, moment const& m) const {
+  return {joined(v.promised, m.seen.promised, m.at, trust::promised), joined(v.known, m.seen.known, m.at, trust::known)};
+}
+
+void graph::follows(stream_id id, moment const& m) {
+  if (m.at.stream) at(id).seen = with(at(id).seen, m);
+}
 
 void graph::recorded(event_handle e, moment const& m) {
   moment& of = events_[static_cast<std::uintptr_t>(e)];
@@ -122,9 +143,10 @@ moment graph::forget(event_handle e) {
 void graph::waited(stream_id id, moment const& m, trust t) {
   stream_state& s = at(id);
   ++s.given;
-  if (!m.at.stream || m.at.stream == id) return;
+  if (!m.at.stream || m.at.stream == id) return recorded_on(id);
   s.seen.known = joined(s.seen.known, m.seen.known, m.at, trust::known);
   if (t == trust::promised) s.seen.promised = joined(s.seen.promised, m.seen.promised, m.at, trust::promised);
+  recorded_on(id);
 }
 
 void graph::raise_done(epoch e, trust t) noexcept {

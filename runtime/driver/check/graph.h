@@ -34,6 +34,8 @@ class graph {
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
+  moment so_far(stream_id) const;             // its last one, and what that came after: all that is complete when the stream is done
+  void recorded_on(stream_id) noexcept;       // an operation that uses nothing
   std::uint64_t given(stream_id s) const noexcept { return streams_[s - 1].given; }
   epoch enqueued(stream_id);                  // one more operation
 
@@ -41,6 +43,8 @@ class graph {
   moment record_of(event_handle) const;       // at.stream 0: never recorded
   moment forget(event_handle);                // answers what it stood for
   void waited(stream_id, moment const&, trust);
+  void follows(stream_id, moment const&);     // what the stream is given next comes after that as well
+  views with(views const&, moment const&) const;
   void saw_complete(moment const&, trust);    // the host did
   // What is known of `other`'s order before the waiter (0: of its completion), the program was promised just now.
   void promise(stream_id waiter, stream_id other);
@@ -56,6 +60,7 @@ class graph {
     joins how = joins::nothing;
     std::uint64_t given = 0, done = 0, known_done = 0;
     views seen;
+    views at_last;  // of the last operation. Only of streams that the legacy stream is ordered with: a new one comes after more than that
   };
   stream_state& at(stream_id s) noexcept { return streams_[s - 1]; }
   void prune(vector_clock&, trust) const;

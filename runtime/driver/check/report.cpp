@@ -91,7 +91,7 @@ void knowledge::report_race(access const& before, access const& now, address fro
            "), where earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " + wait;
   } else {
     text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " + does(now.how) + " them on " + stream(now.stream) +
-           (alias ? ", through another mapping" : "") + ", and nothing orders the two. Remedy: " + wait;
+           (alias ? ", through another mapping" : "") + (now.captured ? ", both in one graph" : "") + ", and nothing orders the two. Remedy: " + wait;
   }
   note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text), before.site.at, now.site.at);
 }

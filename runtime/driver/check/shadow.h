@@ -27,6 +27,7 @@ struct access {
   address at = 0;
   std::size_t bytes = 0;
   std::vector<epoch> also;         // frees: the other streams whose work it comes after
+  bool captured = false;           // it is part of a graph
   bool writes() const noexcept { return how != action::reads; }
   template <class Holds>
   bool all_epochs(Holds holds) const {
@@ -38,6 +39,16 @@ inline void intrusive_ptr_release(access* a) noexcept {
   if (--a->holders == 0) delete a;
 }
 using access_ref = boost::intrusive_ptr<access>;
+inline access_ref made(action how, epoch e, base::site site, address at, std::size_t bytes) {
+  access_ref a(new access);
+  a->how = how;
+  a->stream = e.stream;
+  a->n = e.n;
+  a->site = site;
+  a->at = at;
+  a->bytes = bytes;
+  return a;
+}
 
 class shadow {
  public:
