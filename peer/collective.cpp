@@ -49,6 +49,11 @@ std::string request::text() const {
   return s;
 }
 
+std::array<driver::touch, 2> request::touches(std::size_t ranks) const noexcept {
+  std::size_t const part = static_cast<std::size_t>(count) * size_of(type), all = part * ranks;
+  return {{{reinterpret_cast<driver::address>(in), what == verb::reduce_scatter ? all : part, false}, {reinterpret_cast<driver::address>(out), what == verb::all_gather ? all : part, true}}};
+}
+
 std::string address_text(void const* p) {
   char digits[24];
   std::snprintf(digits, sizeof digits, "%p", p);

@@ -1,6 +1,7 @@
 // A collective as its ranks ask for it, what the ranks of one communicator share on the host, and who carries it out.
 // Threads: any; each rank by one thread at a time.
 #pragma once
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct request {
   bool reduces() const noexcept { return what == verb::all_reduce || what == verb::reduce_scatter; }
   bool matches(request const& other) const noexcept;  // but for the addresses
   std::string text() const;                           // "all_reduce of 12 float32 (sum)"
+  std::array<driver::touch, 2> touches(std::size_t ranks) const noexcept;  // what one rank's part reads and writes of its own
 };
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, for NCCL knows neither

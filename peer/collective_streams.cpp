@@ -124,9 +124,7 @@ class streams_carrier final : public carrier {
       where->out[mine] = r.out;
       if (++e.issued == ranks()) open->erase(turn);
     }
-    std::size_t const part_bytes = static_cast<std::size_t>(r.count) * size_of(r.type), all_bytes = part_bytes * devices_.size();
-    driver::touch const touches[] = {{reinterpret_cast<driver::address>(r.in), r.what == verb::reduce_scatter ? all_bytes : part_bytes, false},
-                                     {reinterpret_cast<driver::address>(r.out), r.what == verb::all_gather ? all_bytes : part_bytes, true}};
+    auto const touches = r.touches(devices_.size());
     auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(where, rank, does)); };
     auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
     bool const nothing = r.count == 0;

@@ -3,6 +3,7 @@
 //
 // The environment is NCCL's own and is left as it is.
 #include "peer/collective.h"
+#include "runtime/base/call_site.h"
 #include "runtime/parts.h"
 
 #if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
@@ -128,6 +129,8 @@ class nccl_carrier final : public carrier {
       }
     }
     if (answer == ncclSuccess) {
+      base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
+      machine.touched(on.device(), on.handle(), r.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;

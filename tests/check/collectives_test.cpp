@@ -1,0 +1,194 @@
+// Collectives before the checker: programs that are right, and those that touch a buffer while a collective uses it.
+// Threads: one gives the parts of all ranks, which a simulated machine allows.
+#include "peer/collective.h"
+#include "runtime/base/call_site.h"
+#include "runtime/driver/check/check.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "tests/check/programs.h"
+
+namespace weir::check_tests {
+namespace {
+
+constexpr std::int64_t count = 1024;
+constexpr size_t bytes = count * 4;
+
+std::vector<communicator> two_ranks() { return communicator::in_process(std::vector<device>{device(0), device(1)}); }
+stream_ref line(int rank) { return default_stream(device(rank)); }
+
+// The program's own streams, a buffer a rank, and a collective between them.
+struct two {
+  std::vector<communicator> ranks = two_ranks();
+  buffer in[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
+  stream other{device(0)};
+  two() {
+    for (int r : {0, 1}) fill(r);
+  }
+  void fill(int r) {
+    device_guard const on(r);
+    set(in[r].data(), std::byte(r), bytes);
+  }
+  void reduce(stream_ref of_rank_0, here at = here::current()) {
+    {
+      stream_guard const on(of_rank_0);
+      ranks[0].all_reduce({in[0].data(), count}, reduction::sum, at);
+    }
+    stream_guard const on(line(1));
+    ranks[1].all_reduce({in[1].data(), count}, reduction::sum, at);
+  }
+  static void done() {
+    for (int r : {0, 1}) synchronize(device(r));
+  }
+};
+
+std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
+
+TEST(collectives, steps_on_a_stream_of_their_own_are_right) {
+  expect_none(found([] {
+    two p;
+    for (int step = 0; step < 3; ++step) {
+      p.other.wait(line(0));
+      p.reduce(p.other);
+      line(0).wait(p.other);
+      for (int r : {0, 1}) read(line(r), p.in[r].data(), bytes), p.fill(r);
+    }
+    p.done();
+  }));
+}
+
+TEST(collectives, every_kind_on_every_ranks_own_stream_is_right) {
+  expect_none(found([] {
+    two p;
+    buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
+    for (int step = 0; step < 2; ++step) {
+      for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
+      for (int r : {0, 1}) p.ranks[r].reduce_scatter({p.in[r].data(), count}, {all[r].data(), 2 * count});
+      for (int r : {0, 1}) p.ranks[r].broadcast({all[r].data(), 2 * count}, step);
+      for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {all[r].data<float>() + r * count, count});
+    }
+    p.done();
+  }));
+}
+
+TEST(collectives, buckets_reduced_while_the_backward_pass_goes_on_are_right) {
+  expect_none(found([] {
+    auto ranks = two_ranks();
+    std::vector<gradient_buckets> g;
+    for (int r : {0, 1}) {
+      device_guard const on(r);
+      g.emplace_back(ranks[r], bucket_options{.bucket_bytes = 1});
+      g.back().add("first", count), g.back().add("last", count);
+      g.back().build();
+    }
+    for (int step = 0; step < 2; ++step) {
+      for (int which : {1, 0}) {
+        for (int r : {0, 1}) {
+          device_guard const on(r);
+          write(line(r), g[r].gradient(which).data, bytes);
+          g[r].ready(which, line(r));
+        }
+      }
+      for (int r : {0, 1}) g[r].finish(line(r));
+      for (int r : {0, 1}) read(line(r), g[r].gradient(0).data, bytes), read(line(r), g[r].gradient(1).data, bytes);
+    }
+    two::done();
+  }));
+}
+
+TEST(collectives, a_buffer_written_while_a_collective_reads_it_is_named_with_both_lines) {
+  int reduced = 0, wrote = 0;
+  auto const all = found([&] {
+    two p;
+    p.other.wait(line(0));
+    p.reduce(line(0)), reduced = __LINE__;
+    write(p.other, p.in[0].data(), bytes), wrote = __LINE__;
+    p.done();
+  });
+  expect_one(all, "race", {"all_reduce at " + at_line(reduced) + " writes them on stream 1 of gpu:0", "launch at " + at_line(wrote) + " writes them on stream"});
+}
+
+TEST(collectives, a_collective_that_does_not_wait_for_its_input_is_named) {
+  expect_one(found([] {
+               two p;
+               p.reduce(p.other);
+               p.done();
+             }),
+             "race", {"set at", "all_reduce at"});
+}
+
+TEST(collectives, what_is_only_read_by_a_collective_may_be_read_beside_it_and_not_written) {
+  auto const run = [](bool right) {
+    two p;
+    buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
+    p.other.wait(line(0));
+    for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
+    right ? read(p.other, p.in[0].data(), bytes) : write(p.other, p.in[0].data(), bytes);
+    p.done();
+  };
+  expect_none(found([&] { run(true); }));
+  expect_one(found([&] { run(false); }), "race", {"all_gather at", "reads them"});
+}
+
+// The communicator marks the block for its stream, so that it may be given back at once.
+TEST(collectives, a_buffer_given_back_under_a_collective_waits_for_it) {
+  expect_none(found([] {
+    two p;
+    p.other.wait(line(0));
+    p.reduce(p.other);
+    p.in[0].reset();
+    buffer again(bytes, {.on = device(0)});
+    write(line(0), again.data(), bytes);
+    p.done();
+  }));
+}
+
+// NCCL's work is given past the driver: what it touches is declared after each call. Here the same is declared for bare work.
+struct as_nccl {
+  explicit as_nccl(stream_ref s) : on(streams::line_of(s)) {}
+  void call(peer::request const& r, here at = here::current()) const {
+    auto& machine = runtime::current().get().machine();
+    base::call_site const in(true, name_of(r.what).data(), at);
+    machine.touched(on.device(), on.handle(), r.touches(2));
+  }
+  clock::timeline& on;
+};
+peer::request gather(buffer const& in, buffer const& out) { return {peer::verb::all_gather, float32, reduction::sum, 0, count, in.data(), out.data()}; }
+
+TEST(collectives_past_the_driver, are_judged_by_what_they_declare) {
+  auto const run = [](int how) {
+    stream s, t;
+    stream_guard const home(s);
+    buffer in(bytes), out(2 * bytes);
+    write(s, in.data(), bytes);
+    t.wait(s);
+    as_nccl(t).call(gather(in, out));
+    if (how == 0) s.wait(t);
+    if (how == 1) t.synchronize();
+    how == 3 ? read(s, in.data(), bytes) : write(s, in.data(), bytes);
+    if (how != 4) s.wait(t);
+    read(s, out.data(), 2 * bytes);
+    s.wait(t);
+    synchronize();
+  };
+  for (int how : {0, 1, 3}) expect_none(found([&] { run(how); }));
+  expect_one(found([&] { run(2); }), "race", {"all_gather at", "reads them on stream 2", "writes them on stream 1"});
+  EXPECT_EQ(found([&] { run(4); }).size(), 2u) << "its input is written, and its result read";
+}
+
+TEST(collectives_past_the_driver, a_buffer_given_back_under_one_is_named) {
+  expect_one(found([] {
+               stream s, t;
+               stream_guard const home(s);
+               buffer in(bytes), out(2 * bytes);
+               write(s, in.data(), bytes);
+               t.wait(s);
+               as_nccl(t).call(gather(in, out));
+               in.reset();
+               s.wait(t);
+               synchronize();
+             }),
+             "freed in use", {"all_gather at", "record_stream"});
+}
+
+}  // namespace
+}  // namespace weir::check_tests
