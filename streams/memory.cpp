@@ -68,37 +68,25 @@ void* noted(void* p, std::size_t bytes, clock::timeline const& home, here const&
 }
 void note_end(void const* p, here const& at) noexcept { observe::note(observe::action::free, p, 0, 0, 0, 0, at); }
 
-// The caller's line goes by reference here: on the short way nobody reads it.
-[[gnu::noinline, gnu::cold]] void* allocate_with_lock(stream_ref s, size_t bytes, size_t alignment, here const& at) {
-  clock::timeline& home = streams::line_or_throw(s, "allocate", at);
-  return noted(blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
-}
-[[gnu::noinline, gnu::cold]] void deallocate_with_lock(void* p, here const& at) {
-  if (!p || process_was_forked()) return;  // a child's copy of the parent's block
-  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
-  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
-  throw_foreign("deallocate", p, at);
+void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here const& at) {
+  void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
+  return noted(p ? p : blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
 }
 
 }  // namespace
 
-void* allocate(size_t bytes, size_t alignment, here at) {
-  runtime::impl& r = streams::current_runtime();
-  clock::timeline& home = streams::current_line(r);
-  void* const p = memory::quick_allocate(&home, bytes, alignment);
-  return noted(p ? p : blocks(r).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
-}
+void* allocate(size_t bytes, size_t alignment, here at) { return allocate_on(streams::current_line(streams::current_runtime()), bytes, alignment, at); }
 
-void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
-  clock::timeline const* const home = detail::stream_access::line(s);
-  if (void* const p = memory::quick_allocate(home, bytes, alignment)) [[likely]] return noted(p, bytes, *home, at);
-  return allocate_with_lock(s, bytes, alignment, at);
-}
+void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept { return memory::quick_allocate(stream_access::line(s), bytes, alignment); }
+bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
 
-void deallocate(void* p, here at) {
+void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) { return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at); }
+void detail::deallocate_slowly(void* p, here at) {
   note_end(p, at);
-  if (memory::quick_deallocate(p)) [[likely]] return;
-  deallocate_with_lock(p, at);
+  if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of the parent's block
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+  throw_foreign("deallocate", p, at);
 }
 
 void deallocate(stream_ref last_use, void* p, here at) {
@@ -149,7 +137,7 @@ buffer::buffer(size_t bytes, buffer_options o, here at) {
     kind_ = static_cast<size_t>(memory_kind::pageable);
   } else {
     clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at));
-    data_ = noted(blocks(r).on(home.device()).allocate(home, bytes, o.alignment, at), bytes, home, at);
+    data_ = allocate_on(home, bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::device);
   }
   size_ = bytes;
@@ -168,7 +156,7 @@ void buffer::reset() noexcept {
     } else if (process_was_forked()) {  // the parent's
     } else if (k == memory_kind::pinned) {
       if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
-    } else if (memory::quick_deallocate(p)) {
+    } else if (memory::quick_deallocate_noted(p)) {
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
       a->deallocate(p, nullptr, its_end);
     }

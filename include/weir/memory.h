@@ -14,13 +14,28 @@ inline constexpr size_t natural = 0;  // alignment by size: 512 B from 16 KiB up
 // given back serves the home stream's next allocations at once, however much work is still under way.
 // Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a size that overflowed), out_of_memory, device_lost, driver_error
 void* allocate(size_t bytes, size_t alignment = natural, here = here::current());  // on the current stream
-void* allocate(stream_ref, size_t bytes, size_t alignment = natural, here = here::current());
+inline void* allocate(stream_ref, size_t bytes, size_t alignment = natural, here = here::current());
 // Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming what it is instead; nothing has changed then
-void deallocate(void*, here = here::current());
+inline void deallocate(void*, here = here::current());
 void deallocate(stream_ref last_use, void*, here = here::current());  // the same, and that stream has used it up to here
 // Work of that stream uses the block too: its memory serves others only after what that stream has been given when it is freed.
 // Interior addresses are fine. No driver call. Throws: invalid_use (no live block)
 void record_stream(void const*, stream_ref, here = here::current());
+
+// What this thread keeps of small blocks serves at once, without anybody's line, while no history is kept; all else is asked of the allocator.
+namespace detail {
+void* allocate_quickly(stream_ref, size_t bytes, size_t alignment) noexcept;  // null: not this way
+bool deallocate_quickly(void*) noexcept;                                      // false: not this way
+void* allocate_slowly(stream_ref, size_t bytes, size_t alignment, here);
+void deallocate_slowly(void*, here);
+}  // namespace detail
+inline void* allocate(stream_ref s, size_t bytes, size_t alignment, here at) {
+  if (void* const p = detail::allocate_quickly(s, bytes, alignment)) [[likely]] return p;
+  return detail::allocate_slowly(s, bytes, alignment, at);
+}
+inline void deallocate(void* p, here at) {
+  if (!detail::deallocate_quickly(p)) [[unlikely]] detail::deallocate_slowly(p, at);
+}
 
 struct block_info {
   device on;                       // cpu: host memory

@@ -16,7 +16,7 @@ constinit base::atomic<bool> watching{false};
 }  // namespace
 
 constinit base::atomic<bool> detail::forked{false};
-constinit base::atomic<std::uint64_t> detail::world{1};
+constinit detail::versioned detail::world;
 
 void watch_process() noexcept {
   if (watching.exchange(true)) return;

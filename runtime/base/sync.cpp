@@ -48,15 +48,15 @@ void may_make_thread() {
 }
 }  // namespace detail
 
-bool owners_gate::works() noexcept {
+bool can_fence_owners() noexcept {
   static bool const answer = os::can_fence_other_threads();
   return answer;
 }
 
-void owners_gate::shut() noexcept {
-  shut_.store(true);
-  os::fence_other_threads();
-  while (inside_.load(memory_order_acquire)) yield_thread();
+void fence_owners() noexcept { os::fence_other_threads(); }
+
+void owners_word::wait_for_end() const noexcept {
+  while (word_.load(memory_order_acquire) & begun) yield_thread();
 }
 
 std::int64_t now_ns() noexcept {

@@ -128,32 +128,36 @@ void store_release(T& word, T value) noexcept {
 // a relay, and what the driver in front notes of it the same step.
 struct quiet_t {};
 inline constexpr quiet_t quiet;
-// A gate one thread, its owner, goes through often and anybody may shut from outside, seldom. The owner pays for two plain
-// stores; who shuts it pays for a fence in every thread of the process.
-// Invariant: while it is shut the owner is not inside. Threads: shut and open by one at a time.
-class owners_gate {
+// A number that one thread, its owner, changes often, with what belongs to it, and that others need to keep still, seldom.
+// The owner pays one plain store beyond the change itself; who keeps it out pays for a fence in every thread of the process.
+//   owner:  begin(); look at a sign, any atomic; not kept out: change what belongs to the number, end(new value); kept out: end(old value)
+//   others: set the sign, fence_owners(), wait_for_end()
+// Invariant: from then on, until the owner itself takes the sign away under a lock it shares with them, the owner changes nothing:
+// it may write the old number once more, having read it before it said that it has begun. So nobody else writes the number.
+class owners_word {
  public:
-  bool enter() noexcept {  // false: it is shut
-    inside_.store(true, memory_order_relaxed);
+  static constexpr std::uint64_t begun = 0x80;  // no bit of its values
+  constexpr owners_word() noexcept = default;
+  [[gnu::always_inline]] std::uint64_t begin() noexcept {
+    std::uint64_t const value = word_.load(memory_order_relaxed);
+    word_.store(value | begun, memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (!shut_.load(memory_order_acquire)) [[likely]] return true;
-    inside_.store(false, memory_order_release);
-    return false;
+    return value;
   }
-  void leave() noexcept { inside_.store(false, memory_order_release); }
-  void shut() noexcept;  // Blocks: until the owner, if inside, has left
-  void open() noexcept { shut_.store(false, memory_order_release); }
-  bool is_shut() const noexcept { return shut_.load(memory_order_relaxed); }
-  static bool works() noexcept;  // the system can fence other threads; else: do without
+  [[gnu::always_inline]] void end(std::uint64_t value) noexcept { word_.store(value, memory_order_release); }
+  std::uint64_t get() const noexcept { return word_.load(memory_order_acquire) & ~begun; }  // Threads: any
+  void wait_for_end() const noexcept;  // Blocks: until the owner, if it has begun, has ended
 
  private:
-  atomic<bool> inside_{false}, shut_{false};
+  atomic<std::uint64_t> word_{0};
 };
+bool can_fence_owners() noexcept;  // false: do without owners' words
+void fence_owners() noexcept;      // what other threads do from now on, they do after they can see what this one did before
 
-// One pointer a thread for each Tag, a load away; null in a new thread.
-template <class Tag>
+// One pointer a thread for each Tag, a load away; `initial` in a new thread.
+template <class Tag, auto* initial = static_cast<void*>(nullptr)>
 struct thread_pointer {
-  static inline constinit thread_local void* value = nullptr;
+  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local std::remove_pointer_t<decltype(initial)>* value = initial;
 };
 
 class mutex {

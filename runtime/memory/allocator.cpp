@@ -48,7 +48,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
-  auto made = std::make_unique<stream_memory>(*this, memories_.size(), t);
+  auto made = std::make_unique<stream_memory>(*this, t);
   memories_.reserve(memories_.size() + 1);
   if (stream_memory* const left = inherit(t)) return *left;
   by_stream_.emplace(t.id(), made.get());
@@ -85,7 +85,6 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     for (thread_cache* c : m->caches) {
       c->shut();
       empty(*m, *c);
-      if (m->cacheable()) c->open();
     }
     return m.get();
   }
@@ -190,7 +189,7 @@ void* device_allocator::hand_out(stream_memory& mine, slabs::taken got, request 
 void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) {
   std::size_t const bytes = run.bytes;
   try {
-    mine.small.add(run, size_class, &mine, mine.number % thread_caches::ways);
+    mine.small.add(run, size_class, &mine, mine.way);
   } catch (...) {
     mine.pieces.give(run, mine.home.load()->now().n);
     throw;

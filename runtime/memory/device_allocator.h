@@ -20,9 +20,9 @@ class device_allocator;
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  stream_memory(device_allocator& a, std::uint64_t n, clock::timeline& t) : in(a), number(n), home(&t) {}
+  stream_memory(device_allocator& a, clock::timeline& t) : in(a), way(thread_table::way_of(&t)), home(&t) {}
   device_allocator& in;
-  std::uint64_t const number;            // of this allocator's memories
+  std::size_t const way;                 // where threads find their cache of it by a slab
   mutable base::mutex lock;              // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
   arena pieces;
@@ -125,6 +125,7 @@ class device_allocator final : public allocator {
   thread_cache* cache_of(stream_memory&) noexcept;              // Requires: no lock held
   void refill(stream_memory&, thread_cache&, int size_class) noexcept;
   void spill(stream_memory&, thread_cache&, int size_class) noexcept;
+  bool open(stream_memory&, thread_cache&) noexcept;            // false: it is not to be. Requires: the lock, the cache's own thread
   std::size_t empty(stream_memory&, thread_cache&) noexcept;    // bytes. Requires: shut
   std::size_t empty_caches(stream_memory&);                     // of all threads. Requires: no lock held
   slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }

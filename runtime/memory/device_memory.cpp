@@ -220,14 +220,6 @@ std::vector<std::string> device_allocator::validate() const {
     base::lock_guard hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
-    struct reopen {
-      stream_memory& m;
-      ~reopen() {
-        for (thread_cache* c : m.caches) {
-          if (m.cacheable()) c->open();
-        }
-      }
-    } const afterwards{*m};
     std::size_t in_caches = 0, marked_cached = 0;
     for (thread_cache* c : m->caches) {
       c->each([&](cached_slot s) {

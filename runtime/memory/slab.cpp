@@ -60,7 +60,7 @@ slabs::taken slabs::take(int c, std::size_t requested) {
   auto node = spare.extract(spare.begin());
   node.key() = i;
   s->notes.insert(std::move(node));
-  s->set_word(i, static_cast<std::uint32_t>(slot::live) | slot_word::noted);
+  s->byte(i).set(static_cast<std::uint8_t>(slot::live) | slot_bits::noted);
   return {s, i};
 }
 
@@ -70,7 +70,7 @@ std::size_t slabs::lend(int c, std::span<cached_slot> out) noexcept {
     while (n < out.size() && s->free) {
       std::uint32_t const i = take_bit(*s);
       s->set(i, slot::cached);
-      out[n++] = {s->start(i), s->word_at(i)};
+      out[n++] = {s->start(i), &s->byte(i)};
     }
   }
   return n;
@@ -107,14 +107,16 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   }
   slab& s = *spare_.back();
   std::size_t const size = size_classes::bytes(c), slots = run.bytes / size;
-  auto bytes = size > slab::small ? nullptr : std::make_unique<small_word[]>(slots);
-  auto words = size > slab::small ? std::make_unique<large_word[]>(slots) : nullptr;
+  int const shift = size > slab::small ? 2 : 0;
+  auto known = std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
   auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
   spare_.pop_back();
   for (std::size_t i = 0; i < slots; ++i) bits[i / 64] |= std::uint64_t{1} << (i % 64);
-  s.bytes = std::move(bytes), s.words = std::move(words), s.free_bits = std::move(bits);
+  s.known = std::move(known), s.free_bits = std::move(bits);
+  s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
+  for (std::size_t i = 0; i <= slots; ++i) shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
   s.owner = owner, s.way = static_cast<std::uint16_t>(way);
-  s.reciprocal = static_cast<std::uint32_t>((std::uint64_t{1} << 32) / size + 1);
+  s.reciprocal = ~std::uint64_t{0} / size + 1;
   s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = static_cast<std::uint16_t>(c);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
   s.pending = s.hint = 0;
@@ -133,7 +135,7 @@ piece& slabs::remove(slab& s) noexcept {
   --counts_[static_cast<std::size_t>(s.size_class)];
   --empties_[static_cast<std::size_t>(s.size_class)];
   piece& run = *std::exchange(s.run, nullptr);
-  s.bytes.reset(), s.words.reset(), s.free_bits.reset();
+  s.known.reset(), s.free_bits.reset();
   s.slots = s.free = 0;
   run.in->leave(run);
   run.is = state::live;

@@ -1,4 +1,4 @@
-// A slab is one run of an arena cut into equal slots; its state is a byte (a word from 1 KiB up) and a bit a slot on the host, nothing on the device.
+// A slab is one run of an arena cut into equal slots; its state is a byte (four above 1 KiB) and a bit a slot on the host, nothing on the device.
 // Threads: the caller holds the lock of the stream_memory it belongs to.
 //
 // Invariant: slots = free + live + pending + cached, by counting the state bytes; a slab is listed exactly when it has a free slot.
@@ -28,6 +28,9 @@ struct size_classes {
     std::size_t const step = (std::size_t{1} << e) / 8;
     return 64 + (e - 10) * 8 + static_cast<int>((bytes - (std::size_t{1} << e) + step - 1) / step) - 1;
   }
+  static constexpr std::size_t step = 16;  // bytes: every size is a multiple of it
+  struct small_table;
+  static std::uint32_t quick(std::size_t bytes) noexcept;  // as of(bytes), by one look. Requires: bytes <= largest
   // The smallest class of at least `bytes` whose slots are all aligned so; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
     if (bytes > largest || alignment > largest) return -1;
@@ -38,6 +41,17 @@ struct size_classes {
   }
 };
 
+struct size_classes::small_table {
+  std::array<std::uint8_t, largest / step + 1> by_steps{};
+  constexpr small_table() {
+    for (std::size_t n = 0; n < by_steps.size(); ++n) by_steps[n] = static_cast<std::uint8_t>(of(n * step));
+  }
+};
+namespace detail {
+inline constexpr size_classes::small_table class_table;
+}
+inline std::uint32_t size_classes::quick(std::size_t bytes) noexcept { return detail::class_table.by_steps[(bytes + step - 1) / step]; }
+
 enum class slot : std::uint8_t {
   free = 0,
   live = 1,
@@ -45,61 +59,87 @@ enum class slot : std::uint8_t {
   cached = 3,  // given back, or never handed out, and held by a thread's cache
 };
 
-// What is known of a slot: its state, whether it has an entry in `notes`, and size - requested. A byte for small slots, a word for others.
-// Whoever holds a slot changes it, with the lock or, where a thread's cache has it, without; nobody else does.
-struct slot_word {
-  static constexpr std::uint32_t state_bits = 3, noted = 4, in_use_bits = 7;
-  static constexpr int unused_shift = 3;
+// What is known of a slot: a byte with its state, whether it has an entry in `notes`, and size - requested, which of large slots has
+// a place of its own beside the byte. Whoever holds a slot changes it, with the lock or, where a thread's cache has it, without;
+// nobody else does. `exact` and `cached` are whole bytes: a slot is one of them or has more to be looked at.
+using slot_byte = base::single_writer<std::uint8_t>;
+struct slot_bits {
+  static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
+  static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
+  static constexpr std::uint8_t some_unused = 1 << 3;
+  static constexpr std::uint8_t exact = 1;                // live, no note, all of it was asked for
 };
-using small_word = base::single_writer<std::uint8_t>;
-using large_word = base::single_writer<std::uint32_t>;
+struct large_slot {
+  slot_byte state;                                        // first: a large slot is found by its byte too
+  base::single_writer<std::uint16_t> unused;
+};
+static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 && sizeof(slot_byte) == 1);
 
-struct slab {
+struct alignas(64) slab {
   static constexpr std::uint32_t small = 1024, most_in_byte = 31;
   struct note {  // what few slots need
     clock::timeline* home = nullptr;           // null: the slab's own stream
     std::vector<clock::timeline*> marks;
     std::uint32_t unused = 0;                  // of a small slot, where the byte has no room for it
   };
+  struct alignas(128) states {                 // lines of their own: streams that different threads use share none
+    std::array<unsigned char, 128> bytes{};
+  };
 
-  piece* run = nullptr;
+  // First what a free without the lock reads: one line.
   address base = 0;
-  std::uint32_t size = 0, slots = 0;
-  std::uint32_t reciprocal = 0;                              // 2^32 / size, rounded up: an offset times this is its index, exactly so at a slot's start
-  std::uint16_t size_class = 0, way = 0;                     // way: where a thread finds its cache of this memory
+  std::uint64_t reciprocal = 0;                              // 2^64 / size, rounded up
+  unsigned char* first = nullptr;                            // the bytes of slot 0; behind the last slot one more, never live
   stream_memory* owner = nullptr;
-  std::unique_ptr<small_word[]> bytes;                       // one of these two, by size
-  std::unique_ptr<large_word[]> words;
-  std::unique_ptr<std::uint64_t[]> free_bits;                // a bit a slot
+  std::uint32_t size = 0, slots = 0;
+  std::uint16_t size_class = 0, way = 0;                     // way: where a thread finds its cache of this memory
+  std::uint8_t byte_shift = 0;                               // 0 or, of large slots, 2
+  bool listed = false;
+  piece* run = nullptr;
   std::uint32_t free = 0, pending = 0;
   std::uint32_t hint = 0;                                    // no word of free_bits below it has a bit
-  bool listed = false;
+  std::unique_ptr<states[]> known;
+  std::unique_ptr<std::uint64_t[]> free_bits;                // a bit a slot
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
 
-  std::uint32_t word(std::uint32_t i) const noexcept { return size > small ? words[i].get() : bytes[i].get(); }
-  void set_word(std::uint32_t i, std::uint32_t value) noexcept { size > small ? words[i].set(value) : bytes[i].set(static_cast<std::uint8_t>(value)); }
-  void* word_at(std::uint32_t i) noexcept { return size > small ? static_cast<void*>(&words[i]) : &bytes[i]; }
-  slot at(std::uint32_t i) const noexcept { return static_cast<slot>(word(i) & slot_word::state_bits); }
-  bool has_note(std::uint32_t i) const noexcept { return (word(i) & slot_word::noted) != 0; }
+  slot_byte& byte(std::uint32_t i) const noexcept { return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift)); }
+  large_slot& large(std::uint32_t i) const noexcept { return *reinterpret_cast<large_slot*>(first + std::size_t{i} * sizeof(large_slot)); }  // Requires: size > small
+  slot at(std::uint32_t i) const noexcept { return static_cast<slot>(byte(i).get() & slot_bits::state); }
+  bool has_note(std::uint32_t i) const noexcept { return (byte(i).get() & slot_bits::noted) != 0; }
+  // Which slot starts `offset` bytes behind `base`; `slots` or the one behind it: none.
+  // offset = k size + r; times the reciprocal that is k 2^64 + r 2^64 / size + less than that: the upper half is k, the lower one below the reciprocal exactly when r = 0.
+  [[gnu::always_inline]] bool starts(std::uint64_t offset, std::uint32_t& index) const noexcept {
+    __extension__ using twice = unsigned __int128;
+    twice const product = twice{offset} * reciprocal;
+    index = static_cast<std::uint32_t>(product >> 64);
+    return static_cast<std::uint64_t>(product) < reciprocal;
+  }
+  static std::uint32_t unused_of(slot_byte const& b, std::uint8_t value, std::uint32_t size) noexcept {  // Requires: live, `value` is its byte
+    if (size <= small) return value >> slot_bits::unused_shift;
+    return value & slot_bits::some_unused ? reinterpret_cast<large_slot const&>(b).unused.get() : 0u;
+  }
+  static void set_live(slot_byte& b, std::uint32_t unused, std::uint32_t size) noexcept {  // Requires: fits_byte
+    std::uint32_t const bits = size > small ? (unused ? 1u : 0u) : unused;
+    if (size > small && unused) reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
+    b.set(static_cast<std::uint8_t>(bits << slot_bits::unused_shift | static_cast<std::uint8_t>(slot::live)));
+  }
   // Only a promotion by alignment leaves more than most_in_byte of a small slot: that takes a note and may allocate.
   static bool fits_byte(std::uint32_t size, std::size_t requested) noexcept { return size > small || size - requested <= most_in_byte; }
-  void set_live(std::uint32_t i, std::size_t requested) noexcept {  // Requires: fits_byte
-    set_word(i, (size - static_cast<std::uint32_t>(requested)) << slot_word::unused_shift | static_cast<std::uint32_t>(slot::live));
-  }
-  void set(std::uint32_t i, slot s) noexcept { set_word(i, static_cast<std::uint32_t>(s)); }  // any but live; Requires: no note
+  void set_live(std::uint32_t i, std::size_t requested) noexcept { set_live(byte(i), size - static_cast<std::uint32_t>(requested), size); }
+  void set(std::uint32_t i, slot s) noexcept { byte(i).set(static_cast<std::uint8_t>(s)); }  // any but live; Requires: no note
   std::uint32_t index(address a) const noexcept { return static_cast<std::uint32_t>((a - base) / size); }  // >= slots: the unusable rest of the run
   address start(std::uint32_t i) const noexcept { return base + std::size_t{i} * size; }
   std::size_t requested(std::uint32_t i) const noexcept {
     if (has_note(i)) {
       if (std::uint32_t const left = notes.find(i)->second.unused) return size - left;
     }
-    return size - (word(i) >> slot_word::unused_shift);
+    return size - unused_of(byte(i), byte(i).get(), size);
   }
   note& noted_at(std::uint32_t i) {
     note& n = notes[i];
-    set_word(i, word(i) | slot_word::noted);
+    byte(i).set(byte(i).get() | slot_bits::noted);
     return n;
   }
   note* note_of(std::uint32_t i) noexcept {
@@ -109,7 +149,7 @@ struct slab {
   void forget(std::uint32_t i) noexcept {
     if (!has_note(i)) return;
     notes.erase(i);
-    set_word(i, word(i) & ~slot_word::noted);
+    byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
   bool empty() const noexcept { return free == slots; }
 };
@@ -117,7 +157,7 @@ struct slab {
 // A slot as a thread's cache holds it.
 struct cached_slot {
   address at = 0;
-  void* word = nullptr;  // a small_word or a large_word
+  slot_byte* state = nullptr;
 };
 
 // The slabs of one stream.

@@ -58,96 +58,126 @@ void mapped_spaces::leave(address base) noexcept {
   world_changed();
 }
 
-std::uint32_t thread_cache::wants(int c) noexcept {
-  if (!gate_.enter()) return 0;
-  magazine& m = magazines_[static_cast<std::size_t>(c)];
-  std::uint32_t const n = m.count.get() ? 0 : m.limit / 2 - 1;
-  if (!m.count.get()) raise_limit(c);
-  gate_.leave();
-  return n;
+void thread_cache::set_sign(std::uint32_t c) noexcept {
+  magazines_[c].least.store(shut_ ? most_slots : 0, base::memory_order_relaxed);
+  magazines_[c].most.store(shut_ ? 0 : limits_[c], base::memory_order_relaxed);
 }
 
-std::size_t thread_cache::put(int c, std::span<cached_slot const> from) noexcept {
-  if (!gate_.enter()) return 0;
-  magazine& m = magazines_[static_cast<std::size_t>(c)];
-  std::uint32_t const n = m.count.get();
-  std::size_t const taken = std::min<std::size_t>(from.size(), most_slots - n);
-  std::copy_n(from.begin(), taken, slots_[static_cast<std::size_t>(c)].begin() + n);
-  m.count.set(n + static_cast<std::uint32_t>(taken));
-  m.lent.add(static_cast<std::int64_t>(taken));
-  gate_.leave();
-  return taken;
+void thread_cache::shut() noexcept {
+  if (shut_) return;
+  shut_ = true;
+  each_used([&](std::uint32_t c) { set_sign(c); });
+  base::fence_owners();
+  each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
 }
 
-std::size_t thread_cache::spill(int c, std::span<cached_slot> out) noexcept {
-  if (!gate_.enter()) return 0;
-  magazine& m = magazines_[static_cast<std::size_t>(c)];
-  auto& slots = slots_[static_cast<std::size_t>(c)];
-  std::uint32_t const n = m.count.get();
-  std::size_t going = 0;
-  if (n >= m.limit) {
-    raise_limit(c);
-    if (n >= m.limit) {
-      going = std::min<std::size_t>(n - m.limit / 2, out.size());
-      std::copy_n(slots.begin(), going, out.begin());
-      std::copy(slots.begin() + static_cast<std::ptrdiff_t>(going), slots.begin() + n, slots.begin());
-      m.count.set(n - static_cast<std::uint32_t>(going));
-      m.lent.add(-static_cast<std::int64_t>(going));
-    }
-  }
-  gate_.leave();
+void thread_cache::open() noexcept {
+  if (!shut_) return;
+  shut_ = false;
+  each_used([&](std::uint32_t c) {
+    if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits);
+    set_sign(c);
+  });
+  emptied_ = false;
+}
+
+void thread_cache::empty() noexcept {  // its thread sets the counts to 0 when it opens it again
+  if (std::exchange(emptied_, true)) return;
+  each_used([&](std::uint32_t c) { lent_[c] -= magazines_[c].count(); });
+}
+
+void thread_cache::use(std::uint32_t c) noexcept {
+  if (limits_[c]) return;
+  used_[c / 64] |= std::uint64_t{1} << (c % 64);
+  limits_[c] = first_limit;
+  magazines_[c].size = static_cast<std::uint16_t>(size_classes::bytes(static_cast<int>(c)));
+}
+
+std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
+  magazine& m = magazines_[c];
+  if (m.count()) return 0;
+  use(c);
+  raise_limit(c);
+  set_sign(c);
+  return limits_[c] / 2u - 1;
+}
+
+void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexcept {
+  magazine& m = magazines_[c];
+  std::copy(from.begin(), from.end(), m.slots.begin() + m.count());
+  m.head.end(m.head.get() + from.size());
+  lent_[c] += static_cast<std::int64_t>(from.size());
+}
+
+std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noexcept {
+  magazine& m = magazines_[c];
+  std::uint32_t const n = m.count();
+  use(c);
+  if (n >= limits_[c]) raise_limit(c);
+  set_sign(c);
+  if (n < limits_[c]) return 0;
+  std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, out.size());
+  std::copy_n(m.slots.begin(), going, out.begin());
+  std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
+  m.head.end(m.head.get() - going);
+  lent_[c] -= static_cast<std::int64_t>(going);
   return going;
 }
 
-void thread_cache::raise_limit(int c) noexcept {
-  magazine& m = magazines_[static_cast<std::size_t>(c)];
-  if (m.limit == most_slots) return;
-  std::size_t const more = m.limit * size_classes::bytes(c);
+void thread_cache::raise_limit(std::uint32_t c) noexcept {
+  auto const bytes = [](std::uint32_t of) { return size_classes::bytes(static_cast<int>(of)); };
+  std::size_t const more = limits_[c] * bytes(c);
+  if (limits_[c] == most_slots) return;
   if (granted_ + more > most_bytes) {  // of sizes that have nothing here now
-    for (int other = 0; other < size_classes::count; ++other) {
-      magazine& o = magazines_[static_cast<std::size_t>(other)];
-      if (other == c || o.count.get() || o.limit == first_limit) continue;
-      granted_ -= (o.limit - first_limit) * size_classes::bytes(other);
-      o.limit = first_limit;
-    }
+    each_used([&](std::uint32_t other) {
+      if (other == c || magazines_[other].count() || limits_[other] == first_limit) return;
+      granted_ -= (limits_[other] - first_limit) * bytes(other);
+      limits_[other] = first_limit;
+      set_sign(other);
+    });
     if (granted_ + more > most_bytes) return;
   }
   granted_ += more;
-  m.limit *= 2;
+  limits_[c] = static_cast<std::uint8_t>(limits_[c] * 2);
 }
 
 observe::lent_slots thread_cache::counted() const noexcept {
   observe::lent_slots n;
-  for (int c = 0; c < size_classes::count; ++c) {
-    magazine const& m = magazines_[static_cast<std::size_t>(c)];
-    auto const size = static_cast<std::int64_t>(size_classes::bytes(c));
-    std::int64_t const held = m.count.get(), given = m.given.get(), taken = m.lent.get() + given - held;
+  each_used([&](std::uint32_t c) {
+    std::uint64_t const head = magazines_[c].head.get();
+    auto const size = static_cast<std::int64_t>(size_classes::bytes(static_cast<int>(c)));
+    std::int64_t const held = emptied_ ? 0 : static_cast<std::int64_t>(head & magazine::count_bits);
+    auto const given = static_cast<std::int64_t>(head / magazine::one_given);
+    std::int64_t const taken = lent_[c] + given - held;
     n.held += held, n.held_bytes += held * size;
     n.taken += taken, n.taken_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
-  }
-  n.taken_requested = requested_taken_.get(), n.given_requested = requested_given_.get();
-  n.unused_bytes = n.taken_bytes - n.taken_requested - n.given_bytes + n.given_requested;
+  });
+  n.unused_bytes = unused_taken_.get() - unused_given_.get();
+  n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given_.get();
   return n;
 }
 
 void thread_cache::forget() noexcept {
-  for (magazine& m : magazines_) m.count.set(0), m.lent.set(0), m.given.set(0), m.limit = first_limit;
-  requested_taken_.set(0), requested_given_.set(0);
+  each_used([&](std::uint32_t c) {
+    magazines_[c].head.end(0);
+    lent_[c] = 0;
+    limits_[c] = first_limit;
+  });
+  unused_taken_.set(0), unused_given_.set(0);
   granted_ = 0;
 }
 
 void thread_caches::forget() noexcept {
-  world_ = world_version();
-  by_line_ = {}, by_memory_ = {};
-  last = {};
+  table = {};
+  table.world = world_version() & ~std::uint64_t{1};
 }
 
 thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m) noexcept try {
   if (base::thread_pointer<ended>::value) return nullptr;
   thread_caches& mine = slot_of_threads().get();
-  base::thread_pointer<thread_caches>::value = &mine;
-  if (!mine.holds()) mine.forget();
+  base::thread_pointer<thread_table, &no_table>::value = &mine.table;
+  if (!mine.table.holds()) mine.forget();
   thread_cache* found = nullptr;
   for (thread_cache* c : mine.all_) {
     if (c->of.load() == &m) found = c;
@@ -160,10 +190,8 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
       if (!c->of.load()) found = c;
     }
     if (found) {
-      for (auto* table : {&mine.by_line_, &mine.by_memory_}) {
-        for (entry& e : *table) {
-          if (e.cache == found) e = {};
-        }
+      for (thread_table::entry& e : mine.table.entries) {
+        if (e.cache == found) e = {};
       }
     } else {
       if (all.spare.empty()) {
@@ -179,17 +207,15 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
     m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
     found->forget();
     found->of.store(&m);
-    found->open();
   }
-  mine.by_line_[reinterpret_cast<std::uintptr_t>(&line) / 64 % ways] = {&line, found};
-  mine.by_memory_[m.number % ways] = {&m, found};
+  for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};
   return found;
 } catch (std::bad_alloc const&) {
   return nullptr;
 }
 
 thread_caches::~thread_caches() {
-  base::thread_pointer<thread_caches>::value = nullptr;
+  base::thread_pointer<thread_table, &no_table>::value = &no_table;
   static char yes;
   base::thread_pointer<ended>::value = &yes;
   if (process_was_forked()) return;
@@ -218,23 +244,24 @@ region const* mapped_spaces::find(address a) noexcept {
   return nullptr;
 }
 
-void remember_stretch(thread_caches& mine, void const* p) noexcept {
+bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   region const* const r = mapped_spaces::find(reinterpret_cast<address>(p));
-  mine.last = {};
-  if (!r) return;
+  if (!r) return false;
   address const from = round_down(r->base, granule);  // slots lie in whole granules
   mine.last = {from, r->base + r->bytes - from, r->slabs()};
+  return deallocate_of(mine, p);
 }
 
 // Of device_allocator: what a thread's cache gives back, all at once, with the memory's lock.
 std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept {
   std::int64_t slots = 0;
   std::size_t bytes = 0;
-  c.empty([&](cached_slot s) {
+  c.each([&](cached_slot s) {
     slab& from = slab_of(s);
     ++slots, bytes += from.size;
     if (m.small.take_back(from, from.index(s.at))) return_run(m, from);
   });
+  c.empty();
   if (slots) m.counts.returned(slots, bytes);
   return bytes;
 }
@@ -255,41 +282,43 @@ std::size_t device_allocator::empty_caches(stream_memory& m) {
   for (thread_cache* c : m.caches) {
     c->shut();
     bytes += empty(m, *c);
-    if (m.cacheable()) c->open();
   }
   return bytes;
 }
 
 // The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
 thread_cache* device_allocator::cache_of(stream_memory& m) noexcept {
-  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() || m.home.load()->seen_captured() || !base::owners_gate::works()) return nullptr;
-  if (thread_caches const* const mine = thread_caches::mine()) {
-    auto const& e = mine->of_memory(m.number % thread_caches::ways);
-    if (mine->holds() && e.key == &m && !e.cache->is_shut()) return e.cache;
-  }
+  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() || m.home.load()->seen_captured() || !base::can_fence_owners()) return nullptr;
+  thread_table const& mine = thread_table::mine();
+  if (auto const& e = mine.entries[thread_table::way_of(m.home.load())]; mine.holds() && e.memory == &m) return e.cache;
   return thread_caches::make(*m.home.load(), m);
 }
 
-// After a slab was found to have this size: a few more at once, counted as lent.
+// After a slab was found to have this size: a few more at once, counted as lent. Requires: the lock, as spill.
 void device_allocator::refill(stream_memory& m, thread_cache& c, int size_class) noexcept {
+  if (!open(m, c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n = m.small.lend(size_class, std::span(some).first(c.wants(size_class)));
-  std::size_t const size = size_classes::bytes(size_class);
+  std::size_t const n = m.small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
   if (n == 0) return;
-  m.counts.lent(static_cast<std::int64_t>(n), n * size);
-  std::size_t const put = c.put(size_class, std::span(some).first(n));
-  for (std::size_t i = put; i < n; ++i) (void)m.small.take_back(slab_of(some[i]), slab_of(some[i]).index(some[i].at));  // it was shut meanwhile; the slab it came from is not empty
-  if (put < n) m.counts.returned(static_cast<std::int64_t>(n - put), (n - put) * size);
+  m.counts.lent(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+  c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
 }
 
 void device_allocator::spill(stream_memory& m, thread_cache& c, int size_class) noexcept {
+  if (!open(m, c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n = c.spill(size_class, some);
+  std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
   for (std::size_t i = 0; i < n; ++i) {
     slab& from = slab_of(some[i]);
     if (m.small.take_back(from, from.index(some[i].at))) return_run(m, from);
   }
   if (n) m.counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+}
+
+bool device_allocator::open(stream_memory& m, thread_cache& c) noexcept {
+  if (c.of.load() != &m || !m.cacheable()) return false;
+  c.open();
+  return true;
 }
 
 }  // namespace weir::memory

@@ -1,6 +1,6 @@
 // A thread's cache of small blocks of one stream's memory: no lock and no driver call between a block given back and the next one taken.
-// Threads: a cache belongs to one thread; whoever holds the lock of its memory may empty it from outside, also while the thread is
-// parked somewhere, by shutting its gate.
+// Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from outside, also while the
+// thread is parked somewhere. Its thread opens it again, with that lock.
 //
 // Invariant: a slot is in at most one cache, and its state is `cached` exactly then.
 // What a cache may hold: at most `most_bytes` over all sizes, so the memory of a device is at most threads × streams × most_bytes
@@ -21,105 +21,108 @@ class thread_cache {
  public:
   static constexpr std::uint32_t most_slots = 64;                 // of a size
   static constexpr std::size_t most_bytes = 2 << 20;              // over all sizes
-  static constexpr std::uint32_t first_limit = 2;                 // slots of a size, until it is seen to need more
+  static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
 
   // The owner's side. A call that answers null or false has changed nothing: the way with the lock is to be taken.
-  [[gnu::always_inline]] void* take(int size_class, std::uint32_t size, std::size_t requested) noexcept {
-    if (!gate_.enter()) [[unlikely]] return nullptr;
-    void* out = nullptr;
-    magazine& m = magazines_[static_cast<std::size_t>(size_class)];
-    if (std::uint32_t const n = m.count.get(); n != 0) [[likely]] {
-      cached_slot const s = slots_[static_cast<std::size_t>(size_class)][n - 1];
-      m.count.set(n - 1);
-      requested_taken_.add(static_cast<std::int64_t>(requested));
-      std::uint32_t const word = (size - static_cast<std::uint32_t>(requested)) << slot_word::unused_shift | static_cast<std::uint32_t>(slot::live);
-      if (size > slab::small) {
-        static_cast<large_word*>(s.word)->set(word);
-      } else {
-        static_cast<small_word*>(s.word)->set(static_cast<std::uint8_t>(word));
-      }
-      out = reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
+  [[gnu::always_inline]] void* take(std::uint32_t size_class, std::size_t requested) noexcept {
+    magazine& m = magazines_[size_class];
+    std::uint64_t const head = m.head.begin();
+    std::uint64_t const n = head & magazine::count_bits;
+    if (n <= m.least.load(base::memory_order_relaxed)) [[unlikely]] {
+      m.head.end(head);
+      return nullptr;
     }
-    gate_.leave();
-    return out;
-  }
-  [[gnu::always_inline]] bool give(slab& from, std::uint32_t index, std::uint32_t word, address at) noexcept {  // Requires: `word` is the slot's, live and without a note, of this cache's memory
-    if (!gate_.enter()) [[unlikely]] return false;
-    std::size_t const c = from.size_class;
-    magazine& m = magazines_[c];
-    std::uint32_t const n = m.count.get();
-    bool const room = n < m.limit;
-    if (room) [[likely]] {
-      requested_given_.add(from.size - (word >> slot_word::unused_shift));
-      void* slots_word;
-      if (from.size > slab::small) {
-        large_word& w = from.words[index];
-        w.set(static_cast<std::uint32_t>(slot::cached));
-        slots_word = &w;
-      } else {
-        small_word& w = from.bytes[index];
-        w.set(static_cast<std::uint8_t>(slot::cached));
-        slots_word = &w;
-      }
-      slots_[c][n] = {at, slots_word};
-      m.count.set(n + 1);
-      m.given.add(1);
+    cached_slot const s = m.slots[n - 1];
+    auto const unused = static_cast<std::uint32_t>(m.size - requested);
+    if (unused) {
+      unused_taken_.add(unused);
+      slab::set_live(*s.state, unused, m.size);
+    } else {
+      s.state->set(slot_bits::exact);
     }
-    gate_.leave();
-    return room;
+    m.head.end(head - 1);
+    return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
-  // How many more of this size it would like, now that it has none; and where to put them. 0: none, or it is shut.
-  std::uint32_t wants(int size_class) noexcept;
-  std::size_t put(int size_class, std::span<cached_slot const>) noexcept;  // how many it took
-  std::size_t spill(int size_class, std::span<cached_slot>) noexcept;      // the oldest half of a full size, for the slabs
+  // Requires: `was` is the state of a slot of this cache's memory, live and without a note.
+  [[gnu::always_inline]] bool give(slab const& from, slot_byte& state, std::uint8_t was, address at) noexcept {
+    magazine& m = magazines_[from.size_class];
+    std::uint64_t const head = m.head.begin();
+    std::uint64_t const n = head & magazine::count_bits;
+    if (n >= m.most.load(base::memory_order_relaxed)) [[unlikely]] {
+      m.head.end(head);
+      return false;
+    }
+    if (was != slot_bits::exact) unused_given_.add(slab::unused_of(state, was, from.size));
+    state.set(static_cast<std::uint8_t>(slot::cached));
+    m.slots[n] = {at, &state};
+    m.head.end(head + magazine::one_given + 1);
+    return true;
+  }
 
-  // From outside, with the lock of its memory held.
-  bool is_shut() const noexcept { return gate_.is_shut(); }
-  void shut() noexcept { gate_.shut(); }
-  void open() noexcept { gate_.open(); }
-  template <class Do>
-  void empty(Do act) noexcept {  // Requires: shut
-    for (int c = 0; c < size_classes::count; ++c) {
-      magazine& m = magazines_[static_cast<std::size_t>(c)];
-      for (std::uint32_t i = 0; i < m.count.get(); ++i) act(slots_[static_cast<std::size_t>(c)][i]);
-      m.lent.add(-static_cast<std::int64_t>(m.count.get()));
-      m.count.set(0);
-    }
-  }
+  // The owner's, with the lock of its memory held.
+  void open() noexcept;
+  std::uint32_t wants(std::uint32_t size_class) noexcept;                            // how many more of this size it would like, now that it has none. Requires: open
+  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // as many as it wants at most
+  std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;      // the oldest half of a full size, for the slabs
+
+  // Anybody's, with the lock of its memory held.
+  bool is_shut() const noexcept { return shut_; }
+  void shut() noexcept;  // Blocks: until its thread, if in one of the calls above, has left it
   template <class Do>
   void each(Do act) const {  // Requires: shut
-    for (std::size_t c = 0; c < slots_.size(); ++c) {
-      for (std::uint32_t i = 0; i < magazines_[c].count.get(); ++i) act(slots_[c][i]);
-    }
+    if (emptied_) return;
+    each_used([&](std::uint32_t c) {
+      magazine const& m = magazines_[c];
+      for (std::uint32_t i = 0; i < m.count(); ++i) act(m.slots[i]);
+    });
   }
+  void empty() noexcept;     // what each() would show is somebody else's now. Requires: shut
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
 
  private:
   friend class thread_caches;
-  struct magazine {
-    base::single_writer<std::uint32_t> count;
-    std::uint32_t limit = first_limit;
-    std::uint32_t spare = 0;
-    base::single_writer<std::int64_t> given, lent;  // ever: given back by the thread; put in from the slabs, less what went back there
+  struct magazine {  // the slots of one size. Of zeros: empty and shut
+    static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
+    base::owners_word head;                    // its count of slots, and from bit 8 on how many were given back here ever
+    std::uint16_t size;                        // bytes
+    base::atomic<std::uint8_t> least, most;    // the sign: a take needs more than `least`, a give needs less than `most`
+    std::array<cached_slot, most_slots> slots; // the first count() of them
+    std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
-  void raise_limit(int size_class) noexcept;
+  template <class Do>
+  void each_used(Do act) const {
+    for (std::uint32_t w = 0; w < used_.size(); ++w) {
+      for (std::uint64_t left = used_[w]; left; left &= left - 1) act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
+    }
+  }
+  void use(std::uint32_t size_class) noexcept;      // from now on, if it is the first time
+  void set_sign(std::uint32_t size_class) noexcept;
+  void raise_limit(std::uint32_t size_class) noexcept;
   void forget() noexcept;  // all counts, for another memory
 
-  base::owners_gate gate_;
-  std::size_t granted_ = 0;  // bytes: the sum of limits above the first ones
-  base::single_writer<std::int64_t> requested_taken_, requested_given_;
-  std::array<magazine, size_classes::count> magazines_{};
-  std::array<std::array<cached_slot, most_slots>, size_classes::count> slots_{};
+  base::single_writer<std::int64_t> unused_taken_, unused_given_;  // bytes ever: size - requested of what was taken, given back
+  bool shut_ = true, emptied_ = true;
+  std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
+  std::array<std::uint8_t, size_classes::count> limits_{};
+  std::array<std::int64_t, size_classes::count> lent_{};           // put in from the slabs ever, less what went back there
+  std::size_t granted_ = 0;                                        // bytes: the sum of limits above the first ones
+  union {
+    std::array<magazine, size_classes::count> magazines_;          // pages of zeros until they are used
+  };
+
+ public:
+  thread_cache() noexcept {}  // Requires: in memory of zeros
 };
 
-// The caches of one thread, found by stream and by memory.
-class thread_caches {
- public:
-  static constexpr std::size_t ways = 16;
-  struct entry {
-    void const* key = nullptr;                        // a stream, or its memory
+// What a thread looks at on the ways without a lock: its caches by stream and by memory.
+struct thread_table {
+  static constexpr std::size_t ways = 64;
+  static constexpr char nobody = 0;
+  struct alignas(32) entry {
+    void const* line = &nobody;                       // a stream
+    stream_memory const* memory = nullptr;            // its memory, or an older stream's that this one inherited
     thread_cache* cache = nullptr;                    // shut when its memory has ended
   };
   struct stretch {  // of addresses, where blocks were found last
@@ -127,24 +130,34 @@ class thread_caches {
     std::size_t bytes = 0;
     slab* const* slabs = nullptr;                     // by granule
   };
-  entry const& of_line(clock::timeline const* line) const noexcept { return by_line_[reinterpret_cast<std::uintptr_t>(line) / 64 % ways]; }
-  entry const& of_memory(std::size_t way) const noexcept { return by_memory_[way]; }
+  std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
   stretch last;
-  bool holds() const noexcept { return world_ == world_version(); }  // what is remembered here; asked before anything else
+  std::array<entry, ways> entries{};
+
+  // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.
+  bool holds_quick() const noexcept { return world == world_version(); }
+  bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
+  static std::size_t way_of(clock::timeline const* line) noexcept { return reinterpret_cast<std::uintptr_t>(line) / 64 % ways; }
+  static thread_table& mine() noexcept;
+};
+inline constinit thread_table no_table{};  // of threads without caches: never holds, never written
+
+// The caches of one thread.
+class thread_caches {
+ public:
+  thread_table table;
   void forget() noexcept;
   // The calling thread's cache of that memory, made when there is none. Null: no host memory for one.
   static thread_cache* make(clock::timeline const&, stream_memory&) noexcept;
-  static thread_caches* mine() noexcept { return static_cast<thread_caches*>(base::thread_pointer<thread_caches>::value); }
   ~thread_caches();  // what its caches hold goes back to the slabs
 
   // A memory ends: its caches are emptied, and none is entered again. Requires: no lock of any memory held
   static void close(stream_memory&) noexcept;
 
  private:
-  std::uint64_t world_ = 0;  // world_version() when the tables below were last empty
-  std::array<entry, ways> by_line_{}, by_memory_{};
   std::vector<thread_cache*> all_;
 };
+inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
 
 // Which addresses of the process are device memory that maps, for the way without a lock.
 class mapped_spaces {
@@ -165,37 +178,49 @@ class mapped_spaces {
 };
 
 // The ways without a lock. Null or false: it must be asked with one.
-[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
-  thread_caches const* const mine = thread_caches::mine();
-  if (!mine || bytes > size_classes::largest || !mine->holds()) [[unlikely]] return nullptr;
-  auto const& e = mine->of_line(line);
-  if (e.key != line || !line) [[unlikely]] return nullptr;
-  int const size_class = size_classes::of(bytes);
-  auto const size = static_cast<std::uint32_t>(size_classes::bytes(size_class));
-  if (alignment && ((alignment & (alignment - 1)) || (size & (alignment - 1)))) [[unlikely]] return nullptr;
-  return e.cache->take(size_class, size, bytes);
+// `noted`: for callers that keep the history's notes; the others are for those who do not, and answer so while there is a history.
+[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes > size_classes::largest) [[unlikely]] return nullptr;
+  auto const& e = mine.entries[thread_table::way_of(line)];
+  if (e.line != line) [[unlikely]] return nullptr;
+  std::uint32_t const size_class = size_classes::quick(bytes);
+  if (alignment) [[unlikely]] {
+    if ((alignment & (alignment - 1)) || (size_classes::bytes(static_cast<int>(size_class)) & (alignment - 1))) return nullptr;
+  }
+  return e.cache->take(size_class, bytes);
 }
 
-void remember_stretch(thread_caches&, void const* of) noexcept;  // so that the next block near this one is found without a search
+bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_of, and the next block near this one is found without a search
 
-[[gnu::always_inline]] inline bool quick_deallocate(void* p) noexcept {
-  thread_caches* const mine = thread_caches::mine();
-  if (!mine || !mine->holds()) [[unlikely]] return false;
+[[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
-  auto const& near = mine->last;
-  if (a - near.base >= near.bytes) [[unlikely]] {
-    remember_stretch(*mine, p);
-    if (a - near.base >= near.bytes) return false;
-  }
-  slab* const s = near.slabs[(a - near.base) / granule];
-  if (!s) return false;
-  std::uint64_t const offset = a - s->base;
-  auto const i = static_cast<std::uint32_t>(offset * s->reciprocal >> 32);
-  if (i >= s->slots || std::uint64_t{i} * s->size != offset) [[unlikely]] return false;
-  std::uint32_t const word = s->word(i);
-  if ((word & slot_word::in_use_bits) != static_cast<std::uint32_t>(slot::live)) [[unlikely]] return false;
-  auto const& e = mine->of_memory(s->way);
-  return e.key == s->owner && e.cache->give(*s, i, word, a);
+  auto const& near = mine.last;
+  if (a - near.base >= near.bytes) [[unlikely]] return deallocate_after_search(mine, p);
+  slab const* const s = near.slabs[(a - near.base) / granule];
+  std::uint32_t i;
+  if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
+  slot_byte& state = s->byte(i);
+  std::uint8_t const was = state.get();
+  if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
+  auto const& e = mine.entries[s->way];
+  return e.memory == s->owner && e.cache->give(*s, state, was, a);
+}
+
+[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+  thread_table const& mine = thread_table::mine();
+  return mine.holds_quick() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+}
+[[gnu::always_inline]] inline bool quick_deallocate(void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds_quick() && deallocate_of(mine, p);
+}
+inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+  thread_table const& mine = thread_table::mine();
+  return mine.holds() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+}
+inline bool quick_deallocate_noted(void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds() && deallocate_of(mine, p);
 }
 
 }  // namespace weir::memory

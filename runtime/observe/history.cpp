@@ -196,10 +196,14 @@ void history::start(std::size_t events, bool stacks) {
   for (log* l : logs_) l->gathered = l->count.load(base::memory_order_acquire);
   book_ = std::move(fresh);
   stacks_.store(stacks);
-  on_.store(true);
+  turn(true);
 }
 
-void history::stop() noexcept { on_.store(false); }
+void history::stop() noexcept { turn(false); }
+
+void history::turn(bool on) noexcept {
+  if (on_.exchange(on) != on) note_all_blocks(on);
+}
 
 void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device, here from) noexcept {
   try {
@@ -215,7 +219,7 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
     l.events[n] = {base::ticks(), at, bytes, stream, from.file, from.function, from.line, runtime, stack, l.thread, static_cast<std::int16_t>(device), what};
     l.count.store(n + 1, base::memory_order_release);
   } catch (std::bad_alloc const&) {
-    on_.store(false);  // no memory to write into: from here on the book would be wrong
+    turn(false);  // no memory to write into: from here on the book would be wrong
   }
 }
 

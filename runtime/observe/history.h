@@ -77,6 +77,7 @@ class history {
   struct log;    // of one thread
   struct book;   // what was gathered
   history();
+  static void turn(bool on) noexcept;
   static log& mine() noexcept;
   void gather();  // Requires: lock_
   std::uint32_t number_of_stack() noexcept;

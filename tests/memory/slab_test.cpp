@@ -15,6 +15,7 @@ TEST(size_classes, every_size_gets_the_smallest_class_that_holds_it) {
     if (size_classes::bytes(expected) < n) ++expected;
     ASSERT_EQ(size_classes::of(n), expected) << n;
   }
+  for (std::size_t n = 0; n <= size_classes::largest; ++n) ASSERT_EQ(size_classes::quick(n), static_cast<std::uint32_t>(size_classes::of(n))) << n;
   EXPECT_EQ(size_classes::of(size_classes::largest), size_classes::count - 1);
   EXPECT_EQ(size_classes::bytes(size_classes::of(516)), 528u);
 }
@@ -60,6 +61,19 @@ struct shelf {
     return out;
   }
 };
+
+TEST(slabs, a_slot_is_found_by_one_multiplication_where_it_starts_and_nowhere_else) {
+  for (int c = 0; c < size_classes::count; ++c) {
+    std::size_t const size = size_classes::bytes(c), run = std::size_t{512} << 10;
+    slab s;
+    s.reciprocal = ~std::uint64_t{0} / size + 1;
+    for (std::size_t offset = 0; offset < run; offset += offset % size == 1 && size > 64 ? size - 2 : 1) {  // the starts, and what lies around them
+      std::uint32_t i;
+      ASSERT_EQ(s.starts(offset, i), offset % size == 0) << offset << " of " << size;
+      ASSERT_EQ(i, offset / size) << offset << " of " << size;
+    }
+  }
+}
 
 TEST(slabs, slots_agree_with_a_plain_set_under_random_takes_holds_and_gives) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {

@@ -2,6 +2,9 @@
 // Threads: as each test says.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -97,6 +100,61 @@ TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
   EXPECT_EQ(n.allocation.small.freed, 100);
   empty_cache(0);
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
+}
+
+// Each step either finds the cache open or finds it shut; whichever it is, no slot is lost and none is anybody else's too.
+TEST_F(thread_caches, a_thread_works_on_while_others_shut_and_empty_its_cache_over_and_over) {
+  base::atomic<bool> done{false};
+  base::atomic<int> wrong{0};
+  auto const work = [&](unsigned seed) {
+    runtime_guard const here_too(own);
+    std::minstd_rand random(seed);
+    std::vector<std::pair<void*, std::size_t>> held;
+    for (int i = 0; i < 60'000; ++i) {
+      if (held.size() < 40 && random() % 2) {
+        std::size_t const bytes = random() % 5 ? random() % 1100 : random() % 9000;
+        held.emplace_back(allocate(s.ref(), bytes), bytes);
+        if (i % 64 == 0 && find_block(held.back().first).value().bytes != bytes) wrong.fetch_add(1);
+      } else if (!held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        deallocate(held.back().first);
+        held.pop_back();
+      }
+    }
+    for (auto const& h : held) deallocate(h.first);
+    done.store(true);
+  };
+  std::thread one([&] { work(1); }), other([&] { work(2); });
+  for (int i = 0; !done.load(); ++i) {
+    if (i % 2) empty_cache(0);
+    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others work
+      if (what.find("slot") != std::string::npos) ADD_FAILURE() << what;
+    }
+  }
+  one.join();
+  other.join();
+  EXPECT_EQ(wrong.load(), 0);
+  sound();
+  auto const n = memory_stats(0);
+  EXPECT_EQ(n.allocation.small.current, 0);
+  EXPECT_EQ(n.requested_bytes.all.current, 0);
+  EXPECT_EQ(n.allocation.small.allocated, n.allocation.small.freed);
+}
+
+TEST_F(thread_caches, a_thread_that_only_gives_back_keeps_some_and_the_rest_goes_home_together) {
+  std::vector<void*> all;
+  fill(all, 256, 1000);
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    for (void* p : all) deallocate(p);
+    sound();
+    EXPECT_EQ(memory_stats(0).allocation.small.current, 0);
+    std::vector<void*> again;
+    fill(again, 256, 40);  // some of them are here
+    EXPECT_TRUE(std::any_of(again.begin(), again.end(), [&](void* p) { return std::find(all.begin(), all.end(), p) != all.end(); }));
+    for (void* p : again) deallocate(p);
+  }).join();
+  sound();
 }
 
 }  // namespace
