@@ -25,6 +25,8 @@ constexpr option_row table[] = {
      "Blocks are made known to tools that listen to NVTX: compute-sanitizer then sees what a kernel does between two of them. Implies launch_blocking."},
     {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
      "Races are looked for: two uses of a byte that nothing orders, and memory used before or after its time. See testing.md."},
+    {"epsilon", &options::epsilon, "", nullptr,
+     "The part, from 0 to 1, by which memory reserved of a device may exceed the most that was in use: less lies idle with a smaller one, and more is moved. See memory.md."},
 };
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
@@ -52,6 +54,10 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       auto const bytes = size_from_text(value);
       if (!bytes) refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
       into.**size = *bytes;
+    } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+      auto const given = part_from_text(value);
+      if (!given) refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
+      into.**part = *given;
     } else {
       bool const yes = value == "true" || value == "1";
       if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
@@ -83,6 +89,13 @@ std::optional<size_t> size_from_text(std::string_view text) {
     return *n << u.shift;
   }
   return whole_number(text);
+}
+
+std::optional<double> part_from_text(std::string_view text) {
+  double part = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), part);
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !(part >= 0 && part <= 1)) return {};
+  return part;
 }
 
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {
@@ -156,6 +169,11 @@ std::span<option_row const> option_table() noexcept { return table; }
 
 std::string option_text(option_row const& row, options const& o) {
   if (auto const* const size = std::get_if<size_t options::*>(&row.at)) return o.**size ? bytes_text(o.**size) : std::string(row.nothing);
+  if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", o.**part);
+    return text;
+  }
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
@@ -164,7 +182,7 @@ std::string options_document() {
       "# Options\n\n"
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; switches are true or false.\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false.\n"
       "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";

@@ -20,7 +20,7 @@ struct machine_choice {
 // One row an option: the parser, docs/options.md and `weir doctor` read this table and nothing else.
 struct option_row {
   std::string_view name;      // in WEIR_CONF, and of the member
-  std::variant<size_t options::*, bool options::*> at;
+  std::variant<size_t options::*, bool options::*, double options::*> at;
   std::string_view nothing;   // what a size of 0 stands for
   char const* variable;       // another variable that switches it on; null: none
   std::string_view meaning;   // one sentence or two for a person
@@ -47,6 +47,8 @@ std::string_view nearest(std::string_view word, std::span<std::string_view const
 inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
 // "512MiB", "2GiB", "4096": bytes. Nothing: it is no size.
 std::optional<size_t> size_from_text(std::string_view);
+// "0.02", "0": a part from 0 to 1. Nothing: it is none.
+std::optional<double> part_from_text(std::string_view);
 // "1.5 GiB" for a person.
 std::string bytes_text(size_t bytes);
 

@@ -48,6 +48,10 @@ struct options {
   // blocks of one page. 256 B after every block are nobody's. Implies launch_blocking. No effect on a simulated machine.
   bool announce_blocks = false;
 
+  // Memory held of a device exceeds the most that was ever in use by at most this part of it, as long as free memory can be
+  // moved instead of taking more. Less: less memory lies idle, and more is moved. See docs/memory.md
+  double epsilon = 0.027;
+
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.
   // docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its place and the nearest right one
   static options from_environment();

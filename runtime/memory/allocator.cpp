@@ -21,7 +21,7 @@ std::string hex(address a) {
 std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
-    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device) {
+    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device), epsilon_(r.options().epsilon) {
   auto info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
   if (announced_) info.value.maps = false;  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
@@ -164,12 +164,24 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   }
   auto got = mine.small.take(r.size_class, r.bytes);
   if (!got.from) {
-    piece* const run = mine.pieces.take(mine.small.next_run_bytes(r.size_class), granule);
+    piece* const run = mine.pieces.take_run(mine.small.next_run_bytes(r.size_class));
     if (!run) return nullptr;
     cut_run(mine, *run, r.size_class);
     got = mine.small.take(r.size_class, r.bytes);
   }
   return hand_out(mine, got, r);
+}
+
+// When memory is short: blocks where runs would lie, and runs among blocks.
+void* device_allocator::warm_anywhere(stream_memory& mine, request const& r) {
+  if (r.size_class < 0) {
+    piece* const p = mine.pieces.take_anywhere(r.rounded, r.alignment);
+    return p ? hand_out(mine, *p, r, nullptr) : nullptr;
+  }
+  piece* const run = mine.pieces.take_anywhere(mine.small.next_run_bytes(r.size_class), granule);
+  if (!run) return nullptr;
+  cut_run(mine, *run, r.size_class);
+  return hand_out(mine, mine.small.take(r.size_class, r.bytes), r);
 }
 
 void* device_allocator::hand_out(stream_memory& mine, piece& p, request const& r, clock::timeline* other_home) {

@@ -7,19 +7,22 @@
 namespace weir::memory {
 
 piece* arena::make(region& r, address at, std::size_t bytes, state is) {
-  piece* p;
-  if (spare_.empty()) {
-    spare_.reserve(pieces_.size() + 1);  // so that giving a piece up never allocates
-    p = &pieces_.emplace_back();
-  } else {
-    p = spare_.back();
-    spare_.pop_back();
-  }
+  stock(1);
+  piece* const p = spare_.back();
+  spare_.pop_back();
   p->at = at, p->bytes = bytes, p->in = &r, p->is = is;
-  p->before = p->after = p->bin_before = p->bin_after = nullptr;
+  p->before = p->after = p->bin_before = p->bin_after = p->span_before = p->span_after = nullptr;
+  p->span = 0;
   p->freed = 0, p->home = nullptr, p->requested = 0, p->cut = nullptr;
   p->marks.clear();
   return p;
+}
+
+void arena::stock(std::size_t pieces) {
+  while (spare_.size() < pieces) {
+    if (spare_.capacity() <= pieces_.size()) spare_.reserve(2 * pieces_.size() + pieces);  // so that giving a piece up never allocates
+    spare_.push_back(&pieces_.emplace_back());
+  }
 }
 
 void arena::link_after(piece& left, piece& right) noexcept {
@@ -46,19 +49,59 @@ piece* arena::cut(piece& p, address at) {
   return right;
 }
 
+handle const* arena::first_whole(piece const& p) noexcept {
+  handle const* const h = p.in->page(p.at);
+  return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
+}
+
+handle const* arena::next_whole(piece const& p, handle const& after) noexcept {
+  address const at = after.at + after.bytes;
+  if (at >= p.end()) return nullptr;
+  handle const* const h = p.in->page(at);
+  return h->at + h->bytes <= p.end() ? h : nullptr;
+}
+
+std::size_t arena::span_of(piece const& p) noexcept {
+  if (p.bytes < p.in->page_bytes) return 0;
+  handle const* const first = first_whole(p);
+  if (!first) return 0;
+  handle const* const last = p.in->page(p.end() - 1);
+  return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
+}
+
+void arena::enlist(piece& p) noexcept {
+  list_of(p).insert(p);
+  p.span = span_of(p);
+  if (p.span) spans_.insert(p);
+  region& r = *p.in;
+  if (!r.large || p.at >= r.runs || p.bytes < region::large_pages * r.page_bytes) return;
+  std::size_t const i = r.page_index(p.at);
+  r.large->at[i] = &p;
+  r.large->sizes.set(i, static_cast<std::uint32_t>(p.bytes / bins::unit));
+}
+
+// Before anything of the piece changes.
+void arena::delist(piece& p) noexcept {
+  list_of(p).erase(p);
+  if (p.span) spans_.erase(p);
+  p.span = 0;
+  region& r = *p.in;
+  if (r.large && p.at < r.runs && p.bytes >= region::large_pages * r.page_bytes) r.large->sizes.set(r.page_index(p.at), 0);
+}
+
 void arena::put_free(piece& p) noexcept {
   p.is = state::free;
   piece* self = &p;
-  if (p.before && p.before->is == state::free) {
+  if (p.before && p.before->is == state::free && !apart(p)) {
     self = p.before;
-    free_.erase(*self);
+    delist(*self);
     absorb_next(*self);
   }
-  if (self->after && self->after->is == state::free) {
-    free_.erase(*self->after);
+  if (self->after && self->after->is == state::free && !apart(*self->after)) {
+    delist(*self->after);
     absorb_next(*self);
   }
-  free_.insert(*self);
+  enlist(*self);
 }
 
 void arena::gap_insert(piece& p) noexcept {
@@ -78,12 +121,12 @@ void arena::put_gap(piece& p) noexcept {
   p.is = state::gap;
   p.freed = 0;
   piece* self = &p;
-  if (p.before && p.before->is == state::gap) {
+  if (p.before && p.before->is == state::gap && !apart(p)) {
     self = p.before;
     gap_erase(*self);
     absorb_next(*self);
   }
-  if (self->after && self->after->is == state::gap) {
+  if (self->after && self->after->is == state::gap && !apart(*self->after)) {
     gap_erase(*self->after);
     absorb_next(*self);
   }
@@ -92,19 +135,16 @@ void arena::put_gap(piece& p) noexcept {
 
 piece* arena::carve(piece* p, address at, std::size_t bytes) {
   // Both cuts may allocate: the pieces for them are there before anything changes.
-  while (spare_.size() < 2) {
-    spare_.reserve(pieces_.size() + 2);
-    spare_.push_back(&pieces_.emplace_back());
-  }
-  free_.erase(*p);
+  stock(2);
+  delist(*p);
   if (at > p->at) {
     piece* const right = cut(*p, at);
-    free_.insert(*p);
+    enlist(*p);
     p = right;
   }
   if (p->bytes > bytes) {
     piece* const rest = cut(*p, at + bytes);
-    free_.insert(*rest);
+    enlist(*rest);
   }
   p->is = state::live;
   p->in->enter(*p);
@@ -121,15 +161,23 @@ void arena::give(piece& p, std::uint64_t freed) noexcept {
 
 void arena::add_region(region& r, state is) {
   regions_.reserve(regions_.size() + 1);
+  if (is == state::gap) r.large = std::make_unique<region::large_pieces>(r.bytes / r.page_bytes + 1);
+  stock(2);
+  // Nothing below allocates.
   piece* const p = make(r, r.base, r.bytes, is);
   regions_.push_back(&r);
   r.first = p;
-  is == state::free ? free_.insert(*p) : gap_insert(*p);
+  if (is == state::free) return enlist(*p);
+  if (r.runs < p->end()) {
+    gap_insert(*cut(*p, r.runs));
+    has_runs_ = true;
+  }
+  gap_insert(*p);
 }
 
 void arena::drop_region(region& r) noexcept {
   piece* const p = r.first;
-  p->is == state::free ? free_.erase(*p) : gap_erase(*p);
+  p->is == state::free ? delist(*p) : gap_erase(*p);
   spare_.push_back(p);
   r.first = nullptr;
   std::erase(regions_, &r);
@@ -141,24 +189,25 @@ bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is 
 
 std::size_t arena::largest_free() const noexcept {
   std::size_t best = 0;
-  free_.each([&](piece const& p) { best = std::max(best, p.bytes); });
+  each_free([&](piece const& p) { best = std::max(best, p.bytes); });
   return best;
 }
 
-bool arena::plan(std::size_t bytes, std::size_t alignment, growth& out) {
+bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out) {
   address best = 0;
   std::size_t best_missing = ~std::size_t{0}, best_hole = ~std::size_t{0};
   piece* best_first = nullptr;
   for (piece* g = gaps_; g; g = g->bin_after) {
+    if ((g->at >= g->in->runs) != (in == part::runs)) continue;
     piece* first = g;
     bool seen = false;  // a hole with several gaps is looked at once, from its first
-    while (idle(first->before) && !seen) {
+    while (!apart(*first) && idle(first->before) && !seen) {
       first = first->before;
       seen = first->is == state::gap;
     }
     if (seen) continue;
     piece* last = g;
-    while (idle(last->after)) last = last->after;
+    while (idle(last->after) && !apart(*last->after)) last = last->after;
     address const from = first->at, to = last->end();
     if (to - from < bytes) continue;
     std::size_t const page = g->in->page_bytes;
@@ -193,16 +242,13 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, growth& out) {
     address const x = std::max(q->at, round_down(best, page)), y = std::min(q->end(), round_up(best + bytes, page));
     plan.missing.push_back({x, y - x});
   }
-  while (spare_.size() < 2 * pieces + 4) {
-    spare_.reserve(pieces_.size() + 2 * pieces + 4);
-    spare_.push_back(&pieces_.emplace_back());
-  }
+  stock(2 * pieces + 4);
   // Nothing below allocates. The window: what of each piece lies inside, gaps by whole pages.
   address const left = p->is == state::gap ? std::max(p->at, round_down(best, page)) : best;
-  p->is == state::gap ? gap_erase(*p) : free_.erase(*p);
+  p->is == state::gap ? gap_erase(*p) : delist(*p);
   if (left > p->at) {
     piece* const right = cut(*p, left);
-    p->is == state::gap ? gap_insert(*p) : free_.insert(*p);
+    p->is == state::gap ? gap_insert(*p) : enlist(*p);
     p = right;
   }
   plan.window = p;
@@ -211,7 +257,7 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, growth& out) {
   while (p->end() < best + bytes) {
     piece* const next = p->after;
     newest_is_gap = next->is == state::gap;
-    newest_is_gap ? gap_erase(*next) : free_.erase(*next);
+    newest_is_gap ? gap_erase(*next) : delist(*next);
     if (!newest_is_gap) plan.freed = std::max(plan.freed, next->freed);
     absorb_next(*p);
   }
@@ -220,7 +266,7 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, growth& out) {
     piece* const rest = cut(*p, right);
     rest->is = newest_is_gap ? state::gap : state::free;
     rest->freed = newest_is_gap ? 0 : plan.freed;
-    newest_is_gap ? gap_insert(*rest) : free_.insert(*rest);
+    newest_is_gap ? gap_insert(*rest) : enlist(*rest);
   }
   p->is = state::reserved;
   p->freed = plan.freed;
@@ -257,18 +303,15 @@ void arena::settle_reserved(piece& window) noexcept {
 }
 
 piece* arena::reserve(piece& free, address from, address to) {
-  while (spare_.size() < 3) {
-    spare_.reserve(pieces_.size() + 3);
-    spare_.push_back(&pieces_.emplace_back());
-  }
+  stock(3);
   piece* p = &free;
-  free_.erase(*p);
+  delist(*p);
   if (from > p->at) {
     piece* const right = cut(*p, from);
-    free_.insert(*p);
+    enlist(*p);
     p = right;
   }
-  if (p->end() > to) free_.insert(*cut(*p, to));
+  if (p->end() > to) enlist(*cut(*p, to));
   p->is = state::reserved;
   return p;
 }
@@ -281,11 +324,13 @@ piece* arena::reserve_free(region& r, address from, address to) {
 
 void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {
   auto say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };
-  std::size_t binned = 0, free_seen = 0, gaps_listed = 0, gaps_seen = 0;
-  free_.each([&](piece const& p) {
+  std::size_t binned = 0, free_seen = 0, gaps_listed = 0, gaps_seen = 0, spans = 0;
+  each_free([&](piece const& p) {
     ++binned;
     if (p.is != state::free) say("only free pieces are binned", p.at);
     if (bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
+    if (p.span != span_of(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
+    spans += p.span != 0;
   });
   for (piece const* g = gaps_; g; g = g->bin_after) {
     ++gaps_listed;
@@ -294,12 +339,20 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
   for (region const* r : regions_) {
     address at = r->base;
     piece const* before = nullptr;
+    std::size_t large_seen = 0, large_listed = 0;
+    for (std::size_t i = r->large ? r->large->sizes.find(1, 0) : lowest_fit::none; i != lowest_fit::none; i = r->large->sizes.find(1, i + 1)) ++large_listed;
     for (piece const* p = r->first; p; before = p, p = p->after) {
       if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
       at = p->end();
       free_seen += p->is == state::free;
+      if (p->is == state::free && r->large && p->at < r->runs && p->bytes >= region::large_pages * r->page_bytes) {
+        std::size_t const i = r->page_index(p->at);
+        ++large_seen;
+        if (r->large->at[i] != p || r->large->sizes.at(i) != p->bytes / bins::unit) say("a large free piece is listed where it begins", p->at);
+      }
       gaps_seen += p->is == state::gap;
-      if (before && before->is == p->is && (p->is == state::free || p->is == state::gap)) say("no two neighbours are both free, or both gap", p->at);
+      if (before && before->at < r->runs && p->end() > r->runs && p->at < r->runs) say("no piece lies on both sides of the runs", p->at);
+      if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::gap)) say("no two neighbours are both free, or both gap", p->at);
       bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
       if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p)) say("a block is found by its addresses", p->at);
       if (!entered && r->covering(p->at)) say("what is no block is not found", p->at);
@@ -316,8 +369,10 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
       }
     }
     if (at != r->base + r->bytes) say("pieces leave nothing out", at);
+    if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
   }
-  if (binned != free_seen || binned != free_.size()) say("every free piece is binned", 0);
+  if (spans != spans_.size()) say("every piece with whole handles is listed by them", 0);
+  if (binned != free_seen || binned != free_pieces()) say("every free piece is binned", 0);
   if (gaps_listed != gaps_seen) say("every gap is listed", 0);
 }
 

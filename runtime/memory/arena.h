@@ -4,6 +4,7 @@
 // Invariant (piece.h): region = live + pending + slab + free + reserved + gap; and every byte that is not gap or reserved is mapped.
 #pragma once
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,10 +44,30 @@ class arena {
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false) {
     return take_if(bytes, alignment, [](piece const&) { return true; });
   }
-  // The same from pieces that `may` takes.
+  // For a run of slots: apart from the blocks, where there is such a part.
+  piece* take_run(std::size_t bytes) {
+    piece* const found = (has_runs_ ? runs_ : free_).find(bytes, [&](piece const& p) { return round_up(p.at, granule) + bytes <= p.end(); });
+    return found ? carve(found, round_up(found->at, granule), bytes) : nullptr;
+  }
+  // From either part, when memory is short.
+  piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
+    auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end(); };
+    piece* found = runs_.find(bytes, fits);
+    if (!found) found = free_.find(bytes, fits);
+    return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
+  }
+  // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is large enough, so that
+  // what is free gathers above; a smaller one the tightest, so that it breaks no piece a large one may want.
   template <class May>
   piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
-    piece* const found = free_.find(bytes, [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); });
+    auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
+    piece* found = nullptr;
+    if (!regions_.empty() && regions_.front()->large && bytes >= region::large_pages * regions_.front()->page_bytes) {
+      found = lowest(bytes, fits);
+      if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
+    } else {
+      found = free_.find(bytes, fits);
+    }
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
   // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed). It may no longer be named.
@@ -55,8 +76,10 @@ class arena {
   // Adds addresses: all gap, or (segments) all free.
   void add_region(region&, state);
   void drop_region(region&) noexcept;  // Requires: one free or gap piece
-  // Reserves the window that needs fewest unmapped bytes. False: no hole is large enough.
-  bool plan(std::size_t bytes, std::size_t alignment, growth&);
+  enum class part : std::uint8_t { blocks, runs };
+  // Reserves the window of that part that needs fewest unmapped bytes. False: no hole is large enough.
+  bool plan(std::size_t bytes, std::size_t alignment, part, growth&);
+  bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
   piece* commit(growth&);            // Requires: all of `missing` is mapped. Ensures: live
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
@@ -66,7 +89,7 @@ class arena {
   std::vector<released> reserve_handles(std::size_t want, May may) {
     std::vector<released> all;
     std::vector<piece*> candidates;
-    free_.each([&](piece& p) {
+    each_free([&](piece& p) {
       if (p.bytes >= p.in->page_bytes) candidates.push_back(&p);
     });
     all.reserve(candidates.size());
@@ -93,18 +116,64 @@ class arena {
     }
     return all;
   }
+  // Takes one wholly free handle that `may` go (handle, number of its piece's stamp): the largest of at most `most` bytes, else
+  // the smallest, among the first handles of the smallest pieces that hold some, until one of `enough` is found. place == null: none may.
+  template <class May>
+  released reserve_handle(std::size_t most, std::size_t enough, May may) {
+    handle const* best = nullptr;
+    piece* from = nullptr;
+    auto const better = [&](handle const& h) {
+      if (!best) return true;
+      bool const fits = h.bytes <= most, fitted = best->bytes <= most;
+      if (fits != fitted) return fits;
+      return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
+    };
+    spans_.look(
+        0,
+        [&](piece& p) {
+          int left = looks_inside;
+          for (handle const* h = first_whole(p); h && left-- > 0; h = next_whole(p, *h)) {
+            if (better(*h) && may(*h, p.freed)) best = h, from = &p;
+          }
+          return best && best->bytes <= most && best->bytes >= enough;
+        },
+        looks_at_spans);
+    if (!best) return {};
+    released out{nullptr, from->in, {*best}};
+    out.place = reserve(*from, best->at, best->at + best->bytes);
+    return out;
+  }
   piece* reserve_free(region&, address from, address to);  // Requires: inside one free piece
   void release_done(piece& place) noexcept { settle_reserved(place); }
 
   piece& first_piece(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
-  std::size_t free_pieces() const noexcept { return free_.size(); }
+  std::size_t free_pieces() const noexcept { return free_.size() + runs_.size(); }
   std::size_t largest_free() const noexcept;
   template <class Do>
-  void each_free(Do act) const { free_.each(act); }
+  void each_free(Do act) const { free_.each(act), runs_.each(act); }
+  template <class Do>
+  void some_free(std::size_t bytes, int looks, Do act) const {  // the smallest that may hold so many, of those for blocks
+    free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
+  }
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
 
  private:
+  // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
+  template <class Fits>
+  piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
+    std::size_t const units = (bytes + bins::unit - 1) / bins::unit;
+    if (units > std::numeric_limits<std::uint32_t>::max()) return nullptr;
+    auto const wanted = static_cast<std::uint32_t>(units);
+    for (region const* r : regions_) {
+      int left = looks;
+      for (std::size_t i = r->large->sizes.find(wanted, 0); i != lowest_fit::none && left-- > 0; i = r->large->sizes.find(wanted, i + 1)) {
+        if (piece* const p = r->large->at[i]; fits(*p)) return p;
+      }
+    }
+    return nullptr;
+  }
+  void stock(std::size_t pieces);                 // Throws: bad_alloc. Ensures: so many can be made without allocating
   piece* make(region&, address, std::size_t bytes, state);
   void link_after(piece& left, piece& right) noexcept;
   void absorb_next(piece&) noexcept;              // the next piece's bytes become this one's; the next is gone
@@ -112,12 +181,23 @@ class arena {
   piece* reserve(piece& free, address from, address to);
   void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
   piece* carve(piece* free, address at, std::size_t bytes);
-  void put_free(piece&) noexcept;                 // merges and bins
+  void put_free(piece&) noexcept;                 // merges and enlists
+  void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
+  static constexpr int looks_at_spans = 32, looks_inside = 64;
+  static handle const* first_whole(piece const&) noexcept;                 // null: no handle lies wholly inside
+  static handle const* next_whole(piece const&, handle const& after) noexcept;
+  static std::size_t span_of(piece const&) noexcept;
+  void delist(piece&) noexcept;
   void put_gap(piece&) noexcept;
   void gap_insert(piece&) noexcept;
   void gap_erase(piece&) noexcept;
 
-  bins free_;
+  static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
+  bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
+
+  bins free_, runs_;               // for blocks, and for runs of slots
+  bool has_runs_ = false;
+  bins_by<by_span> spans_;         // of the free pieces, those with whole handles
   piece* gaps_ = nullptr;
   std::vector<region*> regions_;
   std::deque<piece> pieces_;       // stable addresses

@@ -115,6 +115,7 @@ class device_allocator final : public allocator {
 
   // Warm: Requires the lock of `mine`. Null: nothing mapped fits.
   void* warm(stream_memory& mine, request const&);
+  void* warm_anywhere(stream_memory& mine, request const&);
   void* hand_out(stream_memory& mine, piece&, request const&, clock::timeline* other_home);
   void* hand_out(stream_memory& mine, slabs::taken, request const&);
   void return_run(stream_memory&, slab&) noexcept;
@@ -139,10 +140,18 @@ class device_allocator final : public allocator {
   struct mapped {
     std::vector<handle> handles;
     std::map<address, handle> places;  // for them, and for those that were not made
+    std::size_t charged = 0;   // bytes, of the handles and of one that could not be mapped
     std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
+    std::size_t moved = 0;     // of the handles: were mapped elsewhere before
   };
-  driver::status fill(growth const&, mapped&);
+  // Filling a window (moving.cpp): makes handles while the bound allows it, then moves free ones, then makes some all the same.
+  class filling;
+  driver::status fill(stream_memory& mine, growth const&, std::size_t asked, mapped&);
   void undo(mapped&);
+  // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
+  std::size_t most_reserved(std::size_t asked, std::size_t pending);
+  void note_live() noexcept;
+  std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
   void* own_pending(stream_memory& mine, request const&);
@@ -152,7 +161,7 @@ class device_allocator final : public allocator {
   void* ladder(stream_memory& mine, request const&, driver::status why);
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
   std::size_t poll_pending(stream_memory&);                      // asks the driver about each front, then settles
-  std::size_t poll_others(stream_memory& mine, request const&);
+  std::size_t poll_others(stream_memory& mine, request const&, int looks);
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
@@ -179,6 +188,8 @@ class device_allocator final : public allocator {
   bool const announced_;                                         // options::announce_blocks
   callbacks& callbacks_;
   address_space space_;
+  double const epsilon_;
+  base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
   mutable base::mutex making_;                                   // guards the two below

@@ -1,21 +1,31 @@
 // More memory for one stream when nothing mapped of its own fits: what waits, what others left, new pages.
 // Threads: any. Plans under the stream's lock, calls the driver without it, then commits or rolls back.
 #include <algorithm>
-#include <bit>
 
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
+namespace {
+constexpr int looks_at_others = 64;  // free pieces of each other stream
+}  // namespace
 
 void* device_allocator::cold(stream_memory& mine, request const& r) {
   refuse_captured(r.home, r);
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class < 0) {
     if (void* const p = from_others(mine, r, r.rounded * 2)) return p;
+    if (streams_.load(base::memory_order_relaxed) > 1) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
+      for (stream_memory* m : memories()) (void)poll_pending(*m);
+      (void)poll_others(mine, r, looks_at_others);
+      if (void* const p = from_others(mine, r, ~std::size_t{0})) return p;
+    }
   }
   void* out = nullptr;
   driver::status const s = grow(mine, r, out);
-  if (s.ok()) return out;
+  if (s.ok()) {
+    note_live();
+    return out;
+  }
   if (s.what == driver::code::out_of_memory) return ladder(mine, r, s);
   note(s);
   throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
@@ -95,43 +105,6 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   return nullptr;
 }
 
-driver::status device_allocator::fill(growth const& g, mapped& out) {
-  for (address_range const& hole : g.missing) {
-    for (address at = hole.at, end = hole.at + hole.bytes; at < end;) {
-      std::size_t const n = std::min(std::bit_floor((end - at) / space_.page_bytes()) * space_.page_bytes(), space_.largest_handle());
-      out.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
-      auto const h = machine_.create(device_, n);
-      if (!h.ok()) return h.is;
-      if (auto const s = machine_.map(at, n, h.value); !s.ok()) {
-        release(h.value, n, out);
-        return s;
-      }
-      out.handles.push_back({h.value, at, n});
-      if (auto const s = machine_.grant(at, n, device_); !s.ok()) return s;
-      out.handles.back().readers = own_bit();
-      at += n;
-    }
-  }
-  return {};
-}
-
-void device_allocator::release(driver::memory_handle h, std::size_t bytes, mapped& out) {
-  if (machine_.release(h).ok()) return;
-  out.orphaned += bytes;
-  try {
-    orphans_.lock()->push_back({h, 0, bytes});
-  } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
-}
-
-// Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
-void device_allocator::undo(mapped& out) {
-  std::erase_if(out.handles, [&](handle const& h) {
-    if (!machine_.unmap(h.at, h.bytes).ok()) return false;
-    release(h.physical, h.bytes, out);
-    return true;
-  });
-}
-
 driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out) {
   if (!space_.maps()) return grow_segment(mine, r, out);
   growth g;
@@ -141,26 +114,20 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
     if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
-    if (!mine.pieces.plan(bytes, alignment, g)) {
+    auto const plan = [&] {
+      bool const run = r.size_class >= 0 && mine.pieces.has_runs();
+      return mine.pieces.plan(bytes, alignment, run ? arena::part::runs : arena::part::blocks, g);
+    };
+    if (!plan()) {
       region* const more = space_.take(bytes + alignment, mine);
-      if (!more) return {driver::code::out_of_memory};
-      mine.pieces.add_region(*more, state::gap);
-      if (!mine.pieces.plan(bytes, alignment, g)) return {driver::code::out_of_memory};
-    }
-    if (!counts_.charge(g.missing_bytes)) {
-      mine.pieces.roll_back(g);
-      return {driver::code::out_of_memory};
+      if (more) mine.pieces.add_region(*more, state::gap);
+      bool const found = (more && plan()) || mine.pieces.plan(bytes, alignment, arena::part::blocks, g) || mine.pieces.plan(bytes, alignment, arena::part::runs, g);
+      if (!found) return {driver::code::out_of_memory};
     }
   }
   region& in = *g.window->in;
   mapped made;
-  driver::status s;
-  try {
-    made.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);
-    s = fill(g, made);
-  } catch (std::bad_alloc const&) {  // the host's memory
-    s = {driver::code::out_of_memory};
-  }
+  driver::status const s = fill(mine, g, r.rounded, made);
   if (!s.ok()) undo(made);
   std::size_t kept = made.orphaned;
   section const hold(mine);
@@ -169,11 +136,11 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     auto place = made.places.extract(h.at);
     place.mapped() = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
-    counts_.handle_mapped();
+    made.moved ? --made.moved, counts_.handle_moved() : counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
   }
   if (!s.ok()) {
-    counts_.refund(g.missing_bytes - kept);
+    counts_.refund(made.charged - kept);
     mine.pieces.roll_back(g);
     for (handle const& h : made.handles) {  // mapped, and the driver lets nobody use it nor take it back: its place stays taken
       if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_free(in, h.at, h.at + h.bytes), &in, {h}});

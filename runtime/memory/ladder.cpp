@@ -3,6 +3,7 @@
 //
 // Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "runtime/base/sync.h"
@@ -26,7 +27,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   auto attempt = [&]() -> bool {  // everything that needs no rung
     {
       section const hold(mine);
-      if ((out = warm(mine, r)) || (out = warm(mine, alone))) return true;
+      if ((out = warm(mine, r)) || (out = warm_anywhere(mine, r)) || (out = warm_anywhere(mine, alone))) return true;
     }
     if ((out = from_others(mine, alone, ~std::size_t{0}))) return true;
     why = grow(mine, r, out);
@@ -74,7 +75,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
         })) {
       return out;
     }
-    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone); })) return out;
+    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone, std::numeric_limits<int>::max()); })) return out;
     if (step("blocks behind a device wait", [&] {
           std::size_t gave = 0;
           out = behind_waits(mine, r, gave);
@@ -115,7 +116,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
 }
 
 // Asks about the free pieces that would do, oldest first: what was freed later is complete later.
-std::size_t device_allocator::poll_others(stream_memory& mine, request const& r) {
+std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, int looks) {
   std::size_t bytes = 0;
   for (stream_memory* m : memories()) {
     if (m == &mine) continue;
@@ -124,7 +125,7 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r)
     {
       section const hold(*m);
       stream = m->home.load()->id();
-      m->pieces.each_free([&](piece const& p) {
+      m->pieces.some_free(r.rounded, looks, [&](piece const& p) {
         if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
       });
     }

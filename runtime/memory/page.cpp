@@ -2,6 +2,7 @@
 // Threads: as page.h.
 #include "runtime/memory/page.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "runtime/memory/arena.h"
@@ -50,7 +51,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
+    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
 
 void region::set_pages(handle const& where, handle* value) noexcept {
   for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
@@ -114,6 +115,13 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
   }
 }
 
+std::size_t address_space::handle_bytes(std::size_t block, std::size_t reserved, double epsilon) const noexcept {
+  std::size_t const pages = block / page_;
+  std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * 640), 1, 16));
+  if (pages >= 512 && most == 16) return 32 * page_;
+  return std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages / 32, reserved / page_ / 512), 1, most)) * page_;
+}
+
 region* address_space::take(std::size_t at_least, stream_memory& owner) {
   base::lock_guard hold(lock_);
   std::size_t const need = (at_least + extent_ - 1) / extent_;
@@ -123,6 +131,7 @@ region* address_space::take(std::size_t at_least, stream_memory& owner) {
   std::size_t const n = std::max(need, std::min<std::size_t>(left, left > extents_ / 2 ? 4 : left > extents_ / 4 ? 2 : 1));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
+  if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_); n > need && runs - made->base >= at_least) made->runs = runs;
   for (std::size_t i = used_; i < used_ + n; ++i) by_extent_[i].store(made, base::memory_order_release);
   used_ += n;
   return made;

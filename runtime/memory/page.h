@@ -5,13 +5,13 @@
 //   every page of a region has exactly one handle, or none; a handle's pages are all its own
 //   an address has one owner: region = by_extent[(address - base) / extent], found by subtraction
 #pragma once
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
+#include "runtime/memory/lowest_fit.h"
 
 namespace weir::memory {
 
@@ -25,24 +25,6 @@ struct slab;
 // Requires: `to` is a power of two, as pages, granules, units and alignments are.
 inline constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) & ~(to - 1); }
 inline constexpr std::size_t round_down(std::size_t n, std::size_t to) noexcept { return n & ~(to - 1); }
-
-// Zeroed when made, touched by the system only where used.
-template <class T>
-class sparse_array {
- public:
-  sparse_array() noexcept = default;
-  explicit sparse_array(std::size_t n) : data_(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))) {
-    if (!data_) throw std::bad_alloc();
-  }
-  T& operator[](std::size_t i) const noexcept { return data_.get()[i]; }
-
- private:
-  struct release {
-    void operator()(T* p) const noexcept { std::free(p); }
-  };
-  static_assert(std::is_trivially_destructible_v<T>);
-  std::unique_ptr<T, release> data_;
-};
 
 // A set of small integers that answers "the largest member that is not above i" in a few steps.
 class bit_tree {
@@ -75,8 +57,19 @@ class region {
   std::size_t const page_bytes;
   base::atomic<stream_memory*> owner;
   piece* first = nullptr;  // the piece at `base`
+  address runs;            // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
+
+  // Free pieces below `runs` of `large_pages` pages and more by where they begin: no two begin in one page. Not in segments.
+  static constexpr std::size_t large_pages = 2;
+  struct large_pieces {
+    explicit large_pieces(std::size_t pages) : sizes(pages), at(pages) {}
+    lowest_fit sizes;         // in units of 512 B; 0: none begins in this page
+    sparse_array<piece*> at;  // a page
+  };
+  std::unique_ptr<large_pieces> large;
 
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
+  std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }
   void set_pages(handle const& where, handle* value) noexcept;
   // Which block covers an address: a block is entered at its start, a slab's run at each of its granules.
   void enter(piece&) noexcept;
@@ -104,7 +97,10 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  std::size_t largest_handle() const noexcept { return page_ * 16; }
+  // Bytes of the handles for a block of `block` bytes on a device that has `reserved`: small under small blocks, of which a
+  // large handle would keep several mapped; never so small that a device takes more than some 512 of them; and small where
+  // `epsilon` leaves little idle memory to round up with.
+  std::size_t handle_bytes(std::size_t block, std::size_t reserved, double epsilon) const noexcept;
   driver::device_info const& info() const noexcept { return info_; }
 
   region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left

@@ -29,8 +29,12 @@ struct piece {
   piece* bin_before = nullptr;  // free: in its bin. gap: in the list of gaps
   piece* bin_after = nullptr;
   region* in = nullptr;
+  piece* span_before = nullptr; // free, with whole handles inside: in its bin by `span`
+  piece* span_after = nullptr;
+  std::size_t span = 0;         // free: bytes of the handles that lie wholly inside; they could be moved
   state is = state::gap;
   std::uint16_t bin = 0;
+  std::uint16_t span_bin = 0;
   std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
   clock::timeline* home = nullptr;         // live: the stream it was made for
   std::size_t requested = 0;               // live
@@ -40,9 +44,23 @@ struct piece {
   address end() const noexcept { return at + bytes; }
 };
 
+struct by_bytes {
+  static std::size_t size(piece const& p) noexcept { return p.bytes; }
+  static piece*& before(piece& p) noexcept { return p.bin_before; }
+  static piece*& after(piece& p) noexcept { return p.bin_after; }
+  static std::uint16_t& bin(piece& p) noexcept { return p.bin; }
+};
+struct by_span {
+  static std::size_t size(piece const& p) noexcept { return p.span; }
+  static piece*& before(piece& p) noexcept { return p.span_before; }
+  static piece*& after(piece& p) noexcept { return p.span_after; }
+  static std::uint16_t& bin(piece& p) noexcept { return p.span_bin; }
+};
+
 // Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling, with a two-level bitmap over them.
-// Invariant: a piece is in bin i exactly when bin_of(piece.bytes) == i, and bit i is set exactly when bin i is not empty.
-class bins {
+// Invariant: a piece is in bin i exactly when bin_of(its size) == i, and bit i is set exactly when bin i is not empty.
+template <class By>
+class bins_by {
  public:
   static constexpr std::size_t unit = 512;  // bytes: what blocks of an arena are rounded up to
   static constexpr int count = 1024;
@@ -55,29 +73,29 @@ class bins {
     return bin < count ? bin : count - 1;
   }
   void insert(piece& p) noexcept {
-    int const q = bin_of(p.bytes);
-    p.bin = static_cast<std::uint16_t>(q);
-    p.bin_before = nullptr;
-    p.bin_after = heads_[at(q)];
-    if (p.bin_after) p.bin_after->bin_before = &p;
+    int const q = bin_of(By::size(p));
+    By::bin(p) = static_cast<std::uint16_t>(q);
+    By::before(p) = nullptr;
+    By::after(p) = heads_[at(q)];
+    if (By::after(p)) By::before(*By::after(p)) = &p;
     heads_[at(q)] = &p;
     bits_[at(q) / 64] |= std::uint64_t{1} << (q % 64);
     words_ |= 1u << (q / 64);
     ++size_;
   }
   void erase(piece& p) noexcept {
-    std::size_t const q = p.bin;
-    if (p.bin_before) {
-      p.bin_before->bin_after = p.bin_after;
+    std::size_t const q = By::bin(p);
+    if (By::before(p)) {
+      By::after(*By::before(p)) = By::after(p);
     } else {
-      heads_[q] = p.bin_after;
-      if (!p.bin_after) {
+      heads_[q] = By::after(p);
+      if (!By::after(p)) {
         bits_[q / 64] &= ~(std::uint64_t{1} << (q % 64));
         if (!bits_[q / 64]) words_ &= ~(1u << (q / 64));
       }
     }
-    if (p.bin_after) p.bin_after->bin_before = p.bin_before;
-    p.bin_before = p.bin_after = nullptr;
+    if (By::after(p)) By::before(*By::after(p)) = By::before(p);
+    By::before(p) = By::after(p) = nullptr;
     --size_;
   }
   // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own bin, then the tightest of the next.
@@ -87,10 +105,10 @@ class bins {
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
       piece* best = nullptr;
       int left = looks;
-      for (piece* p = heads_[at(q)]; p && left-- > 0; p = p->bin_after) {
-        if (p->bytes < bytes || (best && p->bytes >= best->bytes) || !fits(*p)) continue;
+      for (piece* p = heads_[at(q)]; p && left-- > 0; p = By::after(*p)) {
+        if (By::size(*p) < bytes || (best && By::size(*p) >= By::size(*best)) || !fits(*p)) continue;
         best = p;
-        if (p->bytes == bytes) break;
+        if (By::size(*p) == bytes) break;
       }
       if (best) return best;
     }
@@ -99,8 +117,19 @@ class bins {
   template <class Do>
   void each(Do act) const {  // act may not change the bins
     for (int q = next(0); q >= 0; q = next(q + 1)) {
-      for (piece* p = heads_[at(q)]; p; p = p->bin_after) act(*p);
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
     }
+  }
+  // From the bin of `bytes` up, until `enough(piece)` or `looks` were looked at. Returns: how many were
+  template <class Enough>
+  int look(std::size_t bytes, Enough enough, int looks) const {
+    int seen = 0;
+    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+        if (seen++ == looks || enough(*p)) return seen;
+      }
+    }
+    return seen;
   }
   std::size_t size() const noexcept { return size_; }
 
@@ -119,5 +148,6 @@ class bins {
   std::uint32_t words_ = 0;
   std::size_t size_ = 0;
 };
+using bins = bins_by<by_bytes>;
 
 }  // namespace weir::memory

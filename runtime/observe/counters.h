@@ -7,6 +7,7 @@
 // is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of them.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +105,9 @@ class tally {
     if (change < 0) pieces_gone_.add(-change);
     pieces_peak_.raise(pieces_made_.get() - pieces_gone_.get());
   }
+  std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
+  std::int64_t bytes_pending() const noexcept { return pending(all); }
+  std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }  // bytes, since peaks were reset
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
     if (shared_) return;
@@ -229,11 +233,21 @@ class counters {
     both(now_.reserved_bytes, size_pool::large, as(bytes));
     return true;
   }
+  // The same for as much of `bytes`, in multiples of `unit`, as neither the limit nor `most` in all forbids.
+  std::size_t charge_within(std::size_t bytes, std::size_t most, std::size_t unit) {
+    lock_guard hold(lock_);
+    if (limit_) most = std::min(most, limit_);
+    auto const now = static_cast<std::size_t>(now_.reserved_bytes.all.current);
+    std::size_t const taken = most > now ? std::min(bytes, most - now) / unit * unit : 0;
+    both(now_.reserved_bytes, size_pool::large, as(taken));
+    return taken;
+  }
   void refund(std::size_t bytes) {  // what was charged was refused, or has been given back to the driver
     lock_guard hold(lock_);
     both(now_.reserved_bytes, size_pool::large, -as(bytes));
   }
   void handle_mapped() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1), ++n.pages_mapped; }); }
+  void handle_moved() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1); }); }  // it was gone, and is mapped elsewhere
   void handle_gone() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, -1); }); }
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
@@ -246,6 +260,10 @@ class counters {
   void set_limit(std::size_t bytes) {
     lock_guard hold(lock_);
     limit_ = bytes;
+  }
+  std::size_t reserved() const {
+    lock_guard hold(lock_);
+    return static_cast<std::size_t>(now_.reserved_bytes.all.current);
   }
   std::size_t limit() const {
     lock_guard hold(lock_);

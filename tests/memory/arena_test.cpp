@@ -1,6 +1,7 @@
 // The arena against a plain model: a byte map of what is taken, mapped and missing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 
@@ -22,7 +23,7 @@ struct bare_arena {
   void map(address at, std::size_t bytes) { in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes})); }
   piece* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
     growth g;
-    if (!pieces.plan(bytes, alignment, g)) return nullptr;
+    if (!pieces.plan(bytes, alignment, arena::part::blocks, g)) return nullptr;
     for (auto const& hole : g.missing) map(hole.at, hole.bytes);
     return pieces.commit(g);
   }
@@ -51,6 +52,78 @@ TEST(arena, takes_an_exact_size_before_a_larger_piece) {
   EXPECT_SOUND(a);
 }
 
+TEST(arena, a_large_block_gets_the_lowest_piece_that_is_large_enough_a_small_one_the_tightest) {
+  bare_arena a(256 * page);
+  piece* const low = a.grow(20 * page);
+  a.grow(page);
+  piece* const tight = a.grow(8 * page);
+  a.grow(page);
+  piece* const least = a.grow(5 * page);
+  a.grow(page);
+  address const low_at = low->at, least_at = least->at;
+  a.pieces.give(*low, 0);
+  a.pieces.give(*tight, 0);
+  a.pieces.give(*least, 0);
+  EXPECT_EQ(a.pieces.take(page + bins::unit, bins::unit)->at, least_at);
+  piece* const first = a.pieces.take(8 * page, bins::unit);
+  EXPECT_EQ(first->at, low_at);
+  EXPECT_EQ(a.pieces.take(8 * page, bins::unit)->at, low_at + 8 * page);
+  a.pieces.give(*first, 7);
+  EXPECT_EQ(a.pieces.take_if(8 * page, bins::unit, [](piece const& p) { return p.freed == 7; })->at, low_at);
+  EXPECT_SOUND(a);
+}
+
+TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them) {
+  auto in = std::make_unique<region>(address{1} << 40, 64 * page, page, nullptr);
+  in->runs = in->base + 48 * page;
+  std::map<address, handle> handles;
+  arena pieces;
+  pieces.add_region(*in, state::gap);
+  auto const grow = [&](std::size_t bytes, arena::part part) -> piece* {
+    growth g;
+    if (!pieces.plan(bytes, bins::unit, part, g)) return nullptr;
+    for (auto const& hole : g.missing) in->set_pages({driver::memory_handle::none, hole.at, hole.bytes}, &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
+    return pieces.commit(g);
+  };
+  auto const wrong = [&] {
+    std::vector<std::string> out;
+    pieces.validate(out, "arena");
+    return out;
+  };
+  piece* const last = grow(48 * page, arena::part::blocks);
+  ASSERT_NE(last, nullptr);
+  EXPECT_EQ(last->end(), in->runs);
+  EXPECT_EQ(grow(page, arena::part::blocks), nullptr) << "the rest is for runs";
+  piece* const run = grow(2 * page, arena::part::runs);
+  ASSERT_NE(run, nullptr);
+  EXPECT_EQ(run->at, in->runs);
+  pieces.give(*last, 0);
+  pieces.give(*run, 0);
+  EXPECT_EQ(wrong(), std::vector<std::string>{});
+  EXPECT_EQ(pieces.free_pieces(), 2u) << "neighbours in different parts stay two";
+  EXPECT_EQ(pieces.take_run(page)->at, in->runs);
+  ASSERT_NE(pieces.take(48 * page, bins::unit), nullptr);
+  EXPECT_EQ(pieces.take(page, bins::unit), nullptr);
+  EXPECT_EQ(pieces.take_anywhere(page, bins::unit)->at, in->runs + page);
+  EXPECT_EQ(wrong(), std::vector<std::string>{});
+}
+
+TEST(lowest_fit, agrees_with_a_scan) {
+  for (std::size_t n : {std::size_t{1}, std::size_t{16}, std::size_t{17}, std::size_t{5000}}) {
+    std::mt19937_64 random(n);
+    lowest_fit tree(n);
+    std::vector<std::uint32_t> plain(n);
+    for (int i = 0; i < 3000; ++i) {
+      std::size_t const at = random() % n;
+      tree.set(at, plain[at] = random() % 3 ? 0 : static_cast<std::uint32_t>(random() % 100 + 1));
+      std::size_t const from = random() % (n + 1);
+      auto const v = static_cast<std::uint32_t>(random() % 100 + 1);
+      auto const found = std::find_if(plain.begin() + static_cast<std::ptrdiff_t>(from), plain.end(), [&](std::uint32_t x) { return x >= v; });
+      ASSERT_EQ(tree.find(v, from), found == plain.end() ? lowest_fit::none : static_cast<std::size_t>(found - plain.begin()));
+    }
+  }
+}
+
 TEST(arena, no_two_neighbours_are_both_free) {
   bare_arena a(64 * page);
   piece* const x = a.grow(page);
@@ -77,7 +150,7 @@ TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
   address const tail = last->at;
   a.pieces.give(*last, 0);
   growth g;
-  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, g));
+  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
   EXPECT_EQ(g.block, tail);            // three pages lie there already
   EXPECT_EQ(g.missing_bytes, 2 * page);
   for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
@@ -88,7 +161,7 @@ TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
 TEST(arena, a_growth_rolled_back_leaves_what_was_mapped_free_and_the_rest_a_gap) {
   bare_arena a(64 * page);
   growth g;
-  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, g));
+  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
   ASSERT_EQ(g.missing.size(), 1u);
   a.map(g.missing[0].at, 2 * page);
   EXPECT_EQ(a.pieces.take(page, bins::unit), nullptr) << "what is reserved is nobody else's";

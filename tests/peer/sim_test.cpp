@@ -61,14 +61,14 @@ TEST(simulation, threads_it_spawns_take_turns_as_the_seed_says_and_staging_threa
   };
   std::set<std::string> orders;
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
-  std::uint64_t const first = only ? only : 1, end = first + (only ? 1 : 12);
+  std::uint64_t const first = only ? only : 1, end = first + (only ? 1 : 24);
   for (std::uint64_t seed = first; seed < end; ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     auto const once = run(seed);
     EXPECT_EQ(once.size(), 4u);
     orders.insert(once);
   }
-  EXPECT_GT(orders.size(), end - first == 12 ? 2u : 0u);
+  EXPECT_GT(orders.size(), end - first == 24 ? 2u : 0u);
 }
 
 TEST(simulation, spawning_is_for_machines_run_by_a_seed_and_for_their_threads) {

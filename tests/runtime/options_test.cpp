@@ -32,6 +32,7 @@ TEST(options, every_key_is_read_with_its_unit) {
   EXPECT_TRUE(parse_options("announce_blocks:true").announce_blocks);
   EXPECT_EQ(parse_options("device_limit:4096").device_limit, 4096u);
   EXPECT_EQ(parse_options("").device_limit, 0u);
+  EXPECT_EQ(parse_options("epsilon:0.25").epsilon, 0.25);
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
@@ -44,6 +45,7 @@ TEST(options, a_value_that_is_no_size_is_refused) {
   EXPECT_TRUE(has(refused([] { parse_options("device_limit:lots"); }), "\"lots\" is no size"));
   EXPECT_TRUE(has(refused([] { parse_options("device_limit:99999999999TiB"); }), "is no size"));
   EXPECT_TRUE(has(refused([] { parse_options("launch_blocking:maybe"); }), "neither true nor false"));
+  for (char const* part : {"epsilon:much", "epsilon:1.5", "epsilon:-0.1", "epsilon:nan"}) EXPECT_TRUE(has(refused([&] { parse_options(part); }), "no number from 0 to 1")) << part;
   EXPECT_TRUE(has(refused([] { parse_options("device_limit"); }), "has no value"));
 }
 

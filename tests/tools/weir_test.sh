@@ -63,6 +63,10 @@ expect 1 '"ooms": '
 expect 1 'The limit forbids it'
 run replay --devices sim --limit none "$work/small"
 expect 1 'is no size'
+run replay --devices sim --epsilon many "$work/small"
+expect 1 'is no number from 0 to 1'
+run replay --json --devices sim --epsilon 0.5 "$work/small"
+expect 0 '"epsilon": 0.5, '
 run replay --devices sim
 expect 1 'no trace'
 head -c 40 "$work/small.gz" > "$work/short.gz"

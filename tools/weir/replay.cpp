@@ -22,6 +22,7 @@ namespace {
 
 struct outcome {
   std::string devices;
+  double epsilon = 0;
   double first_ns = 0, warm_ns = 0;                // an operation, on the host, without the driver's
   double first_driver_ns = 0, warm_driver_ns = 0;  // an operation; modelled on a simulated machine
   std::uint64_t created = 0, moved = 0, warm_moved = 0;
@@ -107,6 +108,7 @@ struct settings {
   machine_choice machine;
   bool size_given = false;  // of simulated devices
   std::optional<size_t> limit;
+  std::optional<double> epsilon;
   bool json = false;
 };
 
@@ -124,10 +126,12 @@ outcome replay_one(trace const& t, settings const& s) {
   meter& m = *made;
   options o = options::from_environment();
   if (s.limit) o.device_limit = *s.limit;
+  if (s.epsilon) o.epsilon = *s.epsilon;
   auto const rt = make_runtime(std::move(made), o, opened.why);
   runtime_guard const in(*rt);
   device_guard const on(0);
   outcome out;
+  out.epsilon = o.epsilon;
   out.devices = rt->description() + (m.simulated() ? "; driver time modelled" : "");
   player p(t, *rt);
   auto const operations = static_cast<double>(t.operations.size());
@@ -164,10 +168,10 @@ double ratio(trace const& t, outcome const& o) {
 }
 
 void print_json(std::string const& path, trace const& t, outcome const& o) {
-  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": null, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
+  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %g, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
               "\"first_ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"first_driver_ns_per_op\": %.1f, \"warm_driver_ns_per_op\": %.1f, "
               "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu}\n",
-              quoted(path).c_str(), quoted(o.devices).c_str(), t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
+              quoted(path).c_str(), quoted(o.devices).c_str(), o.epsilon, t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
               static_cast<long long>(o.memory.reserved_bytes.all.peak), ratio(t, o), o.first_ns, o.warm_ns, o.first_driver_ns, o.warm_driver_ns,
               static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
               static_cast<unsigned long long>(o.memory.num_ooms));
@@ -184,6 +188,12 @@ void print_text(std::string const& path, trace const& t, outcome const& o, setti
   }
 }
 
+double part_or_throw(std::string const& text) {
+  auto const part = part_from_text(text);
+  if (!part) throw invalid_use("replay", "--epsilon \"" + text + "\" is no number from 0 to 1", "Write --epsilon 0.02", here::current());
+  return *part;
+}
+
 size_t size_or_throw(std::string const& text) {
   auto const bytes = size_from_text(text);
   if (!bytes || !*bytes) throw invalid_use("replay", "--limit \"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", here::current());
@@ -194,11 +204,12 @@ size_t size_or_throw(std::string const& text) {
 
 int replay(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
-  std::string devices, limit;
+  std::string devices, limit, epsilon;
   std::vector<std::string> paths;
   settings s;
   po::options_description all("weir replay TRACE…: replays recorded allocations (plain or gzip) twice on one device.\nOn a simulated machine the driver's time is modelled on an H200's");
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
       "trace", po::value(&paths), "files");
   po::positional_options_description files;
@@ -216,6 +227,7 @@ int replay(std::vector<std::string> const& arguments) {
   if (!devices.empty()) s.machine = parse_devices(devices);
   s.size_given = std::count(devices.begin(), devices.end(), ':') == 2;
   if (!limit.empty()) s.limit = size_or_throw(limit);
+  if (!epsilon.empty()) s.epsilon = part_or_throw(epsilon);
   bool fits = true;
   for (std::string const& path : paths) {
     trace const t = read_trace(path);

@@ -1,0 +1,208 @@
+// Handles for a window: made while the bound allows it, moved from where they lie free, made all the same when none does.
+// Threads: any. A stream's lock is held to choose a handle and to note that it is gone, never over a driver call.
+//
+// Invariant: reserved <= max((1 + epsilon) x most live + a page, what is covered), where a handle is covered while it holds a
+// byte that is live, pending or not known to be complete, or the rest of a slab: one is made past the first term only when no
+// handle was found that is wholly free and complete.
+#include <algorithm>
+#include <bit>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+
+class device_allocator::filling {
+ public:
+  filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
+      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), most_(a.space_.handle_bytes(g.bytes, a.counts_.reserved(), a.epsilon_)) {
+    bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
+    charge_within_bound(g.missing_bytes);
+  }
+  driver::status hole(address at, address end) {
+    while (at < end) {
+      std::size_t n = 0;
+      if (driver::status const s = next(at, end - at, n); !s.ok()) return s;
+      at += n;
+    }
+    return {};
+  }
+
+ private:
+  static std::size_t power_up_to(std::size_t bytes, std::size_t page) { return std::bit_floor(bytes / page) * page; }
+
+  void charge_within_bound(std::size_t bytes) {
+    fresh_ = a_.counts_.charge_within(bytes, bound_, page_);
+    out_.charged += fresh_;
+  }
+  driver::status next(address at, std::size_t left, std::size_t& n) {
+    out_.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
+    if (!fresh_) charge_within_bound(left);  // a handle that was too large has gone
+    if (fresh_) {
+      n = power_up_to(std::min({left, fresh_, most_}), page_);
+      fresh_ -= n;
+      return make(at, n);
+    }
+    if (may_move_) {
+      driver::status s;
+      if (move(at, left, n, s)) return s;
+      may_move_ = false;
+    }
+    n = power_up_to(std::min(left, most_), page_);
+    if (!charge(n)) return {driver::code::out_of_memory};
+    return make(at, n);
+  }
+  bool charge(std::size_t n) {
+    if (!a_.counts_.charge(n)) return false;
+    out_.charged += n;
+    return true;
+  }
+  driver::status make(address at, std::size_t n) {
+    auto const h = a_.machine_.create(a_.device_, n);
+    return h.ok() ? place({h.value, at, n}) : h.is;
+  }
+  driver::status place(handle h) {  // one that is mapped nowhere
+    if (auto const s = a_.machine_.map(h.at, h.bytes, h.physical); !s.ok()) {
+      a_.release(h.physical, h.bytes, out_);
+      return s;
+    }
+    out_.handles.push_back(h);
+    if (auto const s = a_.machine_.grant(h.at, h.bytes, a_.device_); !s.ok()) return s;
+    out_.handles.back().readers = a_.own_bit();
+    return {};
+  }
+
+  // false: no handle is wholly free and complete.
+  bool move(address to, std::size_t left, std::size_t& n, driver::status& s) {
+    stream_memory* from = nullptr;
+    released victim = choose(left, from);
+    if (!victim.place) return false;
+    handle const h = victim.handles.front();
+    if (h.bytes > left) {  // too large here: it goes, and as much as is needed is made
+      if (!a_.release(*from, victim)) return false;
+      n = power_up_to(std::min(left, most_), page_);
+      s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
+      return true;
+    }
+    driver::status const gone = a_.machine_.unmap(h.at, h.bytes);
+    a_.note(gone);
+    {
+      section const hold(*from);
+      if (gone.ok()) {
+        victim.in->set_pages(h, nullptr);
+        from->handles.erase(h.at);
+        from->counts.mapped(-static_cast<std::int64_t>(h.bytes));
+        a_.counts_.handle_gone();
+      }
+      from->pieces.release_done(*victim.place);
+    }
+    if (!gone.ok()) return false;
+    out_.charged += h.bytes;
+    n = h.bytes;
+    s = place({h.physical, to, n});
+    if (!out_.handles.empty() && out_.handles.back().at == to) ++out_.moved;
+    return true;
+  }
+
+  // One to take: the largest that fits, of whichever stream; else the smallest of all.
+  released choose(std::size_t left, stream_memory*& from) {
+    for (std::size_t const at_most : {left, ~std::size_t{0}}) {
+      auto all = a_.memories();
+      std::stable_partition(all.begin(), all.end(), [&](stream_memory* m) { return m != &mine_; });  // others' first: what lies idle there serves nobody
+      for (stream_memory* m : all) {
+        released found = choose_of(*m, left, at_most);
+        if (!found.place) continue;
+        from = m;
+        return found;
+      }
+    }
+    return {};
+  }
+  released choose_of(stream_memory& m, std::size_t left, std::size_t at_most) {
+    std::size_t const enough = power_up_to(std::min(left, most_), page_);
+    for (bool asked = false;; asked = true) {
+      clock::stamp oldest;  // of what may not go yet
+      {
+        section const hold(m);
+        oldest.stream = m.home.load()->id();
+        released found = m.pieces.reserve_handle(left, enough, [&](handle const& h, std::uint64_t freed) {
+          if (h.bytes > at_most || h.physical == driver::memory_handle::none || (h.readers & ~a_.own_bit())) return false;
+          if (a_.clocks_.complete({oldest.stream, freed})) return true;
+          if (!oldest.n || freed < oldest.n) oldest.n = freed;
+          return false;
+        });
+        if (found.place) return found;
+      }
+      if (asked || !oldest.n || !complete_soon(oldest)) return {};
+    }
+  }
+  // A fence of an idle stream takes some microseconds, a move forty: asking again is worth it.
+  bool complete_soon(clock::stamp s) {
+    for (int tries = 0; tries < 32; ++tries) {
+      auto const done = a_.clocks_.poll(s);
+      if (!done.ok() || done.value) return done.ok();
+    }
+    return false;
+  }
+
+  device_allocator& a_;
+  stream_memory& mine_;
+  mapped& out_;
+  std::size_t const page_, most_;
+  std::size_t bound_ = 0;  // bytes
+  std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
+  bool may_move_ = true;
+};
+
+driver::status device_allocator::fill(stream_memory& mine, growth const& g, std::size_t asked, mapped& out) try {
+  out.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);  // nothing below is lost for want of host memory
+  filling f(*this, mine, g, asked, out);
+  for (address_range const& hole : g.missing) {
+    if (driver::status const s = f.hole(hole.at, hole.at + hole.bytes); !s.ok()) return s;
+  }
+  return {};
+} catch (std::bad_alloc const&) {  // what was made so far is in `out`: taken back as after any refusal
+  return {driver::code::out_of_memory};
+}
+
+// The first term of the bound. A device of one stream knows its peak; of several, what was live whenever one needed more.
+std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pending) {
+  std::int64_t now = 0, most = 0;
+  for (stream_memory* m : memories()) {
+    now += m->counts.bytes_live();
+    most = std::max(most, m->counts.most_live());
+  }
+  most_live_.raise(static_cast<std::size_t>(std::max(most, now)));
+  std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(now) + asked + pending);
+  return live + static_cast<std::size_t>(static_cast<double>(live) * epsilon_);
+}
+
+void device_allocator::note_live() noexcept try {
+  (void)most_reserved(0, 0);
+} catch (std::bad_alloc const&) {  // the next one sees it
+}
+
+std::size_t device_allocator::pending_bytes() const {
+  std::int64_t bytes = 0;
+  for (stream_memory* m : memories()) bytes += m->counts.bytes_pending();
+  return static_cast<std::size_t>(bytes);
+}
+
+void device_allocator::release(driver::memory_handle h, std::size_t bytes, mapped& out) {
+  if (machine_.release(h).ok()) return;
+  out.orphaned += bytes;
+  try {
+    orphans_.lock()->push_back({h, 0, bytes});
+  } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
+}
+
+// Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
+void device_allocator::undo(mapped& out) {
+  out.moved = 0;
+  std::erase_if(out.handles, [&](handle const& h) {
+    if (!machine_.unmap(h.at, h.bytes).ok()) return false;
+    release(h.physical, h.bytes, out);
+    return true;
+  });
+}
+
+}  // namespace weir::memory
