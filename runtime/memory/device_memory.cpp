@@ -83,6 +83,7 @@ bool device_memory::is_alive(device_memory const* m) noexcept {
 }
 
 allocator* device_memory::owner_in_process(void const* p) noexcept {
+  if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p))) return &r->owner.load()->in;  // no lock that all threads share
   for (device_memory* m : *alive().lock()) {
     if (allocator* const a = m->owner(p)) return a;
   }

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "runtime/base/sync.h"
@@ -81,6 +82,8 @@ class tally {
   void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
     give(p, 1, as(rounded), as(requested), given_);
     regain(requested);
+    fell(p, 1, as(requested));
+    cached_rose(p, as(rounded));
   }
   void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {   // given back, but other streams may still use it
     give(p, 1, as(rounded), as(requested), given_);
@@ -91,12 +94,15 @@ class tally {
   void held_no_more(size_pool p, std::size_t rounded) noexcept {
     at(settled_, p).add(1, as(rounded), 0);
     drift(rounded);
+    cached_rose(p, as(rounded));
   }
   // Slots go to a thread's cache, or come back from one.
   void lent(std::int64_t slots, std::size_t bytes) noexcept { take(size_pool::small, slots, as(bytes), as(bytes), lent_); }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
     give(size_pool::small, slots, as(bytes), as(bytes), returned_);
     regain(bytes);
+    fell(size_pool::small, slots, as(bytes));
+    cached_rose(size_pool::small, as(bytes));
   }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
   void run_cut(std::int64_t bytes) noexcept { map(size_pool::small, bytes), map(size_pool::large, -bytes); }  // negative: returned
@@ -122,6 +128,7 @@ class tally {
       for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
     }
     for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
+    room_ = {}, cached_room_ = {};
     pieces_peak_.set(pieces_made_.get() - pieces_gone_.get());
     if (shared_) tell();
   }
@@ -140,10 +147,16 @@ class tally {
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
   void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    at(as_what, p).add(n, bytes, requested);
     if (!rising_) {
       rising_ = true;
-      for (std::size_t q = 0; q < 3; ++q) cached_peak_[q].raise(cached(q) + (q != all && q != index(p) ? 0 : bytes));
+      if (cached_unnoted_) note_cached();
+    }
+    at(as_what, p).add(n, bytes, requested);
+    for (std::size_t q : {index(p), all}) {
+      room& r = room_[q];
+      r.bytes -= bytes, r.blocks -= n;
+      unnoted_ |= (r.bytes | r.blocks) < 0;
+      cached_room_[q] += bytes;
     }
     credit_ -= bytes, credit_blocks_ -= n;
     if ((credit_ < 0 || credit_blocks_ < 0) && shared_) tell();
@@ -151,9 +164,16 @@ class tally {
   void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
     if (rising_) {
       rising_ = false;
-      note_peaks();
+      if (unnoted_) note_peaks();
     }
     at(as_what, p).add(n, bytes, requested);
+  }
+  // What all levels of that pool fell by at least, what its cached bytes rose by.
+  void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {
+    for (std::size_t q : {index(p), all}) room_[q].bytes += bytes, room_[q].blocks += n;
+  }
+  void cached_rose(size_pool p, std::int64_t bytes) noexcept {
+    for (std::size_t q : {index(p), all}) cached_unnoted_ |= (cached_room_[q] -= bytes) < 0;
   }
   void regain(std::size_t bytes) noexcept {
     credit_ += as(bytes), ++credit_blocks_;
@@ -194,12 +214,24 @@ class tally {
   }
   void note_peaks() noexcept {
     auto const now = current();
-    for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].raise(now[k][p]);
+    for (std::size_t p = 0; p < 3; ++p) {
+      room& r = room_[p];
+      r = {std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::max()};
+      for (std::size_t k = 0; k < levels; ++k) {
+        peaks_[k][p].raise(now[k][p]);
+        auto& left = k < static_cast<std::size_t>(level::allocated_bytes) ? r.blocks : r.bytes;
+        left = std::min(left, peaks_[k][p].get() - now[k][p]);
+      }
     }
+    unnoted_ = false;
   }
   void note_cached() noexcept {
-    for (std::size_t p = 0; p < 3; ++p) cached_peak_[p].raise(cached(p));
+    for (std::size_t p = 0; p < 3; ++p) {
+      std::int64_t const now = cached(p);
+      cached_peak_[p].raise(now);
+      cached_room_[p] = cached_peak_[p].get() - now;
+    }
+    cached_unnoted_ = false;
   }
   void tell() noexcept {
     auto now = current();
@@ -219,6 +251,11 @@ class tally {
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
   bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
+  // How much the levels of small, large, all may rise at least before one is above its noted peak; below 0 once: unnoted_.
+  struct room { std::int64_t bytes = 0, blocks = 0; };
+  std::array<room, 3> room_{};
+  std::array<std::int64_t, 3> cached_room_{};
+  bool unnoted_ = false, cached_unnoted_ = false;
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
   level_values told_{};

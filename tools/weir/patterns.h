@@ -22,9 +22,10 @@ class measured {
 
 inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
 
-// How many pairs make a round: found by doubling, which also warms the allocator up.
+// How many pairs make a round: found by doubling. The first ones, which may ask the driver for pages, are not looked at.
 template <class Body>
 std::size_t pairs_for(std::int64_t wanted_ns, Body body) {
+  body(64);
   for (std::size_t n = 64;; n *= 2) {
     std::int64_t const from = base::now_ns();
     body(n);
