@@ -92,6 +92,7 @@ class tally {
     drift(rounded);
   }
   void held_no_more(size_pool p, std::size_t rounded) noexcept {
+    falls();
     at(settled_, p).add(1, as(rounded), 0);
     drift(rounded);
     cached_rose(p, as(rounded));
@@ -162,11 +163,13 @@ class tally {
     if ((credit_ < 0 || credit_blocks_ < 0) && shared_) tell();
   }
   void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    if (rising_) {
-      rising_ = false;
-      if (unnoted_) note_peaks();
-    }
+    falls();
     at(as_what, p).add(n, bytes, requested);
+  }
+  void falls() noexcept {  // from here on some level does
+    if (!rising_) return;
+    rising_ = false;
+    if (unnoted_) note_peaks();
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
   void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {

@@ -1,5 +1,6 @@
 // The programs of the model tests, as the prover takes them.
 // Threads: as prover.h.
+#include "tests/model/cache_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/memory_program.h"
@@ -18,6 +19,7 @@ std::span<kind_of_program const> programs() {
       {"given back among threads", [](std::uint64_t seed) { return run_body(seed, "given_back", memory_given_back_among_threads); }},
       {"knowledge among threads", [](std::uint64_t seed) { return run_body(seed, "knowledge", knowledge_among_threads); }},
       {"crew among threads", [](std::uint64_t seed) { return run_body(seed, "crew", crew_among_threads); }},
+      {"caches among threads", [](std::uint64_t seed) { return run_body(seed, "caches", small_blocks_among_threads); }},
       {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
