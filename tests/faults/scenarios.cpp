@@ -4,11 +4,14 @@
 
 #include <array>
 #include <cstring>
+#include <exception>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "weir/copy.h"
 #include "weir/launch.h"
+#include "weir/observe.h"
 #include "weir/peer.h"
 #include "weir/sim.h"
 
@@ -200,6 +203,48 @@ std::string peers() {
   return seen;
 }
 
+// Small blocks that threads keep: of two streams, given back by the thread that took them and by another, left behind by one that ends,
+// and taken back from all when memory is short.
+std::string small_blocks_of_threads() {
+  std::string seen;
+  stream const a, b;
+  std::vector<buffer> handed_over;
+  auto const some = [&](stream_ref on, std::size_t n) {
+    stream_guard const in(on);
+    std::vector<buffer> all;
+    for (std::size_t i = 0; i < n; ++i) {
+      all.emplace_back(i % 3 ? 500 : 3000);
+      set(all.back().data(), std::byte(i), all.back().size());
+    }
+    return all;
+  };
+  for (auto const& on : {a.ref(), b.ref()}) {
+    for (int round = 0; round < 2; ++round) some(on, 12);
+  }
+  std::exception_ptr thrown;
+  std::thread([&, &in = runtime::current()] {
+    try {
+      runtime_guard const here_too(in);
+      some(a, 6);
+      handed_over = some(b, 9);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown) std::rethrow_exception(thrown);
+  unsigned char host[500];
+  for (buffer const& x : handed_over) {
+    copy(b, host, x.data(), 500);
+    b.synchronize();
+    seen += bytes_of(host, 4);
+  }
+  handed_over.clear();
+  buffer const large(900'000);  // what threads keep is in the way
+  some(a, 6);
+  auto const n = memory_stats();
+  return seen + std::to_string(n.allocation.all.current) + " " + std::to_string(n.requested_bytes.all.current);
+}
+
 // What a simulated machine has no answer to, and what it says of addresses that are not weir's.
 std::string handles_and_places() {
   std::string seen;
@@ -232,6 +277,7 @@ constexpr std::array table{
     scenario{"guarded", {.devices = 1, .memory = 4_MiB, .how = running::seeded, .guarded = true}, {}, three_streams},
     scenario{"growth", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, grow},
     scenario{"growth_by_segments", {.devices = 1, .memory = 2_MiB, .how = running::seeded, .maps = false}, {}, grow},
+    scenario{"small_blocks_of_threads", {.devices = 1, .memory = 1_MiB, .how = running::seeded}, {}, small_blocks_of_threads},
     scenario{"pinned", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {.pinned_limit = 5_MiB}, pinned_blocks},
     scenario{"staging", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, staged_both_ways},
     scenario{"peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
