@@ -107,8 +107,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
       section const hold(*m);
       settled += settle(*m);
     }
-    if (attempt()) return out;
     if (!settled) break;
+    if (attempt()) return out;
   }
   counts_.ran_out();
   observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), runtime_.id(), device_, r.at);
