@@ -33,7 +33,7 @@ constexpr option_row table[] = {
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), here::current());
 }
 
-std::string quoted(std::string_view s) { return "\"" + std::string(s) + "\""; }
+std::string in_quotes(std::string_view s) { return "\"" + std::string(s) + "\""; }
 
 std::optional<size_t> whole_number(std::string_view text) {
   size_t n = 0;
@@ -52,22 +52,22 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
     }
     if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
       auto const bytes = size_from_text(value);
-      if (!bytes) refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
+      if (!bytes) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
       into.**size = *bytes;
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
       auto const given = part_from_text(value);
-      if (!given) refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
       into.**part = *given;
     } else {
       bool const yes = value == "true" || value == "1";
-      if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + quoted(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
+      if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
       into.*std::get<bool options::*>(row.at) = yes;
     }
     return number;
   }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
-  refuse(std::string(where), "no option is called " + quoted(key), "Did you mean " + std::string(nearest(key, names)) + "? docs/options.md lists them");
+  refuse(std::string(where), "no option is called " + in_quotes(key), "Did you mean " + std::string(nearest(key, names)) + "? docs/options.md lists them");
 }
 
 char const* variable(char const* name) {
@@ -141,7 +141,7 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
     std::string_view const pair = trimmed(item);
     if (pair.empty()) continue;
     size_t const colon = pair.find(':');
-    if (colon == pair.npos) refuse(where, quoted(pair) + " has no value", "Write key:value,key:value");
+    if (colon == pair.npos) refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value");
     size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where);
     if (origin) (*origin)[row] = where;
   }
@@ -150,7 +150,7 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
 // The same, a line for each or several; # begins a comment.
 void read_file(std::string const& path, found_options& into) {
   std::ifstream file(path);
-  if (!file) refuse("WEIR_CONF_FILE", quoted(path) + " cannot be read", "Name a file of lines key:value, or unset WEIR_CONF_FILE");
+  if (!file) refuse("WEIR_CONF_FILE", in_quotes(path) + " cannot be read", "Name a file of lines key:value, or unset WEIR_CONF_FILE");
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     read_options(std::string_view(line).substr(0, line.find('#')), into.in_force, &into.origin, path + ":" + std::to_string(number));
@@ -196,24 +196,24 @@ machine_choice parse_devices(std::string_view text) {
   std::string_view const word = text.substr(0, text.find(':'));
   machine_choice choice;
   if (word == "auto" || word == "cuda") {
-    if (word.size() != text.size()) refuse("WEIR_DEVICES", quoted(text) + ": " + quoted(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES");
+    if (word.size() != text.size()) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES");
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
   if (word != "sim") {
-    refuse("WEIR_DEVICES", quoted(text) + " is no machine", "Did you mean " + std::string(nearest(word, {"auto", "cuda", "sim"})) + "? Write auto, cuda or sim[:devices[:GiB]]");
+    refuse("WEIR_DEVICES", in_quotes(text) + " is no machine", "Did you mean " + std::string(nearest(word, {"auto", "cuda", "sim"})) + "? Write auto, cuda or sim[:devices[:GiB]]");
   }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
   std::string_view rest = text.substr(word.size() + 1);
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
-  if (!devices || *devices < 1 || *devices > 64) refuse("WEIR_DEVICES", quoted(text) + ": " + quoted(count) + " is no number of devices", "Write sim:1 to sim:64");
+  if (!devices || *devices < 1 || *devices > 64) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64");
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   auto const gib = whole_number(rest);
-  if (!gib || *gib < 1 || *gib > 1024) refuse("WEIR_DEVICES", quoted(text) + ": " + quoted(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
+  if (!gib || *gib < 1 || *gib > 1024) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
   choice.sim.memory = *gib << 30;
   return choice;
 }
