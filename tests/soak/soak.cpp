@@ -35,7 +35,7 @@ soak::soak(plan p) : plan_(p) {
   simulated_ = machine->simulated();
   devices_ = machine->device_count();
   description_ = why;
-  if (!plan_.limit) plan_.limit = simulated_ ? 34_MiB : 640_MiB;
+  if (!plan_.limit) plan_.limit = simulated_ ? 66_MiB : 640_MiB;
   auto owned = std::make_unique<crooked>(std::move(machine), plan_.told);
   machine_ = owned.get();
   options o;
