@@ -40,8 +40,8 @@ struct options {
   size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
   size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
   // Races are looked for: two uses of a byte, declared to weir (launch, copy, tensors), that nothing orders, and memory used
-  // before or after its time. race_reports() of weir/observe.h; what nobody asks for is printed at the end. Every call costs
-  // about a microsecond more. WEIR_CHECK_RACES=1 means the same, for every runtime of the process.
+  // before or after its time. race_reports() of weir/observe.h; what nobody asks for is printed at the end. A call costs 0.1 to
+  // 0.8 us more (docs/testing.md). WEIR_CHECK_RACES=1 means the same, for every runtime of the process.
   bool check_races = false;
   bool launch_blocking = false;  // every launch waits for its work: errors name the right line. CUDA_LAUNCH_BLOCKING=1 means the same
   // Which bytes are a block is told to tools that listen to NVTX: compute-sanitizer then names what a kernel does between two

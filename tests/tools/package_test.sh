@@ -20,6 +20,23 @@ cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log"
 
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
 
+# The first test of docs/testing.md, as written there: it finds the race it shows, and none once it is mended.
+mkdir "$work/mine"
+block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$root/docs/testing.md"; }
+block cmake > "$work/mine/CMakeLists.txt"
+block cpp > "$work/mine/my_test.cpp"
+make_mine() { cmake -S "$work/mine" -B "$work/mine/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/mine/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
+make_mine
+if "$work/mine/build/my_test" > "$work/said"; then
+  echo "the page's program found nothing"
+  exit 1
+fi
+shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/testing.md")
+grep -qxF "$shown" "$work/said" || { cat "$work/said"; echo "and the page shows: $shown"; exit 1; }
+sed -i 's/^  weir::parallel_for/  compute.wait(copies);\n&/' "$work/mine/my_test.cpp"
+make_mine
+"$work/mine/build/my_test"
+
 # A version of another major number is not this package.
 sed 's/weir 0.1 REQUIRED/weir 1.0 REQUIRED/' "$root/tests/consumer/CMakeLists.txt" > "$work/CMakeLists.txt"
 cp "$root"/tests/consumer/*.{cpp,cu,h} "$work/"
