@@ -56,6 +56,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
   if (how_ != running::threads) {
     for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
   }
+  o.blocks_ended = pages_.blocks_ended();
   switch (give(*s, o, why)) {
     case given::kept: return fine;
     case given::refused: lock.unlock(); return drop_refused(o.job, why);

@@ -297,7 +297,9 @@ void machine::replay_on(stream& s, executable& e) {
       if (step.what.what == operation::kind::wait) {
         follow(*on[l], *on[step.lane], step.what.position + (step.lane == 0 ? before : 0));
       } else {
-        all_.give(*on[l], replay(step, e.of));
+        operation o = replay(step, e.of);
+        o.blocks_ended = pages_.blocks_ended();
+        all_.give(*on[l], std::move(o));
       }
     }
   }

@@ -90,13 +90,68 @@ bool memory::open_to(use const& u) {
   }
   auto const in = mapping_before(u.what.at);
   if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return open;  // pinned memory
-  unpoison_bytes(u.what.at, u.what.bytes);
-  running_.push_back(u.what);
+  open_bytes(u);
+  running_.push_back(u);
   return open;
 }
 
+// All but what was given back before the work was given.
+void memory::open_bytes(use const& u) const {
+  address next = u.what.at;
+  address const end = next + u.what.bytes;
+  auto at = ended_.upper_bound(next);
+  if (at != ended_.begin()) --at;
+  for (; at != ended_.end() && at->first < end; ++at) {
+    address const to = at->first + at->second.bytes;
+    if (to <= next || at->second.when > u.ends) continue;
+    if (at->first > next) unpoison_bytes(next, at->first - next);
+    next = std::min(to, end);
+  }
+  if (next < end) unpoison_bytes(next, end - next);
+}
+
+void memory::forget_ended(address from, std::size_t bytes) {
+  address const to = from + bytes;
+  auto at = ended_.upper_bound(from);
+  if (at != ended_.begin()) --at;
+  while (at != ended_.end() && at->first < to) {
+    address const start = at->first, end = start + at->second.bytes;
+    ended const was = at->second;
+    if (end <= from) {
+      ++at;
+      continue;
+    }
+    at = ended_.erase(at);
+    if (start < from) ended_[start] = {from - start, was.when};
+    if (end > to) ended_[to] = {end - to, was.when};
+  }
+}
+
+void memory::block_taken(address at, std::size_t bytes) {
+  if (!bytes_are_guarded || !shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  forget_ended(at, bytes);
+  blocks_[at] = bytes;
+}
+
+void memory::block_given_back(address at) {
+  if (!bytes_are_guarded || !shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  auto const found = blocks_.find(at);
+  if (found == blocks_.end()) return;
+  forget_ended(at, found->second);
+  ended_[at] = {found->second, ++ends_};
+  blocks_.erase(found);
+}
+
+std::uint64_t memory::blocks_ended() const {
+  if (!bytes_are_guarded || !shape_.guarded) return 0;
+  base::lock_guard lock(mutex_);
+  return ends_;
+}
+
 void memory::close_to(use const& u) {
-  auto const same = std::find_if(running_.begin(), running_.end(), [&](touch const& t) { return t.at == u.what.at && t.bytes == u.what.bytes; });
+  auto const same = std::find_if(running_.begin(), running_.end(), [&](use const& r) { return r.what.at == u.what.at && r.what.bytes == u.what.bytes && r.ends == u.ends; });
   if (same != running_.end()) {
     running_.erase(same);
     if (open_to_all_ == 0) poison_bytes(u.what.at, u.what.bytes);
@@ -109,7 +164,7 @@ void memory::close_to(use const& u) {
     bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
     if (concerns && m.second.users == 0) reach(m, false);
   }
-  for (touch const& t : running_) unpoison_bytes(t.at, t.bytes);
+  for (use const& r : running_) open_bytes(r);
 }
 
 std::string memory::owner_of(address at) const {

@@ -184,7 +184,7 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
 
 void memory::drop_mapping(std::map<address, mapping>::iterator m) {
   std::uint32_t const index = m->second.handle;
-  if (shape_.guarded) unpoison_bytes(m->first, m->second.bytes);
+  if (shape_.guarded) unpoison_bytes(m->first, m->second.bytes), forget_ended(m->first, m->second.bytes);
   mappings_.erase(m);
   --handles_[index].mappings;
   drop_if_dead(index);

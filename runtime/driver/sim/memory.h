@@ -19,6 +19,7 @@ struct use {
   touch what;
   int device = -1;
   bool everything = false;  // work that reaches more than it can declare: a part of a collective
+  std::uint64_t ends = 0;   // of blocks, before the work was given: those blocks it may not use
 };
 
 class memory {
@@ -67,6 +68,12 @@ class memory {
   // As judge, of all; and if all is well the ranges cannot be unmapped until `end`.
   std::string begin(std::span<use const>);
   void end(std::span<use const>);
+
+  // Blocks, as their allocator says, kept only where bytes are guarded. One that was given back is out of reach of all work that
+  // is given later, until its place is a block again or no memory; work that was given before goes on with it.
+  void block_taken(address, std::size_t bytes);
+  void block_given_back(address);
+  std::uint64_t blocks_ended() const;
 
   // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
   std::uint64_t name_of(address) const;
@@ -121,6 +128,8 @@ class memory {
   std::map<address, mapping>::const_iterator mapping_before(address) const;  // that starts at or before it; end(): none
   bool open_to(use const&);
   void close_to(use const&);
+  void open_bytes(use const&) const;
+  void forget_ended(address, std::size_t bytes);
 
   shape const shape_;
   mutable base::mutex mutex_{base::quiet};
@@ -139,7 +148,14 @@ class memory {
   std::vector<std::pair<address, std::size_t>> unreserved_;  // kept from the system, to come back at once
   std::uint64_t came_back_ = 0;
   int open_to_all_ = 0;                // guarded: running uses of everything
-  std::vector<touch> running_;         // guarded: what is within reach
+  std::vector<use> running_;           // guarded: what is within reach
+  struct ended {
+    std::size_t bytes = 0;
+    std::uint64_t when = 0;            // it was the so-manieth
+  };
+  std::map<address, std::size_t> blocks_;
+  std::map<address, ended> ended_;     // disjoint, and no block's
+  std::uint64_t ends_ = 0;
 };
 
 }  // namespace weir::driver::sim

@@ -61,6 +61,8 @@ class machine final : public driver, public controls {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void recheck() override;
+  void block_taken(address at, std::size_t bytes) override { pages_.block_taken(at, bytes); }
+  void block_given_back(address at) override { pages_.block_given_back(at); }
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
   result<executable_handle> instantiate(int device, graph_handle) override;

@@ -48,6 +48,7 @@ void operation::uses(int device, std::vector<use>& into) const {
     for (touch const& t : touches) into.push_back({t, device});
     if (job.ready) into.push_back({{}, device, true});
   }
+  for (use& u : into) u.ends = blocks_ended;
 }
 
 void operation::run() noexcept {  // work that throws ends the process, as it does on a GPU's host thread

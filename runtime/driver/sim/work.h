@@ -53,6 +53,7 @@ struct operation {
   std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
   std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
   std::uint64_t turn = 0;         // counts all operations in the order they were given
+  std::uint64_t blocks_ended = 0; // before it was given
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
