@@ -154,17 +154,32 @@ void memory::close_to(use const& u) {
   auto const same = std::find_if(running_.begin(), running_.end(), [&](use const& r) { return r.what.at == u.what.at && r.what.bytes == u.what.bytes && r.ends == u.ends; });
   if (same != running_.end()) {
     running_.erase(same);
-    if (open_to_all_ == 0) poison_bytes(u.what.at, u.what.bytes);
+    if (open_to_all_ == 0) close_bytes(u.what.at, u.what.bytes);
   }
   if (u.everything && --open_to_all_ == 0) {
-    for (auto const& m : mappings_) poison_bytes(m.first, m.second.bytes);
+    for (auto const& m : mappings_) close_bytes(m.first, m.second.bytes);
   }
   if (open_to_all_ > 0) return;
   for (auto const& m : mappings_) {
     bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
     if (concerns && m.second.users == 0) reach(m, false);
   }
-  for (use const& r : running_) open_bytes(r);
+}
+
+// But for what other work is using, on another thread just now: that stays open all along.
+void memory::close_bytes(address from, std::size_t bytes) const {
+  if (!bytes_are_guarded) return;
+  std::vector<touch> used;
+  for (use const& r : running_) {
+    if (r.what.at < from + bytes && from < r.what.at + r.what.bytes) used.push_back(r.what);
+  }
+  std::sort(used.begin(), used.end(), [](touch const& a, touch const& b) { return a.at < b.at; });
+  address next = from;
+  for (touch const& t : used) {
+    if (t.at > next) poison_bytes(next, t.at - next);
+    next = std::max(next, t.at + t.bytes);
+  }
+  if (next < from + bytes) poison_bytes(next, from + bytes - next);
 }
 
 std::string memory::owner_of(address at) const {

@@ -129,6 +129,7 @@ class memory {
   bool open_to(use const&);
   void close_to(use const&);
   void open_bytes(use const&) const;
+  void close_bytes(address, std::size_t bytes) const;
   void forget_ended(address, std::size_t bytes);
 
   shape const shape_;
