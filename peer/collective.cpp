@@ -126,6 +126,7 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   }
   refuse_if_broken();
   on.set_carries_collectives(true);
+  on.count_collective();
   std::uint64_t const turn = agree(rank, r, at);
   try {
     carrier_->issue(rank, on, turn, r, at);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "streams/context.h"
@@ -83,6 +84,10 @@ struct links::state {
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes; `done` when nothing is left to do
   };
   static constexpr std::size_t done = ~std::size_t{0};
+  struct look {  // at a stream that was not done with its collectives
+    clock::stamp at;       // what it had been given
+    std::uint64_t given;   // collectives, by then
+  };
 
   explicit state(runtime::impl& r)
       : owner(r),
@@ -100,6 +105,7 @@ struct links::state {
   memory::device_memory& memory;
   int const devices;
   base::guarded<known_pairs> in;
+  base::guarded<std::vector<look>> looks;
   base::mutex trying;                   // held by the thread that tries a link out
   std::vector<clock::timeline*> lines;  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
 
@@ -107,12 +113,29 @@ struct links::state {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
   }
 
+  // A stream that stands idle is answered for at once. One that never does is asked about what it had been given at an earlier
+  // look: a stamp of now would be behind new work at each.
+  bool under_way(clock::timeline& line, std::vector<look>& before) const {
+    auto const settled = [](driver::result<bool> const& done) { return done.ok() ? done.value : done.is.what == driver::code::lost; };
+    std::uint64_t const given = line.collectives();
+    look const now{line.now(), given};
+    auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
+    bool const idle = settled(line.query());
+    if (!idle && last != before.end() && !settled(clocks.poll(last->at))) return true;
+    bool const answered = idle || (last != before.end() && last->given == given);
+    if (last == before.end()) before.push_back(now);
+    else if (idle || !answered) *last = now;
+    return !answered;
+  }
+
   bool collectives_under_way() {
+    std::vector<look> before = std::exchange(*looks.lock(), {});
+    bool any = false;
     for (clock::stamp s : clocks.collectives_given()) {
-      auto const done = clocks.poll(s);
-      if (!done.ok() || !done.value) return true;
+      if (auto* const line = clock::find(s.stream)) any |= under_way(*line, before);
     }
-    return false;
+    if (any) *looks.lock() = std::move(before);  // what is answered stays so until there is another collective
+    return any;
   }
 
   clock::timeline& line_on(int device, here at) {

@@ -87,6 +87,8 @@ class timeline final {
   // A stream that carries work which waits for other ranks (collectives): weir never inserts a wait of its own between two such streams.
   void set_carries_collectives(bool yes) noexcept { carries_collectives_.store(yes, base::memory_order_release); }
   bool carries_collectives() const noexcept { return carries_collectives_.load(base::memory_order_acquire); }
+  void count_collective() noexcept { collectives_.fetch_add(1); }  // about to be given one
+  std::uint64_t collectives() const noexcept { return collectives_.load(); }
 
  private:
   friend class clocks;
@@ -127,6 +129,7 @@ class timeline final {
   base::atomic<life> life_;
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
+  base::atomic<std::uint64_t> collectives_{0};  // given so far
   void note_captured(bool yes) const noexcept {  // nobody takes memory on a captured stream the short way
     seen_captured_.store(yes, base::memory_order_relaxed);
     world_changed();

@@ -2,7 +2,9 @@
 #include "peer/links.h"
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/seeds.h"
 #include "weir/collective.h"
+#include "weir/launch.h"
 
 namespace weir {
 namespace {
@@ -139,6 +141,46 @@ TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait
   for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
   EXPECT_EQ(all.known(1, 0), trust::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
+}
+
+// Regression: each look asked for a stamp of now, which is behind what the stream was given meanwhile.
+TEST(links, one_is_tried_beside_streams_that_never_stand_idle_once_their_collectives_are_done) {
+  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::stepped});
+  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+  std::size_t const n = 4_MiB;
+  buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
+  auto& all = m.get().part<peer::links>();
+  auto const block = m.memory(0).find(far.data());
+  auto const look = [&](int times) {
+    for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+  };
+  look(7);
+  ranks[0].all_reduce({a.data(), 4, float32});
+  ranks[1].all_reduce({b.data(), 4, float32});
+  look(3);
+  EXPECT_EQ(all.known(1, 0), trust::claimed);
+  ASSERT_TRUE(m.control().run());
+  for (int d = 0; d < 2; ++d) launch(current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
+  look(1);
+  EXPECT_EQ(all.known(1, 0), trust::proven);
+}
+
+TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
+  for (auto const seed : tests::seeds("links_seen_late", 60)) {
+    test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
+    auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    std::size_t const n = 1_MiB;
+    buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
+    auto& all = m.get().part<peer::links>();
+    auto const block = m.memory(0).find(far.data());
+    for (int i = 0; i < 15; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+    ranks[0].all_reduce({a.data(), 4, float32});
+    ranks[1].all_reduce({b.data(), 4, float32});
+    synchronize(device(0));
+    synchronize(device(1));
+    for (int i = 0; i < 4; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+    EXPECT_EQ(all.known(1, 0), trust::proven) << "WEIR_TEST_SEED=" << seed;
+  }
 }
 
 TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
