@@ -214,6 +214,63 @@ TEST(sim_freedoms, memory_is_refused_although_there_is_room_and_others_come_and_
   EXPECT_GT(rooms.size(), 5u);
 }
 
+TEST(sim_freedoms, addresses_are_refused_although_there_are_some) {
+  int refused = 0;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed, .takes = taken::all});
+    for (int i = 0; i < 20; ++i) {
+      auto const before = b.times(8);
+      auto const at = b.machine->reserve(page, page);
+      if (at.ok()) {
+        ASSERT_TRUE(b.machine->unreserve(at.value, page).ok());
+        continue;
+      }
+      ASSERT_EQ(at.is.what, code::out_of_memory);
+      ASSERT_GT(b.times(8), before) << "counted";
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 5);
+}
+
+// Each call that may block takes that freedom at some seed, counts it, and all work that can move has run then.
+TEST(sim_freedoms, every_call_but_those_that_enqueue_or_ask_sometimes_runs_all_work_first) {
+  using calls = std::vector<std::pair<char const*, std::function<bool(bench&)>>>;
+  event_handle from{}, to{};
+  calls const all{
+      {"info", [](bench& b) { return b.machine->info(0).ok(); }},
+      {"open", [](bench& b) { return b.machine->open(0).ok(); }},
+      {"find", [](bench& b) { return b.machine->find(&b).ok(); }},
+      {"elapsed_ms", [&](bench& b) { return b.machine->elapsed_ms(from, to).ok(); }},
+      {"memory", [](bench& b) { return b.machine->memory(0).ok(); }},
+      {"peer", [](bench& b) { return b.machine->peer(0, 0).ok(); }},
+      {"reserve", [](bench& b) { return b.machine->reserve(page, page).ok(); }},
+      {"create", [](bench& b) { return b.machine->create(0, page).ok(); }},
+      {"create_segment", [](bench& b) { return b.machine->create_segment(0, page).ok(); }},
+      {"create_stream", [](bench& b) { return b.machine->create_stream(0, stream_kind::independent, 0).ok(); }},
+      {"create_event", [](bench& b) { return b.machine->create_event(0, event_kind::order_only).ok(); }},
+  };
+  for (auto const& [name, call] : all) {
+    int taken_here = 0;
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+      bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+      auto const s = b.stream();
+      from = b.event(0, event_kind::timing), to = b.event(0, event_kind::timing);
+      b.machine->record(0, s, from);
+      b.machine->record(0, s, to);
+      ASSERT_TRUE(b.machine->synchronize_event(to).ok());
+      int ran = 0;
+      for (int i = 0; i < 3; ++i) b.machine->enqueue(0, s, {}, task([&] { ++ran; }));
+      auto const before = b.times(3);
+      ASSERT_TRUE(call(b)) << name;
+      if (b.times(3) == before) continue;
+      ++taken_here;
+      EXPECT_EQ(ran, 3) << name;
+    }
+    EXPECT_GT(taken_here, 0) << name << " never blocked";
+  }
+}
+
 TEST(sim_freedoms, a_corrupt_link_changes_what_crosses_it_and_nothing_else) {
   for (auto how : {running::threads, running::stepped}) {
     bench b({.devices = 2, .memory = 4_MiB, .how = how});

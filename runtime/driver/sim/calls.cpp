@@ -264,6 +264,7 @@ status machine::synchronize_event(event_handle h) {
 
 result<float> machine::elapsed_ms(event_handle start, event_handle end) {
   if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(63);
   base::lock_guard lock(all_.mutex);
   auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
   if (!a || !b || a->device != b->device) return {invalid};

@@ -184,6 +184,7 @@ status machine::may_call(int device, need n) {
 
 result<device_info> machine::info(int device) {
   if (status const s = may_call(device, need::exists); !s.ok()) return {s};
+  blocking_call(60, device);
   device_info i;
   i.name = "weir simulated device";
   i.total_memory = bytes_;
@@ -198,6 +199,7 @@ result<device_info> machine::info(int device) {
 
 status machine::open(int device) {
   if (status const s = may_call(device, need::exists); !s.ok()) return s;
+  blocking_call(61, device);
   base::lock_guard lock(all_.mutex);
   auto& d = all_.devices[static_cast<std::size_t>(device)];
   if (d.lost) return {code::lost};
@@ -266,6 +268,7 @@ bool machine::any_alive() const {
 result<address> machine::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const s = may_call(); !s.ok()) return {s};
   blocking_call(1, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.reserve(bytes, alignment);
 }
 
@@ -344,6 +347,7 @@ status machine::unpin(void* host) {
 
 result<place> machine::find(void const* at) {
   if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(62, how_ == running::threads ? 0 : pages_.name_of(reinterpret_cast<address>(at)));
   return {fine, pages_.find(reinterpret_cast<address>(at))};
 }
 
