@@ -82,10 +82,14 @@ if(WEIR_SANITIZE)
   endforeach()
 endif()
 
+target_compile_definitions(faults_calls_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs")
+
 # A library that holds weir, to be loaded and closed.
 add_library(weir_test_plugin MODULE tests/defects/plugin/plugin.cpp)
 weir_own_code(weir_test_plugin)
 target_link_libraries(weir_test_plugin PRIVATE weir::weir)
+target_link_options(weir_test_plugin PRIVATE "LINKER:--version-script=${PROJECT_SOURCE_DIR}/tests/defects/plugin/plugin.map")
+set_target_properties(weir_test_plugin PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/tests/defects/plugin/plugin.map)
 add_dependencies(defects_process_end_test weir_test_plugin)
 target_compile_definitions(defects_process_end_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>")
 

@@ -128,7 +128,26 @@ TEST_F(process_end, a_driver_that_has_gone_first_takes_nobody_along) {
 }
 
 #if defined(WEIR_PLUGIN)
-// gcc's unique symbols keep such a library loaded by themselves; without them weir's own doing does.
+// Two things would keep the plugin loaded whatever weir does: gcc's unique symbols, which plugin.map hides, and the destructors of
+// values of living threads, weir's own and the caller's, of which this leaves none. What stays then does because weir asked.
+TEST_F(process_end, a_library_that_holds_weir_goes_when_it_was_not_used_and_stays_when_it_was) {
+  if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
+  EXPECT_CLEAN_END({
+    auto const loaded = [] { return ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_NOLOAD) != nullptr; };
+    void* const unused = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    if (!unused || ::dlclose(unused) != 0) std::_Exit(1);
+    if (loaded()) std::_Exit(2);  // else what follows could not fail
+    void* const library = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    auto const touch = reinterpret_cast<int (*)()>(::dlsym(library, "touch_weir"));
+    int answer = -1;
+    std::thread([&] { answer = touch(); }).join();
+    if (answer != 0) std::_Exit(3);
+    if (::dlclose(library) != 0) std::_Exit(4);
+    if (!loaded()) std::_Exit(5);
+    std::exit(7);
+  });
+}
+
 TEST_F(process_end, a_library_that_holds_weir_may_be_closed) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({
