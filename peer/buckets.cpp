@@ -4,11 +4,11 @@
 //
 // Invariant: buckets are reduced in the order of their ranges on every rank, each once a step.
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "peer/collective.h"
 #include "runtime/memory/allocator.h"
-#include "runtime/observe/history.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 
@@ -48,15 +48,15 @@ struct gradient_buckets::state {
   std::optional<stream> side{};  // carries the reductions
   std::size_t started = 0;       // buckets of this step
 
-  runtime::impl& owner() const noexcept { return all->owner(); }
-  memory::allocator& memory() const { return owner().part<memory::device_memory>().on(all->device(rank)); }
+  memory::allocator& memory(here at) const { return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank)); }
   std::string named(int i) const { return "\"" + ones[static_cast<std::size_t>(i)].name + "\" (gradient " + std::to_string(i) + ")"; }
 
   ~state() {
-    if (!block || process_is_ending() || process_was_forked()) return;
+    if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
+    // A host without memory waits for whoever uses a block that is freed: not for a rank that this very thread may have to serve.
+    if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
     try {
-      observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
-      memory().deallocate(block, nullptr, here::current());
+      memory(here::current()).deallocate(block, nullptr, here::current());
     } catch (...) {  // a device that is lost: its memory went with it
     }
   }
@@ -122,22 +122,23 @@ void gradient_buckets::build(here at) {
   state& s = *state_;
   if (s.block) throw invalid_use("gradient_buckets::build", "a second build()", "Build once, after the last add()", at);
   if (s.ones.empty()) throw invalid_use("gradient_buckets::build", "nothing is added", "add() each gradient first", at);
-  runtime_guard const in(s.owner().facade());
+  runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
+  runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
-  clock::timeline& home = streams::current_line(s.owner(), device);
+  clock::timeline& home = streams::current_line(owner, device);
   s.buckets.clear();
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
   std::size_t const bytes = std::max(2 * s.half, gap);
-  void* const block = s.memory().allocate(home, bytes, gap, at);
-  auto const zeroed = s.owner().machine().fill(device, home.handle(), block, 0, 4, bytes / 4);
-  if (!zeroed.ok()) {
-    s.memory().deallocate(block, nullptr, at);
-    throw_refusal(zeroed, "gradient_buckets::build", std::to_string(bytes) + " B to be filled with zeros on gpu:" + std::to_string(device), "", at);
+  void* const block = s.memory(at).allocate(home, bytes, gap, at);
+  try {
+    require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build", std::to_string(bytes) + " B to be filled with zeros on gpu:" + std::to_string(device), "", at);
+    s.memory(at).mark(block, streams::line_of(*s.side), at);
+  } catch (...) {
+    s.memory(at).deallocate(block, nullptr, at);
+    throw;
   }
-  s.memory().mark(block, streams::line_of(*s.side), at);
   s.block = static_cast<std::byte*>(block);
-  observe::note(observe::action::alloc, block, bytes, home.id(), s.owner().id(), device, at);
 }
 
 int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }

@@ -69,6 +69,11 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<car
   s->at_barrier.resize(devices_.size());
 }
 
+runtime::impl& group::owner(std::string_view operation, here at) const {
+  if (ended()) throw invalid_use(std::string(operation), "the communicator's runtime has ended", "A runtime outlives every use of it", at);
+  return runtime_;
+}
+
 void group::refuse_if_over(shared const& s, int rank, std::string const& operation, here at) const {
   std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
   if (s.aborted_by >= 0) {
@@ -172,7 +177,12 @@ void group::abort(int rank) noexcept {
     if (s->aborted_by < 0) s->aborted_by = rank;
   }
   changed_.notify_all();
-  carrier_->abort();
+  if (!ended()) carrier_->abort();
+}
+
+bool group::waits(int rank) const noexcept {
+  auto s = shared_.lock();
+  return s->aborted_by < 0 && s->next[static_cast<std::size_t>(rank)] > s->closed;
 }
 
 void group::leave(int rank) noexcept {
@@ -185,8 +195,50 @@ void group::leave(int rank) noexcept {
   }
   changed_.notify_all();
   if (waits && !over) abort(rank);
-  carrier_->leave(rank);
+  if (!ended()) carrier_->leave(rank);
 }
+
+void group::runtime_ends() noexcept {
+  auto const first_to_leave = [&](int rank, bool& waits) {
+    auto s = shared_.lock();
+    waits = !s->open.empty() && s->aborted_by < 0;
+    bool const already = s->gone[static_cast<std::size_t>(rank)];
+    s->gone[static_cast<std::size_t>(rank)] = true;
+    return !already;
+  };
+  for (int rank = 0; rank < size(); ++rank) {
+    bool waits = false;
+    if (!first_to_leave(rank, waits)) continue;
+    if (waits) abort(rank);
+    carrier_->leave(rank);
+  }
+  changed_.notify_all();
+  ended_.store(true, base::memory_order_release);
+}
+
+namespace {
+
+// The communicators of one runtime: a part. They are handed to threads, and may be kept longer than it lives.
+class groups {
+ public:
+  // Made after, and so gone before, whoever waits at the end for what a rank may hold up, and for whom a rank that leaves asks.
+  explicit groups(runtime::impl& r) { (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>(); }
+  ~groups() {
+    for (auto const& one : *all_.lock()) {
+      if (auto const alive = one.lock()) alive->runtime_ends();
+    }
+  }
+  void add(std::shared_ptr<group> const& one) {
+    auto all = all_.lock();
+    std::erase_if(*all, [](auto const& g) { return g.expired(); });
+    all->push_back(one);
+  }
+
+ private:
+  base::guarded<std::vector<std::weak_ptr<group>>> all_;
+};
+
+}  // namespace
 
 void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
   std::string const op(operation);
@@ -219,7 +271,7 @@ void use_on(clock::timeline& line, span_of what, std::string_view operation, std
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
-clock::timeline& communicator::state::line() const { return streams::current_line(all->owner(), all->device(rank)); }
+clock::timeline& communicator::state::line(std::string_view operation, here at) const { return streams::current_line(all->owner(operation, at), all->device(rank)); }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
 communicator::communicator(communicator&&) noexcept = default;
@@ -240,6 +292,7 @@ std::vector<communicator> communicator::in_process(std::span<weir::device const>
   for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
   auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals) : peer::carried_by_nccl(owner, ordinals, at);
   auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
+  owner.part<peer::groups>().add(all);
   std::vector<communicator> ranks;
   for (int rank = 0; rank < all->size(); ++rank) ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
   return ranks;
@@ -280,7 +333,7 @@ void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, st
 
 stamp communicator::all_reduce(span_of what, reduction how, here at) {
   require_reducible(what.type, "all_reduce", at);
-  clock::timeline& on = state_->line();
+  clock::timeline& on = state_->line("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
   return state_->all->issue(state_->rank, on, {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
 }
@@ -289,13 +342,13 @@ stamp communicator::broadcast(span_of what, int root, here at) {
   if (root < 0 || root >= size()) {
     throw invalid_use("broadcast", "root " + std::to_string(root) + " of " + std::to_string(size()) + " ranks", "Ranks count from 0 to " + std::to_string(size() - 1), at);
   }
-  clock::timeline& on = state_->line();
+  clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
   return state_->all->issue(state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::all_gather(span_of out, span_of in, here at) {
-  clock::timeline& on = state_->line();
+  clock::timeline& on = state_->line("all_gather", at);
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
@@ -304,14 +357,17 @@ stamp communicator::all_gather(span_of out, span_of in, here at) {
 
 stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here at) {
   require_reducible(in.type, "reduce_scatter", at);
-  clock::timeline& on = state_->line();
+  clock::timeline& on = state_->line("reduce_scatter", at);
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
   return state_->all->issue(state_->rank, on, {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
 }
 
-void communicator::barrier(std::chrono::milliseconds limit, here at) { state_->all->barrier(state_->rank, limit, at); }
+void communicator::barrier(std::chrono::milliseconds limit, here at) {
+  (void)state_->all->owner("barrier", at);
+  state_->all->barrier(state_->rank, limit, at);
+}
 void communicator::abort() noexcept { state_->all->abort(state_->rank); }
 
 }  // namespace weir

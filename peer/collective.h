@@ -52,14 +52,17 @@ std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const&
 class group {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<carrier>);
-  runtime::impl& owner() const noexcept { return runtime_; }
+  runtime::impl& owner(std::string_view operation, here) const;  // Throws: invalid_use, once the runtime has ended
+  bool ended() const noexcept { return ended_.load(base::memory_order_acquire); }
   int size() const noexcept { return static_cast<int>(devices_.size()); }
   int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }
 
   stamp issue(int rank, clock::timeline& on, request const&, here);
   void barrier(int rank, std::chrono::nanoseconds limit, here);
   void abort(int rank) noexcept;
+  bool waits(int rank) const noexcept;  // it asked for something that others have not asked for yet
   void leave(int rank) noexcept;
+  void runtime_ends() noexcept;  // all ranks leave, while there is a machine to leave
 
  private:
   struct asked {       // one collective that not all ranks have asked for yet
@@ -80,7 +83,8 @@ class group {
   void withdraw(int rank, request const&, here) noexcept;  // the rank's last agreement, whose issue failed
   void refuse_if_over(shared const&, int rank, std::string const& operation, here) const;
 
-  runtime::impl& runtime_;
+  runtime::impl& runtime_;           // dangles once ended_
+  base::atomic<bool> ended_{false};
   std::vector<int> const devices_;
   std::unique_ptr<carrier> const carrier_;
   base::guarded<shared> shared_;
@@ -100,7 +104,7 @@ struct communicator::state {
   std::shared_ptr<peer::group> all;
   int rank;
 
-  clock::timeline& line() const;  // the thread's current stream of the rank's device
+  clock::timeline& line(std::string_view operation, here) const;  // the thread's current stream of the rank's device
   ~state();
 };
 

@@ -103,9 +103,8 @@ struct part {
   }
 };
 
-driver::work work_of(std::shared_ptr<meeting> where, int rank, part::step does) {
-  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, new part{std::move(where), rank, does},
-          [](void* p) { return static_cast<part*>(p)->ready(); }};
+driver::work work_of(std::unique_ptr<part> p) {
+  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(), [](void* p) { return static_cast<part*>(p)->ready(); }};
 }
 
 class streams_carrier final : public carrier {
@@ -114,6 +113,8 @@ class streams_carrier final : public carrier {
 
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
     std::size_t const mine = static_cast<std::size_t>(rank);
+    std::unique_ptr<part> parts[3];  // all or none: a host without memory for the last has not given the first
+    for (auto const does : {part::step::arrive, part::step::share, part::step::depart}) parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
     std::shared_ptr<meeting> where;
     {
       auto open = open_.lock();
@@ -124,8 +125,11 @@ class streams_carrier final : public carrier {
       where->out[mine] = r.out;
       if (++e.issued == ranks()) open->erase(turn);
     }
-    auto const touches = r.touches(devices_.size());
-    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(where, rank, does)); };
+    for (auto& p : parts) p->where = where;
+    std::size_t const part_bytes = static_cast<std::size_t>(r.count) * size_of(r.type), all_bytes = part_bytes * devices_.size();
+    driver::touch const touches[] = {{reinterpret_cast<driver::address>(r.in), r.what == verb::reduce_scatter ? all_bytes : part_bytes, false},
+                                     {reinterpret_cast<driver::address>(r.out), r.what == verb::all_gather ? all_bytes : part_bytes, true}};
+    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(std::move(parts[static_cast<int>(does)]))); };
     auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
     bool const nothing = r.count == 0;
     // Declared by arrive: until it has run nobody else looks at them, so a machine may even fill them with nonsense before.

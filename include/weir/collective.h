@@ -73,7 +73,7 @@ class gradient_buckets {
   explicit gradient_buckets(communicator&, bucket_options = {});
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
-  ~gradient_buckets();
+  ~gradient_buckets();  // while an exception passes: aborts all ranks when a reduction of this one still waits for others
 
   int add(std::string name, std::int64_t count, dtype = float32, here = here::current());  // before build(). Returns: 0, 1, 2, …
   // Takes the memory, on the thread's current stream of the rank's device, and fills it with zeros.
