@@ -59,8 +59,9 @@ inline constexpr contract none{};                                               
   X(copy, may::lose | may::lack | may::forbid) X(copy_peer, may::lose | may::lack | may::forbid)                             \
   X(fill, may::lose | may::lack | may::forbid) X(host_function, may::lose | may::lack | may::forbid)                         \
   X(enqueue, may::lose | may::lack)                                                                                          \
-  X(begin_capture, may::none) X(end_capture, may::none) X(instantiate, may::none) X(launch_graph, may::none)                 \
-  X(destroy_graph, may::none) X(destroy_executable, may::none)                                                               \
+  X(begin_capture, may::lose | may::forbid) X(end_capture, may::lose | may::forbid)                                          \
+  X(instantiate, may::lose | may::lack) X(launch_graph, may::lose | may::lack | may::forbid)                                 \
+  X(destroy_graph, may::fail) X(destroy_executable, may::fail)                                                               \
   X(hold, may::none) X(open_gate, may::none)
 
 enum class call : std::uint8_t {

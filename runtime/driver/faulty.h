@@ -22,7 +22,7 @@ class faulty : public driver {
     std::uint64_t more = 0;    // how many of those after it are refused too: without_end is "from k on", a few are its unwinding
     bool by_contract = true;   // only calls that may answer so: when the k-th may not, the first after it that may
   };
-  // Refused calls do not reach the driver behind. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
+  // Refused calls do not reach the driver behind, but for the end of a capture, which is its end all the same. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
   std::uint64_t refuse(order);
   // The same by name, whatever the call's contract says. 0 also: no such name in call_names().
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, code);
@@ -47,7 +47,7 @@ class faulty : public driver {
   bool moves_by_itself() const noexcept override { return inner_->moves_by_itself(); }
   int device_count() const noexcept override { return inner_->device_count(); }
   void touched(int device, stream_handle s, std::span<touch const> t) override { inner_->touched(device, s, t); }
-  void recheck() override { inner_->recheck(); }
+  void recheck() override;
   bool announce_blocks() override { return inner_->announce_blocks(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }

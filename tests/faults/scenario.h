@@ -18,10 +18,18 @@ struct scenario {
   // Ensures: all that it took is given back, however it ends. Returns: the bytes it saw, the same every time.
   std::string (*run)();
   bool to_the_end = false;   // calls fail while the runtime ends, too
+  std::string (*afterwards)() = nullptr;  // once the runtime has ended. Returns: what was wrong
 
   friend void PrintTo(scenario const& s, std::ostream* out) { *out << s.name; }
 };
 
 std::span<scenario const> scenarios();
+
+// Those with a file of their own.
+std::string two_training_steps();
+std::string all_collectives();
+std::string communicator_outlives_its_runtime();
+std::string outlived_by_a_communicator();  // afterwards
+std::string captured_and_launched_twice();
 
 }  // namespace weir::faults

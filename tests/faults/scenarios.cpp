@@ -282,6 +282,10 @@ constexpr std::array table{
     scenario{"staging", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, staged_both_ways},
     scenario{"peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
     scenario{"handles_and_places", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, handles_and_places},
+    scenario{"two_training_steps", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, two_training_steps},
+    scenario{"captures", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, captured_and_launched_twice},
+    scenario{"collectives", {.devices = 4, .memory = 2_MiB, .how = running::seeded}, {}, all_collectives},
+    scenario{"outliving", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, communicator_outlives_its_runtime, true, outlived_by_a_communicator},
 };
 
 }  // namespace

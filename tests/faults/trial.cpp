@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
-#include <random>
 
 #include "runtime/driver/sim/machine.h"
 #include "runtime/memory/allocator.h"
@@ -225,7 +225,7 @@ void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::
 bool takes_back(call c) {
   switch (c) {
     case call::unreserve: case call::release: case call::unmap: case call::release_segment: case call::unpin: case call::destroy_stream:
-    case call::destroy_event: case call::synchronize_device: case call::synchronize_stream: case call::synchronize_event: return true;
+    case call::destroy_graph: case call::destroy_executable: case call::destroy_event: case call::synchronize_device: case call::synchronize_stream: case call::synchronize_event: return true;
     default: return false;
   }
 }
@@ -262,12 +262,16 @@ expectation undisturbed(scenario const& s, std::uint64_t seed) {
     e.system = system::stop();
     e.allocations = heap::asked() - before;
   }
+  if (s.afterwards) (void)s.afterwards();
   looking_on none(nullptr, nullptr);
-  life used(s, seed, none);
-  s.run();
-  for (int d = 0; d < used.devices(); ++d) {
-    e.pages.push_back(used.used(d) ? count_pages(used, d) : 0);
+  {
+    life used(s, seed, none);
+    s.run();
+    for (int d = 0; d < used.devices(); ++d) {
+      e.pages.push_back(used.used(d) ? count_pages(used, d) : 0);
+    }
   }
+  if (s.afterwards) (void)s.afterwards();
   return e;
 }
 
@@ -285,19 +289,29 @@ std::string try_again(scenario const& s, failure const& f, expectation const& e,
   return wrong;
 }
 
+namespace {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t dearer = 6;  // a trial takes that many times as long
+#else
+constexpr std::uint64_t dearer = 1;
+#endif
+}  // namespace
+
 drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise) : all_(all) {
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
+  otherwise /= dearer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
   if (std::getenv("WEIR_TEST_SEEDS")) count /= 8;  // each takes as long as eight of the small programs that are counted elsewhere
-  every_ = count >= all;
-  seed_ = only ? only - 1 : 0;
-  last_ = only ? only : std::min(count, all);
+  seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
+  last_ = seed_ + (only ? 1 : std::min(count, all));
+  stride_ = std::max<std::uint64_t>(1, all * 5 / 8);
+  while (std::gcd(stride_, all) != 1) ++stride_;
 }
 
 bool drawn_failures::next() {
   if (seed_ == last_) return false;
   ++seed_;
-  index_ = (every_ ? seed_ - 1 : std::mt19937_64(seed_)()) % all_;
+  index_ = seed_ % all_ * stride_ % all_;
   return true;
 }
 
@@ -334,6 +348,10 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       j.hold(first.is != ending::kind::wrong, first.text);
       expect_nothing_left(j, left, lost, takings_back(mine));
     }
+  }
+  if (s.afterwards) {
+    std::string const late = s.afterwards();
+    j.hold(late.empty(), late);
   }
   for (std::size_t c = 0; c < all.size(); ++c) {
     for (std::size_t k = 0; k < all[c].size(); ++k) all[c][k] += mine[c][k];

@@ -42,7 +42,8 @@ std::string try_out(scenario const&, failure const&, expectation const&, pair_co
 // the one before) is not there again.
 std::string try_again(scenario const&, failure const&, expectation const&, pair_counts&);
 
-// Which of `all` failures are tried: as many as WEIR_TEST_SEEDS says, every one when that is enough; WEIR_TEST_SEED alone.
+// Which of `all` failures are tried: as many as WEIR_TEST_SEEDS says (fewer under sanitizers when it does not), each once, from
+// WEIR_TEST_BASE_SEED on, every one when that is enough; WEIR_TEST_SEED alone. A seed names the same failure whatever the number.
 class drawn_failures {
  public:
   drawn_failures(std::uint64_t all, std::uint64_t otherwise);
@@ -51,8 +52,7 @@ class drawn_failures {
   std::uint64_t index() const noexcept { return index_; }  // < all
 
  private:
-  std::uint64_t all_, seed_, last_, index_ = 0;
-  bool every_;
+  std::uint64_t all_, seed_, last_, stride_, index_ = 0;
 };
 
 }  // namespace weir::faults

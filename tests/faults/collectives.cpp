@@ -1,0 +1,135 @@
+// Programs in which devices work together: every collective, two steps of training, a communicator that is kept too long.
+// Threads: one plays all ranks.
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "tests/faults/scenario.h"
+#include "weir/collective.h"
+#include "weir/copy.h"
+#include "weir/tensor.h"
+
+namespace weir::faults {
+namespace {
+
+std::vector<device> devices(int n) {
+  std::vector<device> all;
+  for (int d = 0; d < n; ++d) all.emplace_back(d);
+  return all;
+}
+
+std::string bytes_of(void const* device_memory, std::size_t n) {
+  std::string host(n, 0);
+  copy(host.data(), device_memory, n);
+  return host;
+}
+
+}  // namespace
+
+std::string all_collectives() {
+  constexpr int n = 4;
+  constexpr std::int64_t part = 300;
+  std::vector<buffer> whole, parts;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    whole.emplace_back(4 * n * part), parts.emplace_back(4 * part);
+    set(whole.back().data(), std::byte(d + 1), whole.back().size());
+    set(parts.back().data(), std::byte(d + 5), parts.back().size());
+  }
+  auto ranks = communicator::in_process(devices(n));
+  auto const each = [&](auto give) {
+    for (int d = 0; d < n; ++d) give(ranks[static_cast<std::size_t>(d)], span_of{whole[static_cast<std::size_t>(d)].data(), n * part, int32}, span_of{parts[static_cast<std::size_t>(d)].data(), part, int32});
+  };
+  each([](auto& rank, span_of all, span_of) { rank.all_reduce(all); });
+  each([](auto& rank, span_of all, span_of one) { rank.reduce_scatter(one, all, reduction::max); });
+  each([](auto& rank, span_of, span_of one) { rank.broadcast(one, 2); });
+  each([](auto& rank, span_of all, span_of one) { rank.all_gather(all, one); });
+  std::string seen;
+  for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
+  return seen;
+}
+
+// A linear model of two outputs, trained by momentum on two devices that share their gradients.
+std::string two_training_steps() {
+  constexpr int n = 2;
+  auto ranks = communicator::in_process(devices(n));
+  struct replica {
+    gradient_buckets shared;
+    tensor x, y, velocity{};
+    tensor view(span_of s, shape as, int on) const { return tensor::borrow(s.data, as, float32, device(on)); }
+  };
+  std::vector<replica> all;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512}), arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
+    auto& shared = all.back().shared;
+    shared.add("weight", 8);
+    shared.add("bias", 2);
+    shared.build();
+    span_of const whole = shared.parameters();
+    all.back().view(whole, {whole.count}, d).fill_(0.125);
+    all.back().velocity = zeros({whole.count});
+  }
+  for (int step = 0; step < 2; ++step) {
+    for (int d = 0; d < n; ++d) {
+      device_guard const on(d);
+      replica& r = all[static_cast<std::size_t>(d)];
+      tensor error = matmul(r.x, r.view(r.shared.parameter(0), {4, 2}, d));
+      error.add_(r.y, -1);
+      tensor for_bias = r.view(r.shared.gradient(1), {1, 2}, d), for_weight = r.view(r.shared.gradient(0), {4, 2}, d);
+      matmul_out(for_bias, ones({1, 6}), error);
+      r.shared.ready(1, current_stream());
+      matmul_out(for_weight, r.x, error, transposed::left);
+      r.shared.ready(0, current_stream());
+    }
+    for (int d = 0; d < n; ++d) {
+      device_guard const on(d);
+      replica& r = all[static_cast<std::size_t>(d)];
+      r.shared.finish(current_stream());
+      span_of const values = r.shared.parameters();
+      r.velocity.mul_(0.9).add_(r.view(r.shared.gradients(), {values.count}, d));
+      tensor parameters = r.view(values, {values.count}, d);
+      parameters.add_(r.velocity, -0.1);
+    }
+  }
+  std::string seen;
+  for (auto const& r : all) seen += bytes_of(r.shared.parameter(0).data, 32);
+  return seen;
+}
+
+namespace {
+std::vector<communicator> kept;  // longer than their runtime
+}
+
+std::string communicator_outlives_its_runtime() {
+  kept.clear();
+  kept = communicator::in_process(devices(2));
+  std::vector<buffer> sums;
+  for (int d = 0; d < 2; ++d) {
+    sums.emplace_back(400, buffer_options{.on = device(d)});
+    device_guard const on(d);
+    set(sums.back().data(), std::byte(d + 1), 400);
+  }
+  for (std::size_t d = 0; d < 2; ++d) kept[d].all_reduce({sums[d].data(), 100, int32});
+  return bytes_of(sums[0].data(), 400) + bytes_of(sums[1].data(), 400);
+}
+
+std::string outlived_by_a_communicator() {
+  std::string wrong;
+  float nothing[4];
+  for (auto& rank : kept) {
+    try {
+      rank.all_reduce({nothing, 4, float32});
+      wrong = "a communicator works on without its runtime";
+    } catch (invalid_use const& e) {
+      if (e.operands().find("has ended") == std::string_view::npos) wrong = "a communicator without its runtime says: " + std::string(e.operands());
+    }
+    rank.abort();
+  }
+  kept.clear();
+  kept.shrink_to_fit();
+  return wrong;
+}
+
+}  // namespace weir::faults
