@@ -94,8 +94,9 @@ TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_me
   test::machine m;
   m.control().corrupt(0, 1);
   buffer far(4096, {.on = device(1)});
-  for (std::uint64_t k : {1, 2}) m.control().fail_call("create", k, driver::code::out_of_memory);  // a run of small blocks, then one block
+  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);  // as often as it is tried
   EXPECT_THROW(grant_access(far.data(), device(0)), out_of_memory);
+  m.control().forget_failures();
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
   EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);
 }
