@@ -56,9 +56,9 @@ status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
 result<graph_handle> checked::end_capture(int device, stream_handle s) {
   auto const r = inner_->end_capture(device, s);
   if (process_was_forked()) return r;
-  if (!r.ok()) {  // spoiled, and its streams are free; or the wrong stream or thread, and they are not
+  if (!r.ok()) {  // spoiled, and its streams are free, also where nobody says so; or the wrong stream or thread, and they are not
     auto const still = inner_->capturing(device, s);
-    if (!still.ok() || still.value) return r;
+    if (still.ok() && still.value) return r;
   }
   auto const known = judge_.lock();
   auto uses = known->captured.end(known->order.find(device, s));
