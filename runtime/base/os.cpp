@@ -67,7 +67,7 @@ bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
   return !refused(call::unmap_to_nothing) && ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
-bool protect(void* at, std::size_t bytes, reach r) noexcept { return !refused(call::protect) && ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
+bool protect(void* at, std::size_t bytes, reach r) noexcept { return !refused(r == reach::all ? call::give_access : call::take_access) && ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
 
 namespace {
 void (*explain_fault)(void const*) = nullptr;

@@ -12,17 +12,18 @@ namespace weir::os {
 // What the system may refuse. A thread is made in base::thread, which asks here, too. Of the rest of this file nothing is lost when
 // it is refused: what cannot be known is said to be unknown, and sleeping for no reason is allowed.
 #define WEIR_SYSTEM_CALLS(X)                                                                                                    \
-  X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(protect) X(map_memory) X(advise)                   \
+  X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)               \
   X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)                        \
-  /* asked once in a process, or without a runtime */                                                                           \
-  X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number)
+  /* asked once in a process; then: asked where there is no other way on */                                                      \
+  X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)
 enum class call : std::uint8_t {
 #define WEIR_ONE(name) name,
   WEIR_SYSTEM_CALLS(WEIR_ONE)
 #undef WEIR_ONE
 };
-inline constexpr int call_count = static_cast<int>(call::random_number) + 1;
-constexpr bool made_once(call c) noexcept { return c >= call::on_bad_access; }
+inline constexpr int call_count = static_cast<int>(call::give_access) + 1;
+constexpr bool made_often(call c) noexcept { return c < call::on_bad_access; }
+constexpr bool made_once(call c) noexcept { return !made_often(c) && c < call::give_access; }
 // Asked before each of these calls; where it answers true, the call is not made and fails as the system's would. Null, as it is
 // unless a test says so: all are made. Threads: any; set while nobody else is inside weir.
 using refuser = bool (*)(call) noexcept;

@@ -203,8 +203,7 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
   }
   expect_sound(j, l, "after all pages were taken");
   for (auto const& finding : l.control().findings()) {
-    bool const of_the_failure = finding.rfind("stuck", 0) == 0 || finding.find("the system refused") != std::string::npos;
-    j.hold(of_the_failure && !lost.empty(), "the machine found: " + finding);
+    j.hold(finding.rfind("stuck", 0) == 0 && !lost.empty(), "the machine found: " + finding);
   }
 }
 
@@ -302,6 +301,7 @@ drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise) : all
   otherwise /= dearer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
   if (std::getenv("WEIR_TEST_SEEDS")) count /= 8;  // each takes as long as eight of the small programs that are counted elsewhere
+  if (undisturbed_only() && !only) count = 0;
   seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
   last_ = seed_ + (only ? 1 : std::min(count, all));
   stride_ = std::max<std::uint64_t>(1, all * 5 / 8);

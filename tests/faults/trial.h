@@ -2,6 +2,7 @@
 // Threads: one; the failure may strike threads that the scenario makes.
 #pragma once
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ std::string try_out(scenario const&, failure const&, expectation const&, pair_co
 // The same up to three times: what the heap keeps for the process and the thread (a table that grows, a seat that differs from
 // the one before) is not there again.
 std::string try_again(scenario const&, failure const&, expectation const&, pair_counts&);
+
+// With a checker before every machine: it reports whoever is stuck behind a lost device, so it judges undisturbed runs alone.
+inline bool undisturbed_only() { return std::getenv("WEIR_CHECK_RACES") != nullptr; }
 
 // Which of `all` failures are tried: as many as WEIR_TEST_SEEDS says (fewer under sanitizers when it does not), each once, from
 // WEIR_TEST_BASE_SEED on, every one when that is enough; WEIR_TEST_SEED alone. A seed names the same failure whatever the number.
