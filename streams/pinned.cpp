@@ -211,9 +211,9 @@ struct pinned_memory::state {
     bool const moves = owner.machine().moves_by_itself();
     std::int64_t const start = moves ? base::now_ns() : 0;
     for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
-      if (in.lock()->pending.empty()) return nullptr;
       collect();
-      if (void* const block = hand_out(*in.lock(), bytes, rounded, alignment)) return block;
+      if (void* const block = hand_out(*in.lock(), bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
+      if (in.lock()->pending.empty()) return nullptr;
       if (moves) base::sleep_ns(50'000);
     }
     return nullptr;
