@@ -87,6 +87,39 @@ TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
   EXPECT_GT(lost, static_cast<int>(end_of_seeds(200) / 10));
 }
 
+int initialised = 0;
+template <int N>  // a static is made once in a process: each run has its own
+int a_static(base::mutex& busy, base::mutex& quiet_one) {
+  static int const value = [&] {
+    { base::lock_guard a_switch_point(quiet_one); }
+    base::lock_guard others_have_it(busy);
+    return ++initialised;
+  }();
+  return value;
+}
+template <int... N>
+std::array<int (*)(base::mutex&, base::mutex&), sizeof...(N)> statics(std::integer_sequence<int, N...>) {
+  return {&a_static<N>...};
+}
+
+TEST(relay, threads_that_come_to_a_static_while_another_makes_it_wait_for_it) {
+  auto const all = statics(std::make_integer_sequence<int, 120>());
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    rig r(k + 1);
+    base::mutex busy, quiet_one, other;
+    int values[2] = {};
+    int const before = initialised;
+    r.run({[&] { values[0] = all[k](busy, quiet_one); }, [&] { values[1] = all[k](busy, quiet_one); },
+           [&] {
+             base::lock_guard hold(busy);
+             for (int i = 0; i < 3; ++i) base::lock_guard a_switch_point(other);
+           }});
+    ASSERT_EQ(r.why_over, "") << "seed " << k + 1;
+    ASSERT_EQ(initialised, before + 1);
+    ASSERT_EQ(values[0], values[1]);
+  }
+}
+
 TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
   for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
     rig r(seed);

@@ -1,0 +1,94 @@
+// Initialisers of function-local statics, among threads of a relay. The language's own guard puts whoever meets a static that another
+// thread is making to sleep in the system; where one thread runs at a time the other then never goes on. So test programs have
+// these in front of the language's calls: an initialiser is one step of a relay, and if it has to wait all the same (for a lock), others that
+// come to the static wait as threads of a relay do. Linked into every test program, see cmake/weir_tests.cmake.
+// Threads: any; those of no relay find the language's calls as they are.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/base/sync_relay.h"
+
+namespace weir::tests {
+namespace {
+
+using guard = long long;  // its first byte: the static is made
+
+using acquire_call = int(guard*);
+using give_back_call = void(guard*);
+template <class Call>
+Call* behind(char const* name) noexcept {
+  return reinterpret_cast<Call*>(::dlsym(RTLD_NEXT, name));
+}
+
+struct maker {
+  guard* of;
+  base::relay* in;
+  int number;  // of the thread
+};
+struct makers {  // threads of relays
+  std::vector<maker> all{};
+  base::condition fewer{};
+  auto find(guard* g) {
+    return std::find_if(all.begin(), all.end(), [g](maker const& m) { return m.of == g; });
+  }
+};
+constinit base::mutex lock{base::quiet};
+constinit makers* now = nullptr;  // never destroyed
+
+// What comes before a thread of a relay asks the language. Returns: null: it is none.
+base::relay* wait_for_others(guard* g) {
+  base::relay* const here = base::relay::here();
+  if (!here) return nullptr;
+  base::unique_lock hold(lock);
+  if (!now) now = new makers;
+  for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::relay::number(); at = now->find(g)) now->fewer.wait(hold);
+  return here;
+}
+
+void give_back(guard* g, give_back_call* call) {
+  base::relay* const here = base::relay::here();
+  bool mine = false;
+  if (here) {
+    base::unique_lock hold(lock);
+    auto const at = now ? now->find(g) : std::vector<maker>::iterator{};
+    mine = now && at != now->all.end() && at->in == here && at->number == base::relay::number();
+    if (mine) now->all.erase(at);
+  }
+  call(g);
+  if (!mine) return;
+  now->fewer.notify_all();
+  base::detail::keep_baton(false);
+}
+
+}  // namespace
+}  // namespace weir::tests
+
+extern "C" {
+using weir::tests::guard;
+
+[[gnu::visibility("hidden")]] int __cxa_guard_acquire(guard* g) {
+  static constinit weir::tests::acquire_call* language = nullptr;
+  if (!language) language = weir::tests::behind<weir::tests::acquire_call>("__cxa_guard_acquire");
+  auto* const here = weir::tests::wait_for_others(g);
+  int const mine = language(g);  // no thread of this relay has it: one of none goes on by itself
+  if (!here || !mine) return mine;
+  weir::base::detail::keep_baton(true);
+  weir::base::unique_lock hold(weir::tests::lock);
+  weir::tests::now->all.push_back({g, here, weir::base::relay::number()});
+  return mine;
+}
+
+[[gnu::visibility("hidden")]] void __cxa_guard_release(guard* g) {
+  static constinit weir::tests::give_back_call* language = nullptr;
+  if (!language) language = weir::tests::behind<weir::tests::give_back_call>("__cxa_guard_release");
+  weir::tests::give_back(g, language);
+}
+
+[[gnu::visibility("hidden")]] void __cxa_guard_abort(guard* g) {
+  static constinit weir::tests::give_back_call* language = nullptr;
+  if (!language) language = weir::tests::behind<weir::tests::give_back_call>("__cxa_guard_abort");
+  weir::tests::give_back(g, language);
+}
+}
