@@ -9,7 +9,9 @@ if(support)
   target_include_directories(weir_test_support PUBLIC ${PROJECT_SOURCE_DIR})
   target_include_directories(weir_test_support SYSTEM PUBLIC ${Boost_INCLUDE_DIRS})
   target_link_libraries(weir_test_support PUBLIC weir::weir GTest::gtest)
-  target_link_options(weir_test_support INTERFACE LINKER:-u,__cxa_guard_acquire)  # static_guards.cpp comes before the language's
+  foreach(call acquire release abort)  # static_guards.cpp comes before the language's
+    target_link_options(weir_test_support INTERFACE LINKER:--wrap=__cxa_guard_${call} LINKER:-u,__wrap___cxa_guard_${call})
+  endforeach()
   target_compile_definitions(weir_test_support PRIVATE WEIR_TEST_TAPES="${PROJECT_SOURCE_DIR}/tests/tapes")
 else()
   add_library(weir_test_support INTERFACE)

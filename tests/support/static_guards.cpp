@@ -3,8 +3,6 @@
 // these in front of the language's calls: an initialiser is one step of a relay, and if it has to wait all the same (for a lock), others that
 // come to the static wait as threads of a relay do. Linked into every test program, see cmake/weir_tests.cmake.
 // Threads: any; those of no relay find the language's calls as they are.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -15,12 +13,7 @@ namespace {
 
 using guard = long long;  // its first byte: the static is made
 
-using acquire_call = int(guard*);
 using give_back_call = void(guard*);
-template <class Call>
-Call* behind(char const* name) noexcept {
-  return reinterpret_cast<Call*>(::dlsym(RTLD_NEXT, name));
-}
 
 struct maker {
   guard* of;
@@ -68,27 +61,20 @@ void give_back(guard* g, give_back_call* call) {
 extern "C" {
 using weir::tests::guard;
 
-[[gnu::visibility("hidden")]] int __cxa_guard_acquire(guard* g) {
-  static constinit weir::tests::acquire_call* language = nullptr;
-  if (!language) language = weir::tests::behind<weir::tests::acquire_call>("__cxa_guard_acquire");
+// The linker's --wrap: calls of __cxa_guard_X come to __wrap___cxa_guard_X, and __real___cxa_guard_X is the language's, wherever it lies.
+int __real___cxa_guard_acquire(guard*);
+void __real___cxa_guard_release(guard*);
+void __real___cxa_guard_abort(guard*);
+
+int __wrap___cxa_guard_acquire(guard* g) {
   auto* const here = weir::tests::wait_for_others(g);
-  int const mine = language(g);  // no thread of this relay has it: one of none goes on by itself
+  int const mine = __real___cxa_guard_acquire(g);  // no thread of this relay has it: one of none goes on by itself
   if (!here || !mine) return mine;
   weir::base::detail::keep_baton(true);
   weir::base::unique_lock hold(weir::tests::lock);
   weir::tests::now->all.push_back({g, here, weir::base::relay::number()});
   return mine;
 }
-
-[[gnu::visibility("hidden")]] void __cxa_guard_release(guard* g) {
-  static constinit weir::tests::give_back_call* language = nullptr;
-  if (!language) language = weir::tests::behind<weir::tests::give_back_call>("__cxa_guard_release");
-  weir::tests::give_back(g, language);
-}
-
-[[gnu::visibility("hidden")]] void __cxa_guard_abort(guard* g) {
-  static constinit weir::tests::give_back_call* language = nullptr;
-  if (!language) language = weir::tests::behind<weir::tests::give_back_call>("__cxa_guard_abort");
-  weir::tests::give_back(g, language);
-}
+void __wrap___cxa_guard_release(guard* g) { weir::tests::give_back(g, __real___cxa_guard_release); }
+void __wrap___cxa_guard_abort(guard* g) { weir::tests::give_back(g, __real___cxa_guard_abort); }
 }
