@@ -26,7 +26,8 @@ thread_cache* new_cache() noexcept {  // pages of its own: what is not touched c
   return at ? new (at) thread_cache : nullptr;
 }
 
-struct ended {};  // thread_pointer: the caches of this thread are gone for good
+struct ended {};  // thread_pointer: the number of a thread whose caches are gone for good. A kept thread has another one in its next life
+void* number_of_thread() noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id())); }  // NOLINT(performance-no-int-to-ptr)
 base::per_thread<thread_caches>& slot_of_threads() {
   static base::per_thread<thread_caches> slot;
   return slot;
@@ -174,7 +175,7 @@ void thread_caches::forget() noexcept {
 }
 
 thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m) noexcept try {
-  if (base::thread_pointer<ended>::value) return nullptr;
+  if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
   if (!mine.table.holds()) mine.forget();
@@ -216,8 +217,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
 
 thread_caches::~thread_caches() {
   base::thread_pointer<thread_table, &no_table>::value = &no_table;
-  static char yes;
-  base::thread_pointer<ended>::value = &yes;
+  base::thread_pointer<ended>::value = number_of_thread();
   if (process_was_forked()) return;
   auto& all = registered();
   base::lock_guard const hold(all.lock);

@@ -13,9 +13,11 @@ class cache_program {
  public:
   explicit cache_program(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = 1 << 20})), lines_{&t.stream(0), &t.stream(0)} {}
 
+  inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, by the way they went
+
   void run() {
     for (int k = 0, n = 2 + static_cast<int>(t_.draw(2)); k < n; ++k) {
-      int const steps = 10 + static_cast<int>(t_.draw(40));
+      int const steps = 8 + static_cast<int>(t_.draw(24));
       t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, steps] {
         for (int i = 0; i < steps && !t_.failed(); ++i) step();
       });
@@ -27,49 +29,52 @@ class cache_program {
  private:
   memory::allocator& device() { return bench_.on(0); }
 
-  void take(std::size_t bytes) {
-    clock::timeline& line = *lines_[t_.draw(2)];
+  static constexpr std::size_t sizes[] = {100, 1500};  // few, so that threads soon keep some
+
+  std::uintptr_t take(clock::timeline& line, std::size_t bytes) {  // 0: there was no memory
     void* p = memory::quick_allocate(&line, bytes, 0);
+    ++(p ? quick : slow);
     try {
       if (!p) p = device().allocate(line, bytes, 0, here::current());
     } catch (out_of_memory const&) {
-      return;
+      return 0;
     }
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     auto const above = live_.lower_bound(at);
     bool const apart = (above == live_.end() || at + bytes <= above->first) && (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
     if (!apart) t_.fail("a block was handed out that somebody has");
     live_.emplace(at, bytes);
+    return at;
   }
-  void give(std::size_t which) {
-    if (live_.empty()) return;
-    auto const b = std::next(live_.begin(), static_cast<std::ptrdiff_t>(which % live_.size()));
-    auto* const p = reinterpret_cast<void*>(b->first);  // NOLINT(performance-no-int-to-ptr)
-    live_.erase(b);
-    if (!memory::quick_deallocate(p)) device().deallocate(p, nullptr, here::current());
+  void give(std::uintptr_t at) {
+    if (!live_.erase(at)) return;  // another thread was quicker
+    auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+    bool const gone = memory::quick_deallocate(p);
+    ++(gone ? quick : slow);
+    if (!gone) device().deallocate(p, nullptr, here::current());
+  }
+  void give_some() {
+    if (!live_.empty()) give(std::next(live_.begin(), static_cast<std::ptrdiff_t>(t_.draw(64) % live_.size()))->first);
   }
   void step() {
-    static constexpr std::size_t sizes[] = {16, 100, 512, 1500};
+    clock::timeline& line = *lines_[t_.draw(4) == 3];
+    std::size_t const bytes = sizes[t_.draw(2)];
     switch (t_.draw(8)) {
-      case 0: case 1: case 2: return take(sizes[t_.draw(4)]);
-      case 3: case 4: return give(t_.draw(64));
-      case 5: case 6: {
-        std::size_t const bytes = sizes[t_.draw(4)], n = 2 + t_.draw(12);
-        for (std::size_t i = 0; i < n; ++i) take(bytes);
-        for (std::size_t i = 0; i < n; ++i) give(t_.draw(64));
-        return;
-      }
-      case 7: return rare();
+      case 0: case 1: return void(take(line, bytes));
+      case 2: return give_some();
+      case 3: return rare(line);
+      default:
+        for (std::size_t i = 0, n = 2 + t_.draw(8); i < n; ++i) give(take(line, bytes));
     }
   }
-  void rare() {
+  void rare(clock::timeline& line) {
     if (t_.coin()) {
       for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others are in a call
         if (what.find("slot") != std::string::npos) t_.fail(what);
       }
       return;
     }
-    t_.coin() ? (void)device().empty_cache() : take(700 << 10);
+    t_.coin() ? (void)device().empty_cache() : (void)take(line, 700 << 10);
   }
 
   void counted(char const* what, std::int64_t is, std::size_t must) {
@@ -87,7 +92,7 @@ class cache_program {
   }
   void end() {  // the threads are gone, and so are their caches
     look();
-    while (!live_.empty() && !t_.failed()) give(0);
+    while (!live_.empty() && !t_.failed()) give(live_.begin()->first);
     if (t_.failed()) return;
     look();
     device().empty_cache();
