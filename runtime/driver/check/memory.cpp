@@ -2,6 +2,7 @@
 // Threads: as checked.h says.
 #include "runtime/base/process.h"
 #include "runtime/driver/check/checked.h"
+#include "runtime/driver/sim/guard.h"
 
 namespace weir::driver::check {
 namespace {
@@ -98,7 +99,7 @@ status checked::unpin(void* host) {
 // A simulated machine guards bytes by blocks: it may be told when the host gives them back, other tools only when no work uses them.
 void checked::allocated(user home, address at, std::size_t bytes, here where) {
   if (away()) return;
-  if (simulated()) inner_->block_taken(at, bytes);
+  if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
   bool const of_host = home.stream == stream_handle::none && home.device < 0;
   known->allocated(of_host ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
@@ -106,7 +107,7 @@ void checked::allocated(user home, address at, std::size_t bytes, here where) {
 
 void checked::freed(address at, std::size_t bytes, waits_for r, here where) {
   if (away()) return;
-  if (simulated()) inner_->block_given_back(at);
+  if (sim::bytes_are_guarded && simulated()) inner_->block_given_back(at);
   auto const known = judge_.lock();
   boost::container::small_vector<stream_id, 4> behind, counted;
   for (user const& u : r.behind) behind.push_back(known->order.find(u.device, u.stream));
