@@ -92,6 +92,7 @@ struct pinned_memory::state {
   base::atomic<address> highest{0};
 
   bool outside(void const* p) const noexcept {
+    if (base::order_is_chosen()) [[unlikely]] return highest.load(base::memory_order_relaxed) == 0;
     return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
   }
 

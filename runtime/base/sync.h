@@ -55,6 +55,9 @@ inline void switch_point() noexcept {
   if (detail::relayed()) [[unlikely]] detail::point();
 }
 
+// This thread is one of a relay: what it does next must hang on nothing that differs from run to run, such as where pages lie.
+inline bool order_is_chosen() noexcept { return detail::relayed() && detail::in_relay(); }
+
 // While one lives this thread is not switched away from. For initialisers of statics: the language's lock around them is none of
 // these, so whoever meets it would wait for ever for a thread that may not run.
 class undivided {

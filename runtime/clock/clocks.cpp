@@ -20,6 +20,7 @@ void enter(std::uint64_t id, timeline* t) {
   auto const at = place(id);
   auto* chunk = directory[at.chunk].load(base::memory_order_acquire);
   if (!chunk) {
+    base::undivided const one_step;  // how many timelines this process had before is none of a run's affairs
     base::lock_guard const hold(growing());
     chunk = directory[at.chunk].load(base::memory_order_acquire);
     if (!chunk) {
