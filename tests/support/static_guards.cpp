@@ -30,20 +30,19 @@ struct makers {  // threads of relays
 constinit base::mutex lock{base::quiet};
 constinit makers* now = nullptr;  // never destroyed
 
-// What comes before a thread of a relay asks the language. Returns: null: it is none.
-base::relay* wait_for_others(guard* g) {
-  base::relay* const here = base::relay::here();
-  if (!here) return nullptr;
+// What comes before a thread of a relay asks the language. Requires: it is undivided: nothing here is a switch point, for only the
+// first run of a process comes here.
+void wait_for_others(guard* g, base::relay* here) {
   base::unique_lock hold(lock);
   if (!now) now = new makers;
   for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::relay::number(); at = now->find(g)) now->fewer.wait(hold);
-  return here;
 }
 
 void give_back(guard* g, give_back_call* call) {
   base::relay* const here = base::relay::here();
   bool mine = false;
   if (here) {
+    base::undivided const here_too;
     base::unique_lock hold(lock);
     auto const at = now ? now->find(g) : std::vector<maker>::iterator{};
     mine = now && at != now->all.end() && at->in == here && at->number == base::relay::number();
@@ -67,12 +66,19 @@ void __real___cxa_guard_release(guard*);
 void __real___cxa_guard_abort(guard*);
 
 int __wrap___cxa_guard_acquire(guard* g) {
-  auto* const here = weir::tests::wait_for_others(g);
-  int const mine = __real___cxa_guard_acquire(g);  // no thread of this relay has it: one of none goes on by itself
-  if (!here || !mine) return mine;
+  auto* const here = weir::base::relay::here();
+  if (!here) return __real___cxa_guard_acquire(g);
   weir::base::detail::keep_baton(true);
-  weir::base::unique_lock hold(weir::tests::lock);
-  weir::tests::now->all.push_back({g, here, weir::base::relay::number()});
+  weir::tests::wait_for_others(g, here);
+  int const mine = __real___cxa_guard_acquire(g);  // no thread of this relay has it: one of none goes on by itself
+  if (mine) {
+    weir::base::unique_lock hold(weir::tests::lock);
+    try {
+      weir::tests::now->all.push_back({g, here, weir::base::relay::number()});
+      return mine;
+    } catch (std::bad_alloc const&) {}  // then it may be switched away from, as without this file
+  }
+  weir::base::detail::keep_baton(false);
   return mine;
 }
 void __wrap___cxa_guard_release(guard* g) { weir::tests::give_back(g, __real___cxa_guard_release); }
