@@ -11,8 +11,7 @@ piece* arena::make(region& r, address at, std::size_t bytes, state is) {
   piece* const p = spare_.back();
   spare_.pop_back();
   p->at = at, p->bytes = bytes, p->in = &r, p->is = is;
-  p->before = p->after = p->bin_before = p->bin_after = p->span_before = p->span_after = nullptr;
-  p->span = 0;
+  p->before = p->after = p->bin_before = p->bin_after = nullptr;
   p->freed = 0, p->home = nullptr, p->requested = 0, p->cut = nullptr;
   p->marks.clear();
   return p;
@@ -49,30 +48,9 @@ piece* arena::cut(piece& p, address at) {
   return right;
 }
 
-handle const* arena::first_whole(piece const& p) noexcept {
-  handle const* const h = p.in->page(p.at);
-  return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
-}
-
-handle const* arena::next_whole(piece const& p, handle const& after) noexcept {
-  address const at = after.at + after.bytes;
-  if (at >= p.end()) return nullptr;
-  handle const* const h = p.in->page(at);
-  return h->at + h->bytes <= p.end() ? h : nullptr;
-}
-
-std::size_t arena::span_of(piece const& p) noexcept {
-  if (p.bytes < p.in->page_bytes) return 0;
-  handle const* const first = first_whole(p);
-  if (!first) return 0;
-  handle const* const last = p.in->page(p.end() - 1);
-  return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
-}
-
 void arena::enlist(piece& p) noexcept {
   list_of(p).insert(p);
-  p.span = span_of(p);
-  if (p.span) spans_.insert(p);
+  movable_.insert(p);
   region& r = *p.in;
   if (!r.large || p.at >= r.runs || p.bytes < region::large_pages * r.page_bytes) return;
   std::size_t const i = r.page_index(p.at);
@@ -83,8 +61,7 @@ void arena::enlist(piece& p) noexcept {
 // Before anything of the piece changes.
 void arena::delist(piece& p) noexcept {
   list_of(p).erase(p);
-  if (p.span) spans_.erase(p);
-  p.span = 0;
+  movable_.erase(p);
   region& r = *p.in;
   if (r.large && p.at < r.runs && p.bytes >= region::large_pages * r.page_bytes) r.large->sizes.set(r.page_index(p.at), 0);
 }
@@ -102,19 +79,6 @@ void arena::put_free(piece& p) noexcept {
     absorb_next(*self);
   }
   enlist(*self);
-}
-
-void arena::gap_insert(piece& p) noexcept {
-  p.bin_before = nullptr;
-  p.bin_after = gaps_;
-  if (gaps_) gaps_->bin_before = &p;
-  gaps_ = &p;
-}
-
-void arena::gap_erase(piece& p) noexcept {
-  (p.bin_before ? p.bin_before->bin_after : gaps_) = p.bin_after;
-  if (p.bin_after) p.bin_after->bin_before = p.bin_before;
-  p.bin_before = p.bin_after = nullptr;
 }
 
 void arena::put_gap(piece& p) noexcept {
@@ -183,95 +147,10 @@ void arena::drop_region(region& r) noexcept {
   std::erase(regions_, &r);
 }
 
-namespace {
-bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is == state::gap); }
-}  // namespace
-
 std::size_t arena::largest_free() const noexcept {
   std::size_t best = 0;
   each_free([&](piece const& p) { best = std::max(best, p.bytes); });
   return best;
-}
-
-bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out) {
-  address best = 0;
-  std::size_t best_missing = ~std::size_t{0}, best_hole = ~std::size_t{0};
-  piece* best_first = nullptr;
-  for (piece* g = gaps_; g; g = g->bin_after) {
-    if ((g->at >= g->in->runs) != (in == part::runs)) continue;
-    piece* first = g;
-    bool seen = false;  // a hole with several gaps is looked at once, from its first
-    while (!apart(*first) && idle(first->before) && !seen) {
-      first = first->before;
-      seen = first->is == state::gap;
-    }
-    if (seen) continue;
-    piece* last = g;
-    while (idle(last->after) && !apart(*last->after)) last = last->after;
-    address const from = first->at, to = last->end();
-    if (to - from < bytes) continue;
-    std::size_t const page = g->in->page_bytes;
-    auto consider = [&](address at) {
-      at = round_up(at, alignment);
-      if (at < from || at + bytes > to) return;
-      std::size_t missing = 0;
-      for (piece* p = first; p != last->after; p = p->after) {
-        if (p->is != state::gap) continue;
-        address const x = std::max(p->at, round_down(at, page)), y = std::min(p->end(), round_up(at + bytes, page));
-        if (y > x) missing += y - x;
-      }
-      std::size_t const hole = to - from;
-      if (missing < best_missing || (missing == best_missing && (hole < best_hole || (hole == best_hole && at < best)))) {
-        best = at, best_missing = missing, best_hole = hole, best_first = first;
-      }
-    };
-    for (piece* p = first; p != last->after; p = p->after) {
-      consider(p->at);
-      if (p->end() - from >= bytes) consider(round_down(p->end() - bytes, alignment));
-    }
-  }
-  if (!best_first) return false;
-
-  std::size_t const page = best_first->in->page_bytes;
-  growth plan{nullptr, best, bytes, {}, 0, best_missing};
-  piece* p = best_first;
-  while (p->end() <= best) p = p->after;
-  std::size_t pieces = 0;
-  for (piece* q = p; q && q->at < best + bytes; q = q->after, ++pieces) {
-    if (q->is != state::gap) continue;
-    address const x = std::max(q->at, round_down(best, page)), y = std::min(q->end(), round_up(best + bytes, page));
-    plan.missing.push_back({x, y - x});
-  }
-  stock(2 * pieces + 4);
-  // Nothing below allocates. The window: what of each piece lies inside, gaps by whole pages.
-  address const left = p->is == state::gap ? std::max(p->at, round_down(best, page)) : best;
-  p->is == state::gap ? gap_erase(*p) : delist(*p);
-  if (left > p->at) {
-    piece* const right = cut(*p, left);
-    p->is == state::gap ? gap_insert(*p) : enlist(*p);
-    p = right;
-  }
-  plan.window = p;
-  bool newest_is_gap = p->is == state::gap;
-  plan.freed = newest_is_gap ? 0 : p->freed;
-  while (p->end() < best + bytes) {
-    piece* const next = p->after;
-    newest_is_gap = next->is == state::gap;
-    newest_is_gap ? gap_erase(*next) : delist(*next);
-    if (!newest_is_gap) plan.freed = std::max(plan.freed, next->freed);
-    absorb_next(*p);
-  }
-  address const right = newest_is_gap ? std::min(p->end(), round_up(best + bytes, page)) : best + bytes;
-  if (right < p->end()) {
-    piece* const rest = cut(*p, right);
-    rest->is = newest_is_gap ? state::gap : state::free;
-    rest->freed = newest_is_gap ? 0 : plan.freed;
-    newest_is_gap ? gap_insert(*rest) : enlist(*rest);
-  }
-  p->is = state::reserved;
-  p->freed = plan.freed;
-  out = std::move(plan);
-  return true;
 }
 
 piece* arena::commit(growth& g) {
@@ -329,12 +208,16 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     ++binned;
     if (p.is != state::free) say("only free pieces are binned", p.at);
     if (bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
-    if (p.span != span_of(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
-    spans += p.span != 0;
+    bool const noted = p.sorted == piece::in_movable::noted, listed = p.sorted == piece::in_movable::listed;
+    if (movable::concerns(p) != (p.sorted != piece::in_movable::no)) say("a free piece of a page and more may hold whole handles", p.at);
+    if (movable::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
+    spans += listed;
   });
-  for (piece const* g = gaps_; g; g = g->bin_after) {
-    ++gaps_listed;
-    if (g->is != state::gap) say("only gaps are listed as gaps", g->at);
+  for (bins const* some : {&gaps_, &gap_runs_}) {
+    some->each([&](piece const& g) {
+      ++gaps_listed;
+      if (g.is != state::gap || (g.at >= g.in->runs) != (some == &gap_runs_)) say("only gaps are listed as gaps, by their part", g.at);
+    });
   }
   for (region const* r : regions_) {
     address at = r->base;
@@ -371,7 +254,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (at != r->base + r->bytes) say("pieces leave nothing out", at);
     if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
   }
-  if (spans != spans_.size()) say("every piece with whole handles is listed by them", 0);
+  if (spans != movable_.listed()) say("every piece with whole handles is listed by them", 0);
   if (binned != free_seen || binned != free_pieces()) say("every free piece is binned", 0);
   if (gaps_listed != gaps_seen) say("every gap is listed", 0);
 }

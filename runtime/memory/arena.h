@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/memory/piece.h"
+#include "runtime/memory/movable.h"
 
 namespace weir::memory {
 
@@ -83,43 +83,47 @@ class arena {
   piece* commit(growth&);            // Requires: all of `missing` is mapped. Ensures: live
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
-  // Takes whole handles that `may` go (handle, number of its piece's stamp) out of the free pieces, each stretch of neighbours
-  // as one reserved piece, until `want` bytes are found or all was looked at; then `release_done` says what is unmapped since.
-  template <class May>
-  std::vector<released> reserve_handles(std::size_t want, May may) {
+  // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours as one reserved piece,
+  // until `want` bytes are found; then `release_done` says what is unmapped since.
+  struct going {
     std::vector<released> all;
-    std::vector<piece*> candidates;
-    each_free([&](piece& p) {
-      if (p.bytes >= p.in->page_bytes) candidates.push_back(&p);
-    });
-    all.reserve(candidates.size());
+    std::uint64_t waits_for = 0;  // nothing more goes before this number is complete; 0: there is nothing more
+  };
+  template <class Complete>
+  going reserve_handles(std::size_t want, Complete complete) {
+    going out;
     std::size_t found = 0;
-    for (piece* p : candidates) try {
-      if (found >= want) break;
-      released out{nullptr, p->in, {}};
-      for (address a = p->at; a < p->end() && found < want;) {
-        handle const& h = *p->in->page(a);
-        a = h.at + h.bytes;
-        bool const goes = h.at >= p->at && a <= p->end() && may(h, p->freed);
-        if (goes) {
-          out.handles.push_back(h);
-          found += h.bytes;
-        } else if (!out.handles.empty()) {
-          break;  // one stretch a piece; the next call finds the next
-        }
+    movable_.oldest([&](piece& p) {
+      if (found >= want) return true;
+      if (!complete(p.freed)) {
+        out.waits_for = p.freed;
+        return true;
       }
-      if (out.handles.empty()) continue;
-      out.place = reserve(*p, out.handles.front().at, out.handles.back().at + out.handles.back().bytes);
-      all.push_back(std::move(out));
-    } catch (std::bad_alloc const&) {
-      break;  // what is reserved already goes all the same
-    }
-    return all;
+      std::size_t const before = out.all.size();
+      try {
+        released& r = out.all.emplace_back(released{nullptr, p.in, {}});
+        for (handle const* h = first_whole(p); h && found < want; h = next_whole(p, *h)) {
+          r.handles.push_back(*h);
+          found += h->bytes;
+        }
+        r.place = reserve(p, r.handles.front().at, r.handles.back().at + r.handles.back().bytes);
+      } catch (std::bad_alloc const&) {
+        out.all.resize(before);
+        return true;  // what is reserved already goes all the same
+      }
+      return false;
+    });
+    return out;
   }
-  // Takes one wholly free handle that `may` go (handle, number of its piece's stamp): the largest of at most `most` bytes, else
-  // the smallest, among the first handles of the smallest pieces that hold some, until one of `enough` is found. place == null: none may.
-  template <class May>
-  released reserve_handle(std::size_t most, std::size_t enough, May may) {
+  // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of at most `most` bytes, else
+  // the smallest, among the first handles of the smallest pieces that hold some, until one of `enough` is found; when none of
+  // those will do, one of the oldest pieces. No place: none may go, and the number is what the oldest waits for.
+  struct taken_handle {
+    released from;
+    std::uint64_t waits_for = 0;
+  };
+  template <class Suits, class Complete>
+  taken_handle reserve_handle(std::size_t most, std::size_t enough, Suits suits, Complete complete) {
     handle const* best = nullptr;
     piece* from = nullptr;
     auto const better = [&](handle const& h) {
@@ -128,19 +132,32 @@ class arena {
       if (fits != fitted) return fits;
       return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
     };
-    spans_.look(
-        0,
+    auto const look_inside = [&](piece& p, int looks) {
+      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h)) {
+        if (better(*h) && suits(*h)) best = h, from = &p;
+      }
+    };
+    movable_.smallest(
         [&](piece& p) {
-          int left = looks_inside;
-          for (handle const* h = first_whole(p); h && left-- > 0; h = next_whole(p, *h)) {
-            if (better(*h) && may(*h, p.freed)) best = h, from = &p;
-          }
+          if (complete(p.freed)) look_inside(p, looks_inside);
           return best && best->bytes <= most && best->bytes >= enough;
         },
         looks_at_spans);
-    if (!best) return {};
-    released out{nullptr, from->in, {*best}};
-    out.place = reserve(*from, best->at, best->at + best->bytes);
+    taken_handle out;
+    if (!best) {
+      int left = looks_at_spans;
+      movable_.oldest([&](piece& p) {
+        if (!complete(p.freed)) {
+          out.waits_for = p.freed;
+          return true;
+        }
+        look_inside(p, looks_inside);
+        return best || --left == 0;
+      });
+    }
+    if (!best) return out;
+    out.from = released{nullptr, from->in, {*best}};
+    out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
   }
   piece* reserve_free(region&, address from, address to);  // Requires: inside one free piece
@@ -183,22 +200,28 @@ class arena {
   piece* carve(piece* free, address at, std::size_t bytes);
   void put_free(piece&) noexcept;                 // merges and enlists
   void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
-  static constexpr int looks_at_spans = 32, looks_inside = 64;
-  static handle const* first_whole(piece const&) noexcept;                 // null: no handle lies wholly inside
-  static handle const* next_whole(piece const&, handle const& after) noexcept;
-  static std::size_t span_of(piece const&) noexcept;
   void delist(piece&) noexcept;
   void put_gap(piece&) noexcept;
-  void gap_insert(piece&) noexcept;
-  void gap_erase(piece&) noexcept;
+  void gap_insert(piece& p) noexcept { gaps_of(p).insert(p); }
+  void gap_erase(piece& p) noexcept { gaps_of(p).erase(p); }
+  struct window {  // the best so far
+    address at = 0;
+    std::size_t missing = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
+    piece* first = nullptr;  // of the pieces around it
+  };
+  static void consider(piece& near, std::size_t bytes, std::size_t alignment, window& best) noexcept;
+  window best_window(std::size_t bytes, std::size_t alignment, part) const noexcept;
+  void reserve_window(window const&, std::size_t bytes, growth&);
 
+  static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
   bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
+  bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
 
   bins free_, runs_;               // for blocks, and for runs of slots
   bool has_runs_ = false;
-  bins_by<by_span> spans_;         // of the free pieces, those with whole handles
-  piece* gaps_ = nullptr;
+  movable movable_;                // of the free pieces, those with whole handles
+  bins gaps_, gap_runs_;           // likewise
   std::vector<region*> regions_;
   std::deque<piece> pieces_;       // stable addresses
   std::vector<piece*> spare_;

@@ -89,6 +89,9 @@ class device_allocator final : public allocator {
   void leave(stream_memory&, thread_cache&) noexcept;  // the cache's thread ends, or the memory does
 
   address_space const& addresses() const noexcept { return space_; }
+  // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live, pending, of a slab's run or
+  // not known to be complete, are granted to other devices, or are on their way to a block. Looks at everything.
+  std::size_t covered() const;
 
  private:
   // A block found by one of its addresses, with its memory's lock held.

@@ -283,6 +283,31 @@ std::vector<std::string> device_allocator::validate() const {
   return wrong;
 }
 
+std::size_t device_allocator::covered() const {
+  std::size_t bytes = 0, at_rest = 0;
+  for (stream_memory* m : memories()) {
+    base::lock_guard hold(m->lock);
+    std::uint64_t const home = m->home.load()->id();
+    handle const* counted = nullptr;
+    for (auto const& [at, h] : m->handles) at_rest += h.bytes;
+    for (region* r : m->pieces.regions()) {
+      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+        if (p->is == state::gap) continue;
+        bool const idle = p->is == state::free && clocks_.complete({home, p->freed});
+        for (address a = p->at; a < p->end();) {
+          handle const* const h = r->page(a);
+          a = h ? h->at + h->bytes : a + r->page_bytes;
+          if (!h || h == counted || (idle && !(h->readers & ~own_bit()))) continue;
+          counted = h;
+          bytes += h->bytes;
+        }
+      }
+    }
+  }
+  std::size_t const reserved = counts_.reserved();
+  return bytes + (reserved > at_rest ? reserved - at_rest : 0);
+}
+
 device_allocator::~device_allocator() {
   if (space_.maps()) mapped_spaces::leave(space_.base());
   if (!process_was_forked()) {

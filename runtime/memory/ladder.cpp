@@ -246,7 +246,6 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     again.swap(m.unusable);
   }
   for (released& g : again) bytes += release(m, g);
-  std::uint64_t refused = 0;  // the smallest stamp found to be incomplete: not asked again
   for (bool more = true; more && bytes < want;) {
     clock::stamp to_ask;
     std::vector<released> going;
@@ -254,11 +253,9 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
       section const hold(m);
       while (slab* const s = m.small.any_empty()) return_run(m, *s);
       to_ask.stream = m.home.load()->id();
-      going = m.pieces.reserve_handles(want - bytes, [&](handle const&, std::uint64_t freed) {
-        if (clocks_.complete({to_ask.stream, freed})) return true;
-        if (!refused || freed < refused) to_ask.n = to_ask.n ? std::min(to_ask.n, freed) : freed;
-        return false;
-      });
+      auto found = m.pieces.reserve_handles(want - bytes, [&](std::uint64_t freed) { return clocks_.complete({to_ask.stream, freed}); });
+      going = std::move(found.all);
+      to_ask.n = found.waits_for;
       for (released const& g : going) {
         for (handle const& h : g.handles) {  // segments: nobody may find the region while it goes
           if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
@@ -268,8 +265,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     if (going.empty()) {
       if (!to_ask.n) break;
       auto const done = clocks_.poll(to_ask);
-      if (!done.ok() || !done.value) refused = to_ask.n;
-      more = done.ok();
+      if (!done.ok() || !done.value) break;
       continue;
     }
     for (released& g : going) {

@@ -124,13 +124,11 @@ class device_allocator::filling {
       {
         section const hold(m);
         oldest.stream = m.home.load()->id();
-        released found = m.pieces.reserve_handle(left, enough, [&](handle const& h, std::uint64_t freed) {
-          if (h.bytes > at_most || h.physical == driver::memory_handle::none || (h.readers & ~a_.own_bit())) return false;
-          if (a_.clocks_.complete({oldest.stream, freed})) return true;
-          if (!oldest.n || freed < oldest.n) oldest.n = freed;
-          return false;
-        });
-        if (found.place) return found;
+        auto found = m.pieces.reserve_handle(
+            left, enough, [&](handle const& h) { return h.bytes <= at_most && h.physical != driver::memory_handle::none && !(h.readers & ~a_.own_bit()); },
+            [&](std::uint64_t freed) { return a_.clocks_.complete({oldest.stream, freed}); });
+        if (found.from.place) return std::move(found.from);
+        oldest.n = found.waits_for;
       }
       if (asked || !oldest.n || !complete_soon(oldest)) return {};
     }

@@ -5,6 +5,7 @@
 #pragma once
 #include <array>
 #include <bit>
+#include <boost/intrusive/set.hpp>
 #include <vector>
 
 #include "runtime/clock/timeline.h"
@@ -29,10 +30,15 @@ struct piece {
   piece* bin_before = nullptr;  // free: in its bin. gap: in the list of gaps
   piece* bin_after = nullptr;
   region* in = nullptr;
-  piece* span_before = nullptr; // free, with whole handles inside: in its bin by `span`
+  // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
+  enum class in_movable : std::uint8_t { no, noted, listed, none_inside };
+  using age_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  piece* span_before = nullptr;
   piece* span_after = nullptr;
-  std::size_t span = 0;         // free: bytes of the handles that lie wholly inside; they could be moved
+  std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
+  age_hook age;
   state is = state::gap;
+  in_movable sorted = in_movable::no;
   std::uint16_t bin = 0;
   std::uint16_t span_bin = 0;
   std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
@@ -131,6 +137,17 @@ class bins_by {
     }
     return seen;
   }
+  // From the bin of `bytes` down, likewise.
+  template <class Enough>
+  int look_down(std::size_t bytes, Enough enough, int looks) const {
+    int seen = 0;
+    for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1)) {
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+        if (seen++ == looks || enough(*p)) return seen;
+      }
+    }
+    return seen;
+  }
   std::size_t size() const noexcept { return size_; }
 
  private:
@@ -142,6 +159,14 @@ class bins_by {
     if (!above) return -1;
     int const w = std::countr_zero(above);
     return w * 64 + std::countr_zero(bits_[at(w)]);
+  }
+  int last(int q) const noexcept {  // the last bin up to q that holds something; -1: none
+    if (q < 0) return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] << (63 - q % 64)) return q - std::countl_zero(word);
+    std::uint32_t const below = words_ & ((1u << (q / 64)) - 1);
+    if (!below) return -1;
+    int const w = 31 - std::countl_zero(below);
+    return w * 64 + 63 - std::countl_zero(bits_[at(w)]);
   }
   std::array<piece*, count> heads_{};
   std::array<std::uint64_t, 16> bits_{};

@@ -211,7 +211,8 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         continue;
       }
       if (random() % 16 == 0) {  // a wholly free handle goes back
-        for (released const& g : a.pieces.reserve_handles(1 + random() % (6 * page), [&](handle const&, std::uint64_t) { return random() % 4 != 0; })) {
+        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page), [&](std::uint64_t) { return random() % 4 != 0; });
+        for (released const& g : going.all) {
           for (handle const& h : g.handles) {
             if (random() % 4 == 0) continue;  // the driver would not
             a.in->set_pages(h, nullptr);
