@@ -1,5 +1,6 @@
 // The programs of the model tests, as the prover takes them.
 // Threads: as prover.h.
+#include "tests/model/bound_program.h"
 #include "tests/model/cache_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
@@ -21,6 +22,7 @@ std::span<kind_of_program const> programs() {
       {"crew among threads", [](std::uint64_t seed) { return run_body(seed, "crew", crew_among_threads); }},
       {"caches among threads", [](std::uint64_t seed) { return run_body(seed, "caches", small_blocks_among_threads); }},
       {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
+      {"bound", [](std::uint64_t seed) { return bound_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
   return all;

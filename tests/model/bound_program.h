@@ -1,0 +1,143 @@
+// Random programs that leave survivors where they hurt: what is reserved of a device stays within the bound at every step.
+// Threads: one; the machine's seed chooses what its device does and when that is seen.
+//
+// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, pending, and asked for just now, c is a
+// page and what the thread's caches may hold, and covered is what device_allocator::covered() says before and after every step.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <random>
+
+#include "runtime/memory/device_allocator.h"
+#include "tests/model/verdict.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir::tests {
+
+class bound_program {
+ public:
+  explicit bound_program(std::uint64_t seed)
+      : random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0) {
+    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_});
+    for (std::size_t i = 0, n = 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
+    largest_ = std::size_t{1} << (16 + below(7));
+  }
+  verdict run() {
+    for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
+      note_covered();
+      asked_ = 0;
+      step();
+      note_covered();
+      look();
+    }
+    if (wrong_.ok()) end();
+    for (auto const& f : bench_->control->findings()) wrong_.note(check_of(f), f);
+    if (!wrong_.ok()) wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
+    return wrong_;
+  }
+  std::uint64_t past_the_first_term = 0, near_it = 0;  // steps
+
+ private:
+  static constexpr std::size_t capacity = 256 << 20, page = 64 << 10;
+  struct block {
+    void* at;
+    std::size_t bytes;
+  };
+
+  std::size_t below(std::size_t n) { return random_() % n; }
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_->on(0)); }
+  clock::timeline& any_line() { return *lines_[below(lines_.size())]; }
+  std::size_t size() {  // bytes
+    if (small_ && below(2)) return 1 + below(32 << 10);
+    std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;  // some come again and again
+    return small_ ? bytes : bytes + (32 << 10);
+  }
+  void work_on(clock::timeline& s) {
+    if (!bench_->machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()) wrong_.note(check::answers, "enqueue was refused");
+  }
+  void complete() {
+    for (clock::timeline* s : lines_) {
+      if (!bench_->clocks().synchronize(s->now()).ok()) wrong_.note(check::answers, "synchronize was refused");
+    }
+  }
+  void take() {
+    clock::timeline& s = any_line();
+    std::size_t const bytes = size();
+    asked_ = memory::round_up(std::max(bytes, memory::granule), 512);
+    try {
+      live_.push_back({device().allocate(s, bytes, 0, here::current()), bytes});
+    } catch (out_of_memory const&) {
+      return;
+    }
+    if (!idle_) work_on(s);
+    if (below(6) == 0) {
+      clock::timeline& user = any_line();
+      device().mark(live_.back().at, user, here::current());
+      work_on(user);
+    }
+  }
+  void give(std::size_t i) {
+    device().deallocate(live_[i].at, nullptr, here::current());
+    live_[i] = live_.back();
+    live_.pop_back();
+  }
+  void step() {
+    switch (below(14)) {
+      case 0: return complete();
+      case 1: return (void)any_line().wait(any_line().now());
+      case 2: {  // all but every k-th: survivors lie apart
+        std::size_t const k = 2 + below(7);
+        for (std::size_t i = live_.size(); i-- > 0;) {
+          if (i % k) give(i);
+        }
+        return;
+      }
+      case 3:  // those that lie where a page begins stay: each keeps a handle
+        for (std::size_t i = live_.size(); i-- > 0;) {
+          if (reinterpret_cast<std::uintptr_t>(live_[i].at) % page) give(i);
+        }
+        return;
+      case 4:
+        if (below(8) == 0) device().empty_cache();
+        return;
+      default:
+        if (!live_.empty() && below(5) < 2) give(below(live_.size()));
+        else take();
+    }
+  }
+  void note_covered() { most_covered_ = std::max(most_covered_, device().covered()); }
+  void look() {
+    memory_statistics const n = device().statistics();
+    auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
+    most_in_use_ = std::max({most_in_use_, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current), before_ + asked_});
+    before_ = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
+    std::size_t const caches = small_ ? lines_.size() * memory::thread_cache::most_bytes : 0;
+    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page + caches;
+    past_the_first_term += reserved > first;
+    near_it += reserved > first - first / 8;
+    if (reserved > std::max(first, most_covered_)) {
+      wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(most_covered_) + ")");
+    }
+  }
+  void end() {
+    for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
+    while (!live_.empty()) give(live_.size() - 1);
+    complete();
+    device().empty_cache();
+    if (auto const left = device().statistics().reserved_bytes.all.current) wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
+    for (auto const& w : device().validate()) wrong_.note(check::invariants, "at the end: " + w);
+  }
+
+  std::mt19937_64 random_;
+  double const epsilon_;
+  bool const small_, idle_;  // small blocks too; no work but what marks need
+  std::size_t largest_ = 0;
+  std::optional<memory_bench> bench_;
+  std::vector<clock::timeline*> lines_;
+  std::vector<block> live_;
+  std::size_t asked_ = 0, before_ = 0, most_in_use_ = 0, most_covered_ = 0;
+  verdict wrong_;
+};
+
+}  // namespace weir::tests
