@@ -15,41 +15,59 @@ namespace {
 using tests::memory_bench;
 constexpr here at{"a test", "a test", 1};
 
-// A machine whose next `create` does not return before somebody says so.
-struct slow_create final : weir::driver::faulty {
+// A machine one of whose next calls does not return before somebody says so.
+struct slow_call final : weir::driver::faulty {
   using faulty::faulty;
+  void pause(weir::driver::call c) {
+    std::unique_lock lock(mutex);
+    if (armed != c) return;
+    armed = weir::driver::call::any;
+    entered = true;
+    news.notify_all();
+    released = news.wait_for(lock, std::chrono::seconds(20), [&] { return go; });
+  }
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
-    {
-      std::unique_lock lock(mutex);
-      if (armed) {
-        armed = false;
-        entered = true;
-        news.notify_all();
-        released = news.wait_for(lock, std::chrono::seconds(20), [&] { return go; });
-      }
-    }
+    pause(weir::driver::call::create);
     return faulty::create(device, bytes);
+  }
+  weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override {
+    pause(weir::driver::call::map);
+    return faulty::map(a, bytes, h);
+  }
+  weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override {
+    pause(weir::driver::call::unmap);
+    return faulty::unmap(a, bytes);
+  }
+  weir::driver::status grant(weir::driver::address a, std::size_t bytes, int device) override {
+    pause(weir::driver::call::grant);
+    return faulty::grant(a, bytes, device);
   }
   std::mutex mutex;
   std::condition_variable news;
-  bool armed = false, entered = false, go = false, released = false;
+  weir::driver::call armed = weir::driver::call::any;
+  bool entered = false, go = false, released = false;
 };
 
-TEST(memory_threads, a_miss_of_one_stream_calls_the_driver_under_no_lock_that_another_streams_allocation_needs) {
-  slow_create* slow = nullptr;
-  memory_bench bench({.devices = 1, .memory = 256 << 20}, {}, [&](std::unique_ptr<driver::driver> m) {
-    auto made = std::make_unique<slow_create>(std::move(m));
+class memory_threads_slow : public ::testing::TestWithParam<weir::driver::call> {};
+
+TEST_P(memory_threads_slow, a_call_of_one_streams_growth_or_move_holds_up_no_allocation_of_another) {
+  slow_call* slow = nullptr;
+  memory_bench bench({.devices = 1, .memory = 256 << 20}, options{.epsilon = 0}, [&](std::unique_ptr<driver::driver> m) {
+    auto made = std::make_unique<slow_call>(std::move(m));
     slow = made.get();
     return made;
   });
   memory::allocator& d = bench.on(0);
   clock::timeline& a = bench.stream(0);
   clock::timeline& b = bench.stream(0);
-  d.deallocate(d.allocate(b, 1 << 20, 0, at), nullptr, at);
   d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
+  std::vector<void*> blocks;  // every other one is free: its handles are moved where more are not allowed
+  for (int i = 0; i < 8; ++i) blocks.push_back(d.allocate(b, 8 << 20, 0, at));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
+  ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
   {
     std::lock_guard lock(slow->mutex);
-    slow->armed = true;
+    slow->armed = GetParam();
   }
   void* missed = nullptr;
   std::thread miss([&] { missed = d.allocate(a, 64 << 20, 0, at); });
@@ -71,8 +89,11 @@ TEST(memory_threads, a_miss_of_one_stream_calls_the_driver_under_no_lock_that_an
   miss.join();
   EXPECT_TRUE(slow->released);
   d.deallocate(missed, nullptr, at);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
+INSTANTIATE_TEST_SUITE_P(calls, memory_threads_slow, ::testing::Values(weir::driver::call::create, weir::driver::call::map, weir::driver::call::grant, weir::driver::call::unmap),
+                         [](auto const& info) { return std::string(weir::driver::call_names[static_cast<std::size_t>(info.param)]); });
 
 TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_and_the_counters_stay_exact) {
   constexpr int workers = 4, rounds = 300;
