@@ -1,5 +1,6 @@
 // weir replay: runs the recorded allocations of a program through weir, twice, and says what that took.
 // Threads: one.
+#include <algorithm>
 #include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -109,6 +110,7 @@ struct settings {
   bool size_given = false;  // of simulated devices
   std::optional<size_t> limit;
   std::optional<double> epsilon;
+  int rounds = 2;
   bool json = false;
 };
 
@@ -135,16 +137,26 @@ outcome replay_one(trace const& t, settings const& s) {
   out.devices = rt->description() + (m.simulated() ? "; driver time modelled" : "");
   player p(t, *rt);
   auto const operations = static_cast<double>(t.operations.size());
-  auto const round = [&](double& host_ns, double& driver_ns) {
+  struct spent {
+    double host_ns, driver_ns;
+    std::uint64_t moved;
+  };
+  auto const round = [&]() -> spent {
     auto const before = m.read();
     std::int64_t const whole = p.play();
     auto const after = m.read();
-    host_ns = static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations;
-    driver_ns = static_cast<double>(m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns) / operations;
-    return after.moved - before.moved;
+    auto const driver = m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns;
+    return {static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations, static_cast<double>(driver) / operations, after.moved - before.moved};
   };
-  round(out.first_ns, out.first_driver_ns);
-  out.warm_moved = round(out.warm_ns, out.warm_driver_ns);
+  spent const first = round();
+  out.first_ns = first.host_ns, out.first_driver_ns = first.driver_ns;
+  std::vector<spent> warm;
+  for (int i = 1; i < s.rounds; ++i) warm.push_back(round());
+  auto const median_of = [&](auto spent::* what) {
+    std::sort(warm.begin(), warm.end(), [&](spent const& a, spent const& b) { return a.*what < b.*what; });
+    return warm[(warm.size() - 1) / 2].*what;
+  };
+  out.warm_ns = median_of(&spent::host_ns), out.warm_driver_ns = median_of(&spent::driver_ns), out.warm_moved = median_of(&spent::moved);
   out.created = m.read().created;
   out.moved = m.read().moved;
   out.memory = memory_stats(0);
@@ -210,6 +222,7 @@ int replay(std::vector<std::string> const& arguments) {
   po::options_description all("weir replay TRACE…: replays recorded allocations (plain or gzip) twice on one device.\nOn a simulated machine the driver's time is modelled on an H200's");
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
+      "rounds", po::value(&s.rounds), "so many replays in all, 2 unless said; of those after the first the medians are told")(
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
       "trace", po::value(&paths), "files");
   po::positional_options_description files;
@@ -221,6 +234,7 @@ int replay(std::vector<std::string> const& arguments) {
     std::cout << all;
     return 0;
   }
+  if (s.rounds < 2) throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one", here::current());
   if (paths.empty()) throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
   char const* const from_environment = std::getenv("WEIR_DEVICES");
   if (devices.empty() && from_environment) devices = from_environment;
