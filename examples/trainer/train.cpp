@@ -30,6 +30,17 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   if (!s.save_file.empty()) all.values = r.save();
 }
 
+// It failed because another replica had failed before, whoever of the two was here first.
+bool of_another(std::exception_ptr const& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (weir::driver_error const& e) {
+    return e.operands().find("aborted this communicator") != std::string_view::npos;
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool outcome::agree() const noexcept {
@@ -61,7 +72,10 @@ outcome train(settings const& s, text const& t, checkpoint const* from, report& 
     });
   }
   for (std::thread& w : workers) w.join();
-  if (int const i = first_failure.load(); i >= 0) std::rethrow_exception(shares[static_cast<std::size_t>(i)].failure);
+  if (int const i = first_failure.load(); i >= 0) {
+    auto const cause = std::find_if(shares.begin(), shares.end(), [](share const& p) { return p.failure && !of_another(p.failure); });
+    std::rethrow_exception(cause != shares.end() ? cause->failure : shares[static_cast<std::size_t>(i)].failure);
+  }
   for (share const& part : shares) {
     all.fingerprints.push_back(part.fingerprint);
     all.validation_loss += part.loss_sum;
