@@ -9,6 +9,7 @@
 
 #include "peer/collective.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/history.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 
@@ -56,6 +57,7 @@ struct gradient_buckets::state {
     // A host without memory waits for whoever uses a block that is freed: not for a rank that this very thread may have to serve.
     if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
     try {
+      observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
       memory(here::current()).deallocate(block, nullptr, here::current());
     } catch (...) {  // a device that is lost: its memory went with it
     }
@@ -139,6 +141,7 @@ void gradient_buckets::build(here at) {
     throw;
   }
   s.block = static_cast<std::byte*>(block);
+  observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }
 
 int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "weir/collective.h"
 #include "weir/memory.h"
 #include "weir/stream.h"
 #include "weir/tensor.h"
@@ -73,6 +74,20 @@ TEST_F(history, every_way_to_take_memory_is_written) {
   }
   EXPECT_EQ(memory_history().size(), 6u);
   EXPECT_EQ(memory_history(cpu).size(), 2u);
+}
+
+TEST_F(history, the_block_of_gradient_buckets_is_written) {
+  auto ranks = communicator::in_process({device(0)});
+  record_memory_history();
+  {
+    gradient_buckets all(ranks[0]);
+    all.add("weights", 1000);
+    all.build();
+    ASSERT_EQ(memory_lines().size(), 1u);
+    EXPECT_GE(memory_lines()[0].bytes, 8000);
+  }
+  ASSERT_EQ(memory_lines().size(), 1u);
+  EXPECT_EQ(memory_lines()[0].bytes, 0);
 }
 
 TEST_F(history, devices_and_runtimes_are_told_apart) {
