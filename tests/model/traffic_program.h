@@ -73,7 +73,7 @@ class traffic_program {
   options short_of_pinned() {  // then copies wait for slots, and pages come and go
     options o;
     o.check_races = below(2) != 0;
-    if (below(4) == 0) o.pinned_limit = large_ ? 10 * n_ : 1_MiB;
+    if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;  // pinned blocks never move: half of what is held may lie in holes that are too small
     return o;
   }
   driver::sim::controls& control() { return *driver::sim::controls_of(machine_->driver()); }
