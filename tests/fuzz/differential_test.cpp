@@ -84,7 +84,7 @@ TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_prog
 TEST(differential, simulated_and_cuda_answer_alike) {
   static auto* const found = new driver::opened(driver::open_cuda());
   if (!found->machine) GTEST_SKIP() << found->why;
-  limits const may{.devices = std::min(2, found->machine->device_count()), .stale_streams = false, .others_streams = false};
+  limits const may{.devices = std::min(2, found->machine->device_count()), .stale_streams = false, .others_streams = false, .others_segments = false};
   compare("cuda", 300, [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); },
           [&](program const& p, std::uint64_t) { return player(*found->machine, may).play(p); });
 }

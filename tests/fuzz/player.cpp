@@ -347,6 +347,7 @@ std::string player::work_call(call const& c) {
   std::size_t const bytes = odd_place && (twist >> 4) % 4 == 0 && right ? 0 : 4 * (1 + static_cast<std::size_t>(n) % 1024);
   where_to const to = place(b, offset, odd_place ? twist >> 4 : 0, bytes), from = place(n, offset * 7, odd_place ? twist >> 5 : 0, bytes);
   if (to.at < from.at + bytes && from.at < to.at + bytes && c.what != verb::fill) return "-";
+  if (!may_.others_segments && c.what != verb::copy_peer && (of_others_segment(to, s.device) || (c.what == verb::copy && of_others_segment(from, s.device)))) return "-";
   auto touched = under(to.at, bytes);
   if (c.what != verb::fill) {
     for (area* x : under(from.at, bytes)) touched.push_back(x);
@@ -366,6 +367,10 @@ std::string player::work_call(call const& c) {
   }
   if (said.ok() && bytes) use(touched, me);
   return say(said);
+}
+
+bool player::of_others_segment(where_to const& place, int device) const {
+  return std::any_of(segments_.begin(), segments_.end(), [&](range_slot const& g) { return g.ever && g.device != device && place.at >= g.at && place.at < g.at + g.bytes; });
 }
 
 }  // namespace weir::fuzz

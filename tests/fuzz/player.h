@@ -15,6 +15,7 @@ struct limits {
   int devices = 2;
   bool stale_streams = true;   // calls with streams and events that were destroyed, or never made
   bool others_streams = true;  // a stream named with a device that is not its own
+  bool others_segments = true;  // a plain copy or a fill of another device's segment, which CUDA takes and weir never asks for
 };
 
 struct outcome {
@@ -90,6 +91,7 @@ class player {
   std::vector<area*> under(address, std::size_t bytes);
   // That stream may use these next. Returns: what holds it then.
   std::uint32_t order(std::vector<area*> const&, int stream);
+  bool of_others_segment(where_to const&, int device) const;
   bool idle(area&);                                        // waits for its last use; false: a gate is in the way
   void use(std::vector<area*> const&, int stream);
   void first_bytes(area&);
