@@ -157,10 +157,11 @@ class owners_word {
 bool can_fence_owners() noexcept;  // false: do without owners' words
 void fence_owners() noexcept;      // what other threads do from now on, they do after they can see what this one did before
 
-// One pointer a thread for each Tag, a load away; `initial` in a new thread.
+// One pointer a thread for each Tag; `initial` in a new thread. In a program the linker makes it a load. No model of thread-local
+// storage is asked for that a library opened at run time has no room for.
 template <class Tag, auto* initial = static_cast<void*>(nullptr)>
 struct thread_pointer {
-  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local std::remove_pointer_t<decltype(initial)>* value = initial;
+  static inline constinit thread_local std::remove_pointer_t<decltype(initial)>* value = initial;
 };
 
 class mutex {
