@@ -77,7 +77,7 @@ TEST_F(history, every_way_to_take_memory_is_written) {
 }
 
 TEST_F(history, the_block_of_gradient_buckets_is_written) {
-  auto ranks = communicator::in_process({device(0)});
+  auto ranks = communicator::in_process(std::vector<device>{device(0)});
   record_memory_history();
   {
     gradient_buckets all(ranks[0]);
