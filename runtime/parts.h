@@ -55,6 +55,7 @@ struct runtime::impl {
 
   // Makes the device usable, once; cheap afterwards. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
   void open(int device, std::string_view operation, here);
+  bool is_open(int device) const noexcept { return opened_[static_cast<std::size_t>(device)].load(base::memory_order_acquire); }
 
  private:
   struct made_part {

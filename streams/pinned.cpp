@@ -287,10 +287,14 @@ pinned_memory::~pinned_memory() {
   }
   state_->collect();
   auto p = state_->in.lock();
+  // Of what is kept away because nobody could say that its use has ended, that is known at last when all devices say that nothing runs.
+  auto const& all = p->space.all();
+  bool idle = std::any_of(all.begin(), all.end(), [](auto const& at) { return at.second.is == state_of::pending || at.second.is == state_of::quarantined; });
+  for (int d = 0; idle && d < state_->owner.device_count(); ++d) idle = !state_->owner.is_open(d) || state_->clocks.synchronize_device(d).ok();
   for (auto const& [base, bytes] : p->space.segments()) {
     bool in_use = false, keep = false;
     for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
-      in_use |= one->second.is == state_of::pending || one->second.is == state_of::quarantined;
+      in_use |= !idle && (one->second.is == state_of::pending || one->second.is == state_of::quarantined);
       keep |= one->second.is == state_of::live;
     }
     if (in_use) continue;  // never complete: the engine may still write
