@@ -346,7 +346,7 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       (void)system::stop();
       if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
-      if (lost.empty() && f.call.k && f.call.with == code::lost) {  // while the runtime ended: which it was nobody can be asked any more
+      if ((lost.empty() || f.call.more) && f.call.k && f.call.with == code::lost) {  // while the runtime ended: which they were nobody can be asked any more
         for (int d = 0; d < l.devices(); ++d) lost.push_back(d);
       }
       expect_nothing_left(j, left, lost, takings_back(mine));
