@@ -101,6 +101,12 @@ void runtime::impl::open(int device, std::string_view operation, here at) {
   opened.store(true, base::memory_order_release);
 }
 
+bool runtime::impl::has_come_to_rest() {
+  bool all = true;
+  for (int d = 0; d < device_count_; ++d) all &= !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();
+  return all;
+}
+
 void throw_refusal(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
   std::string const op(operation);
   switch (s.what) {

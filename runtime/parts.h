@@ -55,7 +55,8 @@ struct runtime::impl {
 
   // Makes the device usable, once; cheap afterwards. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
   void open(int device, std::string_view operation, here);
-  bool is_open(int device) const noexcept { return opened_[static_cast<std::size_t>(device)].load(base::memory_order_acquire); }
+  // Blocks: until every device in use says that nothing runs on it. false: one cannot say so. For the end of a runtime
+  bool has_come_to_rest();
 
  private:
   struct made_part {

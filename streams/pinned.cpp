@@ -288,9 +288,7 @@ pinned_memory::~pinned_memory() {
   state_->collect();
   auto p = state_->in.lock();
   // Of what is kept away because nobody could say that its use has ended, that is known at last when all devices say that nothing runs.
-  auto const& all = p->space.all();
-  bool idle = std::any_of(all.begin(), all.end(), [](auto const& at) { return at.second.is == state_of::pending || at.second.is == state_of::quarantined; });
-  for (int d = 0; idle && d < state_->owner.device_count(); ++d) idle = !state_->owner.is_open(d) || state_->clocks.synchronize_device(d).ok();
+  bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [base, bytes] : p->space.segments()) {
     bool in_use = false, keep = false;
     for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
@@ -305,11 +303,9 @@ pinned_memory::~pinned_memory() {
       static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
     }
   }
-  if (held) {
-    try {
-      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay\n");
-    } catch (...) {}
-  }
+  if (held) try {
+    os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay\n");
+  } catch (...) {}
 }
 
 void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {

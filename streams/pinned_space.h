@@ -4,6 +4,7 @@
 // Invariant: the ranges of a segment cover it without a gap, no two neighbours are both free, and the free ranges are
 // exactly those listed by size.
 #pragma once
+#include <algorithm>
 #include <boost/container/small_vector.hpp>
 #include <map>
 #include <set>
@@ -61,6 +62,9 @@ class pinned_space {
   place find(address);                                        // the range that holds the address; end(): in no segment
   place end() { return ranges_.end(); }
   ranges& all() noexcept { return ranges_; }
+  bool keeps_some_away() const noexcept {  // freed, and not known to be nobody's
+    return std::any_of(ranges_.begin(), ranges_.end(), [](auto const& at) { return at.second.is == state::pending || at.second.is == state::quarantined; });
+  }
   std::map<address, std::size_t> const& segments() const noexcept { return segments_; }
   std::size_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
   std::size_t free_ranges() const noexcept { return by_size_.size(); }
