@@ -76,7 +76,10 @@ foreach(patch ${patches})
   target_include_directories(planted_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(planted_${name} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
   target_compile_options(planted_${name} PRIVATE -Wno-unused)  # what a defect no longer uses
-  add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only})
+  # Tapes of runs that found it: tests/tapes/PROGRAM-NAME.tape. Each must find it again.
+  file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*-${name}.tape)
+  list(TRANSFORM tapes PREPEND "--tape;")
+  add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only} ${tapes})
   set_tests_properties(planted.${name} PROPERTIES TIMEOUT 120 LABELS planted)
 endforeach()
 if(alone AND NOT by_the_byte)
@@ -87,5 +90,7 @@ if(by_the_byte)
   return()  # the tests of the models run the same programs
 endif()
 weir_prover_program(planted_none)
-add_test(NAME planted.none COMMAND planted_none --within 5000)  # as many as all but the rarest need
+file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*.tape)
+list(TRANSFORM tapes PREPEND "--tape;")
+add_test(NAME planted.none COMMAND planted_none --within 5000 ${tapes})  # as many as all but the rarest need
 set_tests_properties(planted.none PROPERTIES TIMEOUT 120 LABELS planted)

@@ -6,14 +6,14 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/model/cache_program.h"
+#include "tests/explore/programs.h"
 
 namespace weir {
 namespace {
 
 TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut_emptied_and_left_behind) {
   std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;  // with a point at each atomic a run takes longer, and says more
-  tests::explore({.name = "caches", .runs = runs}, tests::small_blocks_among_threads);
+  tests::explore_program("caches", runs);
   using tests::cache_program;
   std::printf("calls without the lock %llu, with it %llu\n", static_cast<unsigned long long>(cache_program::quick), static_cast<unsigned long long>(cache_program::slow));
   if (base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES")) {  // under a checker every call takes the lock

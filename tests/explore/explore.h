@@ -113,6 +113,7 @@ struct tape_file {
   std::optional<std::uint64_t> hash{};                 // of the run; checked where the points are this build's. None: any
   bool atomics = false;                                // threads were switched at atomics too
   driver::sim::tape::numbers draws{};
+  std::string what{};                                  // failed when it was written; words for the reader
 
   std::string text() const;
   static tape_file parse(std::string const& text);     // Throws: std::runtime_error naming the line

@@ -1,7 +1,9 @@
 // The prover runs random programs against a library, sound or with a defect planted in it, until a check sees something wrong.
-// Usage: planted_NAME --check CHECK --within N [--only] [--first RUN]    a defect: found by CHECK within N runs, with --only by no other
-//                                                                       CHECK may be several: bytes,stray
-//        planted_none --within N [--first RUN]                           sound: nothing is found in N runs
+// Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--tape FILE]...
+//                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several: bytes,stray. Tapes
+//                     run first, and each must find it
+//        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a tape
+//        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME   a run of that program that finds it becomes a tape
 // One line of what was found goes to stdout; the exit status says whether it is as stated.
 // Threads: the programs' own. They run in a child process, so that a crash is a finding too.
 #include <sys/mman.h>
@@ -13,7 +15,9 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "tests/explore/programs.h"
 #include "tests/planted/prover.h"
 
 namespace {
@@ -27,7 +31,8 @@ struct found {  // shared with the child
   std::uint64_t run = 0;      // the run that is under way, or that found it
   std::uint64_t finds = 0;    // --only: by the stated check
   check by = check::none;
-  char program[32] = "";
+  std::uint64_t tapes = 0, drifted = 0;  // that found it; the second by a neighbour
+  char program[160] = "";
   char what[400] = "";
 };
 
@@ -35,10 +40,61 @@ struct stated {
   std::string by;
   std::uint64_t within = 1000, first = 1;
   bool only = false;
+  std::vector<std::string> tapes{};
+  std::string folder{}, program{}, name{};  // of a tape to keep
   bool states(check c) const {
     return c == check::none ? by.empty() : ("," + by + ",").find("," + std::string(name_of(c)) + ",") != std::string::npos;
   }
 };
+
+using tape = weir::driver::sim::tape;
+
+check seen_by(std::string const& program, std::uint64_t seed, tape::numbers const& draws, found& out) {
+  ::alarm(longest_run_s);
+  tape t(seed, draws);
+  auto const v = judged_run(weir::tests::explored_program(program), t);
+  std::snprintf(out.what, sizeof out.what, "%s: %s", out.program, v.what.c_str());
+  return v.by;
+}
+
+// A lock or a call more in the library moves all that comes after it on a tape: one choice more, less or other may be what it was.
+bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& out) {
+  for (std::size_t i = f.draws.size() + 1; i-- > 0;) {
+    auto longer = f.draws;
+    longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(i), 0);
+    if (s.states(seen_by(f.program, f.seed, longer, out))) return true;
+    longer[i] = 1;
+    if (s.states(seen_by(f.program, f.seed, longer, out))) return true;
+    if (i == f.draws.size()) continue;
+    auto other = f.draws;
+    other.erase(other.begin() + static_cast<std::ptrdiff_t>(i));
+    if (s.states(seen_by(f.program, f.seed, other, out))) return true;
+    for (std::uint32_t v = 0; v < 4; ++v) {
+      other = f.draws;
+      other[i] = v;
+      if (v != f.draws[i] && s.states(seen_by(f.program, f.seed, other, out))) return true;
+    }
+  }
+  return false;
+}
+
+// Returns: whether all tapes said what they must.
+bool run_tapes(stated const& s, found& out) {
+  for (auto const& path : s.tapes) {
+    std::snprintf(out.program, sizeof out.program, "%s", path.substr(path.rfind('/') + 1).c_str());
+    auto const f = weir::tests::tape_file::read(path);
+    check const by = seen_by(f.program, f.seed, f.draws, out);
+    bool const neighbour = !s.states(by) && !s.by.empty() && a_neighbour_finds(s, f, out);
+    if (!s.states(by) && !neighbour) {
+      out.by = by;
+      if (by == check::none) std::snprintf(out.what, sizeof out.what, "%s no longer finds it: tools/planted --tapes %s", out.program, s.name.c_str());
+      return false;
+    }
+    ++out.tapes;
+    out.drifted += neighbour;
+  }
+  return true;
+}
 
 void run_all(stated const& s, found& out) {
   std::uint64_t seen_at = 0;
@@ -72,23 +128,42 @@ stated read(int argc, char** argv) {
     else if (word == "--check") s.by = argv[++i];
     else if (word == "--within") s.within = std::strtoull(argv[++i], nullptr, 0);
     else if (word == "--first") s.first = std::strtoull(argv[++i], nullptr, 0);
+    else if (word == "--tape") s.tapes.emplace_back(argv[++i]);
+    else if (word == "--keep" && i + 3 < argc) s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
     else std::exit(2);
   }
   if (char const* const first = std::getenv("WEIR_TEST_SEED")) s.first = std::strtoull(first, nullptr, 0);
   return s;
 }
 
+// Returns: the exit status.
+int keep(stated const& s) {
+  auto const& program = weir::tests::explored_program(s.program);
+  auto options = program.options();
+  found ignored;
+  ::setenv("WEIR_TEST_BASE_SEED", std::to_string(s.first).c_str(), 1);
+  options.runs = s.within, options.shrink_runs = 5000;
+  auto const f = weir::tests::search(options, program.run);
+  if (f.at == 0 || f.shrunk_what.empty() || !s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) return 1;
+  std::string const path = s.folder + "/" + s.program + "-" + s.name + ".tape";
+  weir::tests::tape_file{s.program, f.seed, {}, weir::tests::points_at_atomics, f.shrunk, f.shrunk_what}.write(path);
+  std::printf("%s: run %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(f.at), f.shrunk.size(), f.shrunk_what.c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   stated const s = read(argc, argv);
+  if (!s.program.empty()) return keep(s);
   void* const page = ::mmap(nullptr, sizeof(found), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return 2;
   auto& f = *new (page) found;
   pid_t const child = ::fork();
   if (child < 0) return 2;
   if (child == 0) {
-    run_all(s, f);
+    if (run_tapes(s, f)) run_all(s, f);
+    else f.run = 0;
     std::fflush(nullptr);
     ::_exit(0);
   }
@@ -104,7 +179,8 @@ int main(int argc, char** argv) {
   } else {
     std::printf("found by %s at run %llu of %llu: %s\n", std::string(name_of(f.by)).c_str(), runs, static_cast<unsigned long long>(s.within), f.what);
   }
-  bool const right = s.states(f.by);
+  if (f.tapes > 0) std::printf("tapes: %llu find %s, %llu by a neighbour\n", static_cast<unsigned long long>(f.tapes), s.by.empty() ? "nothing" : "it", static_cast<unsigned long long>(f.drifted));
+  bool const right = s.states(f.by) && f.tapes == s.tapes.size();
   if (!right) std::printf("stated: %s\n", s.by.empty() ? "nothing" : s.by.c_str());
   return right ? 0 : 1;
 }

@@ -217,7 +217,7 @@ struct explorer {
                        (points_at_atomics ? " and atomics" : "") + "\n  " + f.what + "\n  Replay with WEIR_TEST_SEED=" + std::to_string(f.seed) + " (WEIR_TEST_TRACE=1 tells it)";
     if (!f.shrunk_what.empty()) {
       auto const path = std::filesystem::absolute(options.name + "-" + std::to_string(f.seed) + ".tape").string();
-      tape_file{options.name, f.seed, f.shrunk_hash, points_at_atomics, f.shrunk}.write(path);
+      tape_file{options.name, f.seed, f.shrunk_hash, points_at_atomics, f.shrunk, f.shrunk_what}.write(path);
       text += "\n  Shrunk to " + std::to_string(f.shrunk.size()) + " draws: WEIR_TEST_TAPE=" + path + "\n  " + f.shrunk_what;
     }
     ADD_FAILURE() << text;

@@ -14,6 +14,7 @@ std::string tape_file::text() const {
   std::ostringstream out;
   out << "weir tape 1\nprogram " << program << "\npoints " << (atomics ? "atomics" : "locks") << "\nseed " << seed << '\n';
   if (hash) out << "hash 0x" << std::hex << *hash << std::dec << '\n';
+  if (!what.empty()) out << "what " << what.substr(0, what.find('\n')) << '\n';
   out << "draws " << draws.size();
   for (std::size_t i = 0; i < draws.size(); ++i) out << (i % 32 ? ' ' : '\n') << draws[i];
   out << '\n';
@@ -38,6 +39,8 @@ tape_file tape_file::parse(std::string const& text) {
     } else if (word == "hash") {
       in >> word;
       f.hash = std::stoull(word, nullptr, 0);
+    } else if (word == "what") {
+      std::getline(in >> std::ws, f.what);
     } else if (word == "draws") {
       std::size_t n = 0;
       if (in >> n; n > 100'000'000) wrong("it has " + std::to_string(n) + " draws");

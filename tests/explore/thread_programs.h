@@ -1,36 +1,12 @@
-// Programs of several host threads, run one by one by a tape, as the prover takes them.
+// Programs of several host threads, each small enough that one rule alone is at stake.
 // Threads: those of each run.
 #pragma once
 #include <cstring>
 
-#include "runtime/base/sync_relay.h"
 #include "streams/staging_crew.h"
 #include "tests/explore/explore.h"
-#include "tests/model/verdict.h"
 
 namespace weir::tests {
-
-inline verdict run_body(std::uint64_t seed, char const* name, body const& what) {
-  explore_options options;
-  options.name = name;
-  driver::sim::tape tape(seed);
-  trial one(options, tape);
-  try {
-    what(one);
-  } catch (base::abandoned const&) {
-  } catch (std::exception const& e) {
-    one.fail(std::string("the body threw: ") + e.what());
-  }
-  std::string const wrong = one.finish();
-  verdict v;
-  if (wrong.empty()) return v;
-  bool const waits = wrong.find("stuck") != std::string::npos || wrong.find("waits for") != std::string::npos;
-  bool const bytes = wrong.find("somebody wrote") != std::string::npos;
-  bool const stray = wrong.find("stray") != std::string::npos || wrong.find("device lost") != std::string::npos;
-  bool const order = wrong.find("must be known") != std::string::npos;
-  v.note(stray ? check::stray : order ? check::order : bytes ? check::bytes : waits ? check::stuck : check::invariants, wrong);
-  return v;
-}
 
 // A crew of two, two threads that submit, finish and cancel: every byte arrives, and everybody comes back.
 inline void crew_among_threads(trial& t) {

@@ -1,0 +1,31 @@
+// One rule among threads at a time: what is given back, what two waits say at once, who is woken. And that every committed tape is
+// one of a program that is explored: each test replays its own before it draws.
+// Threads: those of each run, switched by its tape. See explore.h for the environment.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/explore/programs.h"
+
+namespace weir {
+namespace {
+
+TEST(explore_threads, a_block_given_back_is_another_streams_only_when_its_work_is_done) { tests::explore_program("given_back", 500); }
+TEST(explore_threads, what_two_threads_make_one_stream_wait_for_is_known_of_both) { tests::explore_program("knowledge", 500); }
+TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::explore_program("crew", 500); }
+
+TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {
+  std::size_t n = 0;
+  for (auto const& entry : std::filesystem::directory_iterator(WEIR_TEST_TAPES)) {
+    if (entry.path().extension() != ".tape") continue;
+    auto const f = tests::tape_file::read(entry.path().string());
+    EXPECT_NO_THROW((void)tests::explored_program(f.program)) << entry.path();
+    EXPECT_EQ(entry.path().filename().string().rfind(f.program + "-", 0), 0u) << entry.path() << ": PROGRAM-DEFECT.tape";
+    EXPECT_FALSE(f.what.empty()) << entry.path() << " does not say what failed";
+    ++n;
+  }
+  EXPECT_GE(n, 5u);
+}
+
+}  // namespace
+}  // namespace weir
