@@ -1,4 +1,5 @@
 // Devices and errors as values.
+// Threads: one.
 #include "weir/types.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // Rule M17 of docs/simulated-machine.md, on every machine: what a capture keeps, what spoils it, and how it ends.
+// Threads: one.
 #include "tests/conformance/rig.h"
 
 namespace weir::conformance {

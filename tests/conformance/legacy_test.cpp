@@ -1,4 +1,5 @@
 // Rule M6 of docs/simulated-machine.md, on every machine: whom the legacy stream waits for, and who waits for it.
+// Threads: one.
 #include <algorithm>
 
 #include "tests/conformance/rig.h"

@@ -3,8 +3,11 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weir/copy.h"
@@ -14,6 +17,8 @@
 namespace weir {
 
 struct bad_input : testing::Test {
+  using said_parts = std::initializer_list<std::string_view>;
+
   std::optional<runtime> rt{std::in_place, simulated{.devices = 3, .memory = 64_MiB}, options{.pinned_limit = 16_MiB}};
   std::optional<runtime_guard> in{std::in_place, *rt};
 
@@ -47,22 +52,35 @@ struct bad_input : testing::Test {
     }
   }
 
-  template <class Error, class F>
-  static void refused(F f, std::vector<std::string> parts, unsigned line = __builtin_LINE()) {
+  // f throws an Error that names operation and remedy and says each of the parts, and what is held stays the same.
+  template <class Error>
+  static void refused(std::function<void()> const& f, said_parts parts, unsigned line = __builtin_LINE()) {
+    judge([&] {
+      try {
+        f();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (Error const& e) {
+        check(e, e.what(), parts);
+      }
+    }, line);
+  }
+
+ private:
+  static void judge(std::function<void()> const& tried, unsigned line) {
     testing::ScopedTrace const from("called", static_cast<int>(line), "called here");
     auto const before = held();
     try {
-      f();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (Error const& e) {
-      EXPECT_FALSE(e.operation().empty());
-      EXPECT_FALSE(e.remedy().empty()) << e.what();
-      std::string const said = std::string(e.operation()) + " | " + std::string(e.operands());
-      for (auto const& part : parts) EXPECT_NE(said.find(part), said.npos) << part << " in: " << e.what();
+      tried();
     } catch (std::exception const& e) {
       ADD_FAILURE() << "another error: " << e.what();
     }
     EXPECT_EQ(before, held()) << "memory was lost or made";
+  }
+  static void check(error const& e, char const* what, said_parts parts) {
+    EXPECT_FALSE(e.operation().empty());
+    EXPECT_FALSE(e.remedy().empty()) << what;
+    std::string const said = std::string(e.operation()) + " | " + std::string(e.operands());
+    for (std::string_view const part : parts) EXPECT_NE(said.find(part), said.npos) << part << " in: " << what;
   }
 
   void TearDown() override {

@@ -3,6 +3,7 @@
 #include "tests/defects/bad_input.h"
 
 #include <cstdlib>
+#include <functional>
 #include <limits>
 
 #include "weir/collective.h"
@@ -259,7 +260,7 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
 
 TEST_F(bad_input, device_and_host_out_of_memory) {
   buffer keep(1_MiB);
-  auto const says = [](auto f, std::vector<std::string> parts) {
+  auto const says = [](std::function<void()> const& f, said_parts parts) {
     refused<out_of_memory>(f, parts);
     try {
       f();

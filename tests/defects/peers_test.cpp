@@ -1,5 +1,6 @@
 // The defects that users reported of other allocators, one test each where weir could have it too: docs/peers-defects.md
 // has the list, with the tests that stand elsewhere. Each names its report.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <functional>

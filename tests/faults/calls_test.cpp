@@ -1,5 +1,6 @@
 // Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and for good.
 // WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,6 +1,7 @@
 // Every allocation of the host's heap refused in turn, alone, with a few after it, and for good: nothing ends the process, nothing
 // is lost, and the scenario then runs.
 // WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,5 +1,6 @@
 // The same random calls, legal and not, to two machines: the kinds of their answers, their logs and their bytes are the same.
 // Seeds as tests/support/seeds.h says; WEIR_FUZZ_SECONDS=n stops after n seconds.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <chrono>

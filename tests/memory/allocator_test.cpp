@@ -1,4 +1,5 @@
 // The allocator of one device on stepped machines: what is reused when, what is refused, and what the ladder does.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include "tests/support/memory_bench.h"

@@ -1,4 +1,5 @@
 // The arena against a plain model: a byte map of what is taken, mapped and missing.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

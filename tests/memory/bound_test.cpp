@@ -1,5 +1,6 @@
 // The bound on reserved memory, at every step of random programs: bound_program.h says which.
 // Seeds as tests/support/seeds.h says.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <iostream>

@@ -1,4 +1,5 @@
 // The address space of a device: one reservation, and regions found by subtraction.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include "runtime/driver/faulty.h"

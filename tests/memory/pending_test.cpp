@@ -1,4 +1,5 @@
 // Pending blocks: who waits for what, and what one question costs.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,4 +1,5 @@
 // Every driver call refused in turn: whatever the allocator was doing, its lists stay whole, and the same program then runs.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include "tests/support/memory_bench.h"

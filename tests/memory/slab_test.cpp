@@ -1,4 +1,5 @@
 // Slabs: size classes, and slots against a plain model.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,5 +1,6 @@
 // Many random programs of the clocks; clock_program.h says what they do.
 // Seeds as tests/support/seeds.h says.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include "tests/model/clock_program.h"

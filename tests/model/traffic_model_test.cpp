@@ -1,4 +1,5 @@
 // Many random programs of traffic; traffic_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Threads: one.
 #include "tests/model/traffic_program.h"
 #include "tests/support/memory_bench.h"
 

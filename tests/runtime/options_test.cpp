@@ -1,4 +1,5 @@
 // WEIR_CONF and WEIR_DEVICES: what is understood, and what a person reads when it is not.
+// Threads: one.
 #include "runtime/options.h"
 
 #include <gtest/gtest.h>

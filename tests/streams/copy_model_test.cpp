@@ -1,4 +1,5 @@
 // Many random programs of copies; copy_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Threads: one.
 #include "tests/model/copy_program.h"
 
 namespace weir {

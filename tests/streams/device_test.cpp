@@ -1,4 +1,5 @@
 // weir/device.h on a simulated machine.
+// Threads: one.
 #include "tests/streams/stepped_machine.h"
 
 namespace weir {

@@ -1,4 +1,5 @@
 // The pinned pool's map of addresses against an obvious model.
+// Threads: one.
 #include "streams/pinned_space.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // Arithmetic on tensors of any layout, wherever they are, against loops over the model's positions.
+// Threads: one.
 #include <cmath>
 
 #include "tests/tensor/model.h"

@@ -1,4 +1,5 @@
 // Copies between any two tensors against element-by-element arithmetic on the host.
+// Threads: one.
 #include "tensor/number.h"
 #include "tests/tensor/model.h"
 

@@ -1,4 +1,5 @@
 // Products of matrices of any layout against three loops.
+// Threads: one.
 #include <cmath>
 
 #include "tests/tensor/model.h"

@@ -1,4 +1,5 @@
 // Elements of the small float dtypes, against the definition: the nearest representable number, ties to the even one.
+// Threads: one.
 #include "tensor/number.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // Work on tensors when the machine refuses: typed errors, nothing lost, all usable afterwards.
+// Threads: one.
 #include "tests/tensor/model.h"
 #include "weir/observe.h"
 

@@ -1,4 +1,5 @@
 // Pickle: the bytes of each opcode, and names for what was written before.
+// Threads: one.
 #include "runtime/report/pickle.h"
 
 #include <gtest/gtest.h>
