@@ -221,12 +221,15 @@ namespace {
 // The communicators of one runtime: a part. They are handed to threads, and may be kept longer than it lives.
 class groups {
  public:
-  // Made after, and so gone before, whoever waits at the end for what a rank may hold up, and for whom a rank that leaves asks.
-  explicit groups(runtime::impl& r) { (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>(); }
-  ~groups() {
-    for (auto const& one : *all_.lock()) {
-      if (auto const alive = one.lock()) alive->runtime_ends();
-    }
+  // Streams and pinned memory wait at their end for work, which a rank that nobody follows would hold up for ever. A rank that
+  // leaves asks the clocks and the memory.
+  explicit groups(runtime::impl& r) {
+    (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
+    r.before_the_end(this, [](void* self) noexcept {
+      for (auto const& one : *static_cast<groups*>(self)->all_.lock()) {
+        if (auto const alive = one.lock()) alive->runtime_ends();
+      }
+    });
   }
   void add(std::shared_ptr<group> const& one) {
     auto all = all_.lock();

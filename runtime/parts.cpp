@@ -59,6 +59,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
 }
 
 runtime::impl::~impl() {
+  for (auto const& [part, let_go] : before_the_end_) let_go(part);
   while (!made_.empty()) {
     made_part const last = made_.back();
     last.destroy(last.part);  // may still look at the parts below it
@@ -66,6 +67,8 @@ runtime::impl::~impl() {
     made_.pop_back();
   }
 }
+
+void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) { before_the_end_.emplace_back(part, let_go); }
 
 void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept) {
   std::uint64_t const me = base::this_thread_id();

@@ -45,6 +45,10 @@ struct runtime::impl {
     return static_cast<T*>(slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire));
   }
 
+  // For a part without whom parts at their end might wait for ever: `let_go` is called before the first of them ends, and once.
+  // Throws: bad_alloc; nothing has changed then
+  void before_the_end(void* part, void (*let_go)(void*) noexcept);
+
   driver::driver& machine() noexcept { return *driver_; }
   driver::witness* witness() const noexcept { return witness_; }  // null, unless a checker looks on
   int device_count() const noexcept { return device_count_; }
@@ -76,6 +80,7 @@ struct runtime::impl {
   std::unique_ptr<base::atomic<bool>[]> opened_;
   std::array<base::atomic<void*>, detail::part_slots> slots_{};
   std::vector<made_part> made_;  // under making_
+  std::vector<std::pair<void*, void (*)(void*) noexcept>> before_the_end_;  // under making_, which who makes a part holds
   base::mutex making_;           // held while a part is made: a part may make the parts below it, so it is taken by one thread again
   base::atomic<std::uint64_t> making_thread_{0};
 };

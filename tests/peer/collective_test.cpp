@@ -6,6 +6,7 @@
 #include "runtime/clock/timeline.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
+#include "weir/observe.h"
 #include "weir/sim.h"
 
 namespace {
@@ -399,6 +400,24 @@ TEST(seeded_collective, waiting_for_a_rank_that_never_comes_is_found_not_hung) {
   EXPECT_NE(text.find("waits for work of other streams"), std::string::npos) << text;
   ranks[0].abort();
   simulation::of(machine).run();
+}
+
+// Regression: streams that were made after the communicator ended before it, and waited for a rank that nobody followed; a runtime
+// over GPUs never ended.
+TEST(seeded_collective, given_to_one_rank_alone_does_not_hold_up_the_end_of_a_runtime_that_its_communicator_outlives) {
+  std::vector<communicator> kept;
+  std::vector<std::string> told;
+  {
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1}, {.check_races = true});
+    runtime_guard const in(machine);
+    on_race([&told](race_report const& r) { told.push_back(r.text); });
+    kept = communicator::in_process(first_devices(2));
+    stream const later(device(0));
+    stream_guard const on(later);
+    buffer const block(400);
+    kept[0].all_reduce({block.data(), 100, int32});
+  }
+  EXPECT_EQ(told, std::vector<std::string>{});
 }
 
 TEST(stepped_collective, each_part_goes_when_the_parts_it_waits_for_have_gone) {
