@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "runtime/driver/check/check.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
@@ -61,13 +62,17 @@ struct heap_until_here {
 // A runtime in use, and what its machine said at its end.
 class life {
  public:
-  life(scenario const& s, std::uint64_t seed, looking_on& eyes) : devices_(s.machine.devices), left_(std::make_shared<std::vector<std::string>>()) {
+  life(scenario const& s, std::uint64_t seed, looking_on& eyes) : devices_(s.machine.devices), left_(std::make_shared<std::vector<std::string>>()), reports_(std::make_shared<std::vector<driver::check::finding>>()) {
     simulated like = s.machine;
     like.seed = seed;
     own_ = std::make_unique<runtime>(like, s.with);
     in_.emplace(*own_);
     (void)parts().part<heap_until_here>();
     machine().watch(&eyes);
+    if (auto* const checker = driver::check::control_of(parts().machine())) {
+      (void)checker->findings();  // nobody prints them then
+      checker->on_finding([reports = reports_](driver::check::finding const& f) { reports->push_back(f); });
+    }
     control().at_end([left = left_](std::vector<std::string> const& census) { *left = census; });
   }
   ~life() { end(); }
@@ -88,6 +93,7 @@ class life {
     }
     return found;
   }
+  std::vector<driver::check::finding> const& reports() const { return *reports_; }  // of a checker, if one looks on
   // Returns: what the machine still had.
   std::vector<std::string> end() {
     in_.reset();
@@ -98,6 +104,7 @@ class life {
  private:
   int devices_;
   std::shared_ptr<std::vector<std::string>> left_;
+  std::shared_ptr<std::vector<driver::check::finding>> reports_;
   std::unique_ptr<runtime> own_;
   std::optional<runtime_guard> in_;
 };
@@ -221,6 +228,13 @@ void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::
   if (refused_to_take_back == 0) j.all_of(left, "left at the end");
 }
 
+// A scenario orders all that it does, whatever is refused. Who waits for a lost device waits for what cannot come, and is told so.
+void expect_no_reports(judge& j, life const& l, std::vector<int> const& lost) {
+  for (auto const& f : l.reports()) {
+    j.hold(f.what == driver::check::finding::kind::stuck && !lost.empty(), "the checker found: " + f.text);
+  }
+}
+
 bool takes_back(call c) {
   switch (c) {
     case call::unreserve: case call::release: case call::unmap: case call::release_segment: case call::unpin: case call::destroy_stream:
@@ -339,6 +353,7 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       expect_working(j, l, s, e);
       lost = l.all_lost();
       expect_nothing_left(j, l.end(), lost, 0);
+      expect_no_reports(j, l, lost);
     } else {
       lost = l.all_lost();
       auto const left = l.end();
@@ -350,6 +365,7 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
         for (int d = 0; d < l.devices(); ++d) lost.push_back(d);
       }
       expect_nothing_left(j, left, lost, takings_back(mine));
+      expect_no_reports(j, l, lost);
     }
   }
   if (s.afterwards) {
