@@ -131,6 +131,13 @@ if(TARGET examples_trainer_test)
   weir_kernels(examples_trainer_test ${PROJECT_SOURCE_DIR}/examples/trainer/model.cu)
 endif()
 
+# So does that of the seeds: each topic, judged row by row.
+if(TARGET examples_seeds_test)
+  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/seeds/*.cpp)
+  list(FILTER parts EXCLUDE REGEX "/main\\.cpp$")
+  target_sources(examples_seeds_test PRIVATE ${parts})
+endif()
+
 # The rules of the house, and the tests of the script that holds them.
 add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)

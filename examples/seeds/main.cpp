@@ -1,0 +1,48 @@
+// The experiments of five articles on PyTorch's device memory, with weir: `seeds`, or `seeds TOPIC…`.
+// Exit status: 0 when every row was as it must be.
+#include <chrono>
+#include <exception>
+#include <iostream>
+#include <vector>
+
+#include "examples/seeds/topics.h"
+
+namespace {
+
+int usage() {
+  std::cerr << "usage: seeds [--full] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\ntopics:\n";
+  for (seeds::topic const& t : seeds::topics()) std::cerr << "  " << t.name << "  " << t.about << "\n";
+  return 2;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) try {
+  seeds::settings with{.out = std::cout, .on_gpus = !weir::runtime::current().is_simulated()};
+  std::vector<seeds::topic> chosen;
+  bool full = with.on_gpus;
+  for (int i = 1; i < count; ++i) {
+    std::string_view const word = arguments[i];
+    bool known = word == "--full";
+    full |= known;
+    for (seeds::topic const& t : seeds::topics()) {
+      if (t.name == word) chosen.push_back(t), known = true;
+    }
+    if (!known) return usage();
+  }
+  if (chosen.empty()) chosen.assign(seeds::topics().begin(), seeds::topics().end());
+  with.touched_part = full ? 1 : 8;
+  std::cout << "on " << (with.on_gpus ? weir::runtime::current().description() : "simulated devices") << "\n";
+  int failures = 0;
+  for (seeds::topic const& t : chosen) {
+    auto const began = std::chrono::steady_clock::now();
+    failures += t.run(with);
+    std::cout << "  (" << std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count() << " ms)\n" << std::flush;
+  }
+  if (failures) std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
+  return failures ? 1 : 0;
+} catch (std::exception const& e) {
+  std::cout << std::flush;
+  std::cerr << e.what() << "\n";
+  return 1;
+}

@@ -1,0 +1,75 @@
+// Topic 2: what a block of a few floats takes, and what a device that is full of them still has room for.
+#include <functional>
+#include <vector>
+
+#include "examples/seeds/topics.h"
+#include "weir/memory.h"
+
+namespace seeds {
+namespace {
+
+bool is_refused(std::size_t bytes) {
+  try {
+    weir::buffer const whole(bytes);
+    return false;
+  } catch (weir::out_of_memory const&) {
+    return true;
+  }
+}
+
+// So many buffers; the pointers to them are memory of the process, 16 B each, as the articles' list is.
+std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
+  std::vector<weir::buffer> all;
+  all.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) all.emplace_back(bytes);
+  return all;
+}
+
+}  // namespace
+
+int small_blocks(settings const& with) {
+  // A device with room for 4 GiB and not for 5, as the article's.
+  std::size_t const part = with.part, g = 1_GiB / part, mi = (std::size_t{1} << 20) / part;
+  machine const on(with, {.devices = 1, .memory = 9 * g / 2}, {.device_limit = 9 * g / 2});
+  table t(with, "2. Small blocks, where 4 GiB fit and 5 do not" + (part > 1 ? "; all sizes are 1/" + std::to_string(part) : std::string()), "PyTorch显存机制分析——显存碎片问题");
+  auto const signed_g = static_cast<std::int64_t>(g);
+  t.row("", {exactly(0), exactly(0)}, "");
+  t.holds(is_refused(5 * g), "5 GiB are refused, with a report");
+  {
+    weir::buffer const whole(4 * g);
+    t.row("4 GiB", {exactly(4 * signed_g), exactly(4 * signed_g)}, "fits; 5 GiB do not");
+  }
+  struct one { std::size_t floats; std::int64_t takes; char const* saw; };
+  for (one const& o : {one{1, 16, "512 B: the least PyTorch gives"}, one{128, 512, "512 B"}, one{129, 528, "1024 B: every block starts at 512 B"}}) {
+    weir::buffer const block(o.floats * 4);
+    t.row(std::to_string(o.floats) + (o.floats == 1 ? " float" : " floats"), {exactly(o.takes), range{}}, o.saw);
+  }
+  weir::empty_cache();
+  {
+    std::vector<weir::buffer> const small = many(4 * mi, 129 * 4);
+    auto const asked = static_cast<std::int64_t>(4 * mi * 129 * 4);
+    t.row("4 Mi x 129 floats", {exactly(asked / 516 * 528), {asked, asked / 100 * 103 + (8 << 20)}}, "4 GiB for 2.016 GiB of floats");
+    weir::buffer const large(g);
+    t.row("  and then 1 GiB", {exactly(asked / 516 * 528 + signed_g), {}}, "out of memory");
+  }
+  weir::empty_cache();
+  t.row("all dropped, empty_cache", {exactly(0), between(0, 16 << 20)}, "");
+  {
+    std::vector<weir::buffer> const small = many(8 * mi, 4);
+    t.row("8 Mi x 1 float", {exactly(static_cast<std::int64_t>(8 * mi * 16)), held_for(static_cast<std::int64_t>(8 * mi * 16))}, "4 GiB for 32 MiB of floats");
+  }
+  weir::empty_cache();
+  {
+    std::vector<weir::buffer> const all = many(2048 / part, 2_MiB);
+    t.row("2048 x 2 MiB", {exactly(4 * signed_g), exactly(4 * signed_g)}, "4 GiB: pieces of 2 MiB fit exactly");
+  }
+  weir::empty_cache();
+  {
+    std::vector<weir::buffer> const all = many(2048 / part, 1_MiB + 4);
+    auto const taken = static_cast<std::int64_t>(2048 / part * (1_MiB + 512));
+    t.row("2048 x (1 MiB + 4 B)", {exactly(taken), held_for(taken)}, "2 GiB: a block may lie across two pieces");
+  }
+  return t.failures();
+}
+
+}  // namespace seeds

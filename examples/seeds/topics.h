@@ -1,0 +1,20 @@
+// The nine topics of the articles, each a table. Returns: the rows and sentences that were not as they must be.
+#pragma once
+#include <span>
+#include <string_view>
+
+#include "examples/seeds/table.h"
+
+namespace seeds {
+
+struct topic {
+  std::string_view name, about;
+  int (*run)(settings const&);
+};
+std::span<topic const> topics();
+
+int give_back(settings const&);
+int small_blocks(settings const&);
+int watching(settings const&);
+
+}  // namespace seeds

@@ -1,0 +1,87 @@
+// Topic 4: the counters of the articles under their names; a cache in pieces, told and mended.
+#include <vector>
+
+#include "examples/seeds/topics.h"
+#include "weir/device.h"
+#include "weir/tensor.h"
+
+namespace seeds {
+namespace {
+
+bool old_names_agree() {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return weir::memory_cached() == weir::memory_reserved() && weir::max_memory_cached() == weir::max_memory_reserved();
+#pragma GCC diagnostic pop
+}
+
+// Blocks of that size until no more fit; every other one is then given back.
+std::vector<weir::buffer> every_other(std::size_t bytes, std::size_t room) {
+  std::vector<weir::buffer> all;
+  for (std::size_t i = 0; i < room / bytes; ++i) all.emplace_back(bytes);
+  for (std::size_t i = 0; i < all.size(); i += 2) all[i].reset();
+  return all;
+}
+
+void counters(table& t) {
+  std::int64_t const both = 5 << 20;
+  t.row("", {exactly(0), exactly(0)}, "");
+  {
+    weir::tensor const t1 = weir::randn({1024, 1024}), t2 = weir::randn({512, 512});
+    t.row("t1 = randn(1024, 1024), t2 = randn(512, 512)", {exactly(both), held_for(both)}, "allocated and reserved go up");
+    weir::empty_cache();
+    t.row("empty_cache while both live", {exactly(both), held_for(both)}, "frees nothing a tensor has");
+  }
+  weir::synchronize();
+  t.row("both dropped", {exactly(0), held_for(both)}, "allocated falls, reserved stays");
+  t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(both), "max_memory_allocated is still " + in_words(both));
+  t.holds(old_names_agree(), "memory_cached and max_memory_cached, torch's old names, are the reserved ones (and are deprecated)");
+  weir::empty_cache();
+  t.row("empty_cache", {exactly(0), exactly(0)}, "reserved falls, perhaps not to 0");
+  weir::reset_peak_memory_stats();
+  t.holds(weir::max_memory_allocated() == 0 && weir::max_memory_reserved() == 0, "reset_peak_memory_stats: both maxima begin again");
+}
+
+void fragmented(table& t, std::size_t room) {
+  auto const half = static_cast<std::int64_t>(room / 2);
+  {
+    std::vector<weir::buffer> const rest = every_other(4_MiB, room);
+    t.row("full of 4 MiB blocks, every other one dropped", {exactly(half), exactly(2 * half)}, "");
+    weir::memory_report const report = weir::memory_report_now();
+    t.holds(report.largest_hole < room / 4, "memory_report_now: half is free, the largest hole is " + in_words(static_cast<std::int64_t>(report.largest_hole)));
+    weir::buffer const large(room / 4);
+    t.row("a block of a quarter of the device", {exactly(half + half / 2), exactly(2 * half)}, "out of memory, though twice that is free");
+  }
+  weir::empty_cache();
+  {  // No page is free as a whole: nothing can be moved, for nobody may move what lives.
+    std::vector<weir::buffer> rest = every_other(1_MiB, room);
+    t.row("the same with 1 MiB blocks", {exactly(half), exactly(2 * half)}, "");
+    std::string said;
+    try {
+      weir::buffer const large(room / 4);
+    } catch (weir::out_of_memory const& e) {
+      said = e.report().text();
+    }
+    t.holds(!said.empty(), "a quarter of the device is refused here: each page of 2 MiB holds a live block");
+    t.holds(said.find("hole") != std::string::npos, "and the report names the largest hole");
+    for (std::size_t i = 0; i < rest.size() / 2; ++i) rest[i].reset();
+    weir::buffer const large(room / 4);
+    t.row("the older half of them dropped: it fits", {exactly(half), exactly(2 * half)}, "");
+  }
+}
+
+}  // namespace
+
+int watching(settings const& with) {
+  std::size_t const room = with.part > 1 ? 256_MiB : 1_GiB;
+  machine const on(with, {.devices = 1, .memory = room}, {.device_limit = room});
+  table t(with, "4. Watching", "PyTorch的内存管理; 对于CUDA的内存管理机制");
+  counters(t);
+  fragmented(t, room);
+  weir::memory_statistics const all = weir::memory_stats();
+  t.holds(all.reserved_bytes.all.current == all.allocated_bytes.all.current + all.pending_bytes.all.current + all.cached_bytes.all.current && !weir::memory_summary().empty(),
+          "memory_stats and memory_summary: reserved = allocated + pending + cached");
+  return t.failures();
+}
+
+}  // namespace seeds
