@@ -75,6 +75,7 @@ tensor& tensor::relu_(here at) {
 tensor add(tensor const& a, tensor const& b, here at) { return applied(ops::elementwise::add, a, &b, "add", at); }
 tensor mul(tensor const& a, tensor const& b, here at) { return applied(ops::elementwise::mul, a, &b, "mul", at); }
 tensor relu(tensor const& a, here at) { return applied(ops::elementwise::relu, a, nullptr, "relu", at); }
+tensor sin(tensor const& t, here at) { return applied(ops::elementwise::sine, t, nullptr, "sin", at); }
 tensor sum(tensor const& t, here at) { return summed(t, false, "sum", at); }
 tensor mean(tensor const& t, here at) { return summed(t, true, "mean", at); }
 

@@ -90,12 +90,28 @@ class generators {  // where each device stands in its sequence of random number
   base::guarded<std::vector<position>> at_;
 };
 
-tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, here at) {
-  if (o.type != float32) throw not_supported(std::string(operation), std::string(name_of(o.type)), "Random numbers are float32: convert with to(dtype)", at);
-  tensor t = make(s, o, operation, at);
+void draw_into(tensor const& t, ops::draw how, double mean, double deviation, here at) {  // contiguous float32
   runtime::impl* const owner = tensor_access::block_of(t).owner;
   auto const from = (owner ? *owner : streams::current_runtime()).part<generators>().advance(tensors::device_of(t), ops::groups_of(t.numel()));
-  ops::random(tensors::place_of(t), tensors::operand_of(t), how, from.seed, from.group, at);
+  ops::random(tensors::place_of(t), tensors::operand_of(t), {how, mean, deviation}, from.seed, from.group, at);
+}
+
+void require_random(dtype type, std::string_view operation, here at) {
+  if (type != float32) throw not_supported(std::string(operation), std::string(name_of(type)), "Random numbers are float32: convert with to(dtype)", at);
+}
+
+tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, here at) {
+  require_random(o.type, operation, at);
+  tensor t = make(s, o, operation, at);
+  draw_into(t, how, 0, 1, at);
+  return t;
+}
+
+tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation, here at) {
+  tensors::require_defined(like, operation, "tensor", at);
+  require_random(like.dtype(), operation, at);
+  tensor t = empty_like(like, at);
+  draw_into(t, how, 0, 1, at);
   return t;
 }
 
@@ -117,12 +133,52 @@ tensor rand(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::
 tensor randn(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::normal, "randn", at); }
 void manual_seed(std::uint64_t value) { streams::current_runtime().part<generators>().seed(value); }
 
-tensor detail::tensor_from(void const* values, std::int64_t n, dtype type, tensor_options o, here at) {
+tensor& tensor::normal_(double mean, double deviation, here at) {
+  tensors::require_defined(*this, "tensor::normal_", "tensor", at);
+  require_random(dtype(), "tensor::normal_", at);
+  if (!(deviation >= 0)) throw invalid_use("tensor::normal_", "a deviation of " + std::to_string(deviation), "Deviations are 0 or more", at);
+  if (is_contiguous()) {
+    draw_into(*this, ops::draw::normal, mean, deviation, at);
+    tensors::changed(*this);
+  } else {  // the numbers in row-major order, wherever the elements lie
+    tensor const numbers = empty_like(*this, at);
+    draw_into(numbers, ops::draw::normal, mean, deviation, at);
+    copy_(numbers, blocking::yes, at);
+  }
+  return *this;
+}
+
+namespace {
+tensor borrowed(void const* values, shape const& s, dtype type, here at) {
+  static char none;  // lists may be empty
+  return tensor::borrow(values ? const_cast<void*>(values) : &none, s, type, cpu, at);
+}
+}  // namespace
+
+tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_options o, here at) {
   o.type = type;
-  tensor t = make({n}, o, "tensor_of", at);
-  t.copy_(tensor::borrow(const_cast<void*>(values), {n}, type, cpu, at), blocking::yes, at);
+  tensor t = make(s, o, "tensor_of", at);
+  t.copy_(borrowed(values, s, type, at), blocking::yes, at);
   return t;
 }
+
+void detail::uneven_rows(size_t first, size_t other, here at) {
+  throw invalid_use("tensor_of", "rows of " + std::to_string(first) + " and of " + std::to_string(other) + " values", "Give all rows the same number of values", at);
+}
+
+tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, here at) const {
+  tensor t = new_empty(s, at);
+  t.copy_(borrowed(values, s, type, at), blocking::yes, at);
+  return t;
+}
+
+tensor tensor::new_empty(weir::shape s, here at) const {
+  tensors::require_defined(*this, "tensor::new_empty", "tensor", at);
+  return tensors::empty_at(*this, s, dtype(), at);
+}
+tensor tensor::new_zeros(weir::shape s, here at) const { return new_full(s, 0, at); }
+tensor tensor::new_ones(weir::shape s, here at) const { return new_full(s, 1, at); }
+tensor tensor::new_full(weir::shape s, double value, here at) const { return filled(new_empty(s, at), value, at); }
 
 tensor empty_like(tensor const& t, here at) {
   tensors::require_defined(t, "empty_like", "tensor", at);
@@ -130,5 +186,8 @@ tensor empty_like(tensor const& t, here at) {
 }
 tensor zeros_like(tensor const& t, here at) { return filled(empty_like(t, at), 0, at); }
 tensor ones_like(tensor const& t, here at) { return filled(empty_like(t, at), 1, at); }
+tensor full_like(tensor const& t, double value, here at) { return filled(empty_like(t, at), value, at); }
+tensor rand_like(tensor const& t, here at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
+tensor randn_like(tensor const& t, here at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
 
 }  // namespace weir

@@ -126,12 +126,20 @@ struct counting {
   }
 };
 
+// No fused multiply-add: a GPU and the simulated machine are to give the same bits.
+#if defined(__CUDA_ARCH__)
+WEIR_FN inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
+#else
+WEIR_FN inline float plus_scaled(float a, float s, float b) { return a + s * b; }
+#endif
+
 // random: Philox 4x32 with 10 rounds, a counter and a key in, four numbers out -----------------------------------------
 struct drawing {
   float* out;
   size_t n;
   std::uint64_t seed, first;
   draw how;
+  float mean, deviation;
   WEIR_FN void operator()(size_t group) const {
     std::uint64_t const counter = first + group;
     std::uint32_t c[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0};
@@ -153,8 +161,8 @@ struct drawing {
       for (int j = 0; j < 4; j += 2) {
         float const radius = ::sqrtf(-2.0f * ::logf((static_cast<float>(c[j] >> 8) + 1.0f) * 0x1p-24f));
         float const angle = 6.2831853f * (static_cast<float>(c[j + 1] >> 8) * 0x1p-24f);
-        value[j] = radius * ::cosf(angle);
-        value[j + 1] = radius * ::sinf(angle);
+        value[j] = plus_scaled(mean, deviation, radius * ::cosf(angle));
+        value[j + 1] = plus_scaled(mean, deviation, radius * ::sinf(angle));
       }
     }
     for (size_t j = 0; j < 4 && 4 * group + j < n; ++j) out[4 * group + j] = value[j];
@@ -162,17 +170,12 @@ struct drawing {
 };
 
 // element by element ----------------------------------------------------------------------------------------------------
-// No fused multiply-add: a GPU and the simulated machine are to give the same bits.
-#if defined(__CUDA_ARCH__)
-WEIR_FN inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
-#else
-WEIR_FN inline float plus_scaled(float a, float s, float b) { return a + s * b; }
-#endif
 template <elementwise Op>
 WEIR_FN inline float result(float a, float b, float s) {
   if constexpr (Op == elementwise::add) return plus_scaled(a, s, b);
   else if constexpr (Op == elementwise::mul) return a * b;
   else if constexpr (Op == elementwise::scale) return a * s;
+  else if constexpr (Op == elementwise::sine) return ::sinf(a);
   else return a < 0 ? 0 : a;
 }
 template <elementwise Op>
@@ -200,6 +203,7 @@ struct apply_strided {
       case elementwise::mul: z = result<elementwise::mul>(x, y, s); break;
       case elementwise::scale: z = result<elementwise::scale>(x, y, s); break;
       case elementwise::relu: z = result<elementwise::relu>(x, y, s); break;
+      case elementwise::sine: z = result<elementwise::sine>(x, y, s); break;
     }
   }
 };
@@ -301,9 +305,9 @@ void count_up(place const& where, operand const& out, here at) {
   if (over.n) run(where, over.n, {used(out, access::write)}, counting{out.data, out.type}, at);
 }
 
-void random(place const& where, operand const& out, draw how, std::uint64_t seed, std::uint64_t first_group, here at) {
+void random(place const& where, operand const& out, distribution numbers, std::uint64_t seed, std::uint64_t first_group, here at) {
   walk<1> const over({&out});
-  if (over.n) run(where, groups_of(over.n), {used(out, access::write)}, drawing{static_cast<float*>(out.data), static_cast<size_t>(over.n), seed, first_group, how}, at);
+  if (over.n) run(where, groups_of(over.n), {used(out, access::write)}, drawing{static_cast<float*>(out.data), static_cast<size_t>(over.n), seed, first_group, numbers.how, static_cast<float>(numbers.mean), static_cast<float>(numbers.deviation)}, at);
 }
 
 void apply(place const& where, elementwise op, operand const& out, operand const& a, operand const& b, double scalar, here at) {
@@ -321,6 +325,7 @@ void apply(place const& where, elementwise op, operand const& out, operand const
     case elementwise::mul: return run(where, over.n, u, apply_dense<elementwise::mul>{z, x, y, s}, at);
     case elementwise::scale: return run(where, over.n, u, apply_dense<elementwise::scale>{z, x, y, s}, at);
     case elementwise::relu: return run(where, over.n, u, apply_dense<elementwise::relu>{z, x, y, s}, at);
+    case elementwise::sine: return run(where, over.n, u, apply_dense<elementwise::sine>{z, x, y, s}, at);
   }
 }
 

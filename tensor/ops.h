@@ -23,13 +23,18 @@ void count_up(place const&, operand const& out, here);                 // contig
 
 enum class draw : std::uint8_t { uniform, normal };
 inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // draws count in groups of four numbers
-void random(place const&, operand const& out, draw, std::uint64_t seed, std::uint64_t first_group, here);  // contiguous float32
+struct distribution {
+  draw how;
+  double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32
+};
+void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group, here);  // contiguous float32
 
 enum class elementwise : std::uint8_t {
   add,    // a + scalar * b
   mul,    // a * b
   scale,  // a * scalar (b is a)
   relu,   // max(a, 0), NaN stays (b is a)
+  sine,   // of a (b is a)
 };
 void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar, here);  // float32, any strides
 

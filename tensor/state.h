@@ -36,6 +36,7 @@ struct tensor::state {
 struct tensor_access {  // for functions of this floor that are no members
   static tensor::state const& of(tensor const& t) noexcept { return *t.state_; }
   static storage::state& block_of(tensor const& t) noexcept;
+  static std::shared_ptr<storage::state> const& shared(weir::storage const& s) noexcept { return s.state_; }
   static tensor make(std::shared_ptr<storage::state>, weir::shape, weir::strides, std::int64_t offset, dtype);
   static tensor with(tensor const&, weir::shape, weir::strides, std::int64_t offset);  // another view of the same storage
 };

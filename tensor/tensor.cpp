@@ -1,6 +1,7 @@
 // Storages, tensors as ways to read them, and the checks that everything of this floor shares.
 // Threads: as weir/tensor.h.
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "runtime/base/process.h"
@@ -55,6 +56,17 @@ memory_kind storage::kind() const noexcept { return state_ ? state_->kind : memo
 long storage::use_count() const noexcept { return state_.use_count(); }
 std::uint64_t storage::version() const noexcept { return state_ ? state_->version.load(base::memory_order_relaxed) : 0; }
 
+storage storage::pin_memory(here at) const {
+  if (!state_) throw invalid_use("storage::pin_memory", "no storage", "Take it of a defined tensor: t.storage()", at);
+  if (kind() == memory_kind::device) {
+    throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(), "Only host memory can be pinned: cpu() of its tensor first", at);
+  }
+  if (kind() == memory_kind::pinned) return *this;
+  tensor const there = tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, {static_cast<std::int64_t>(nbytes())}, uint8, at);
+  if (nbytes()) std::memcpy(there.data(), data(), nbytes());
+  return there.storage();
+}
+
 // tensor ----------------------------------------------------------------------------------------------------------------
 namespace {
 tensor::state const nothing{{}, shape{0}, strides{1}, 0, float32};
@@ -89,6 +101,16 @@ tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
   block->owner = info.kind == memory_kind::device && info.home ? &streams::line_of(*info.home).owner() : &streams::current_runtime();
   block->lent_buffer = std::move(b);
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
+}
+
+tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset, here at) {
+  if (!tensor_access::shared(of)) throw invalid_use("tensor::view_of", "no storage", "Take it of a defined tensor: t.storage()", at);
+  auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel()), room = of.nbytes() / size_of(type);
+  if (offset < 0 || first > room || count > room - first) {
+    throw invalid_use("tensor::view_of", "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " + s.str() + " from element " + std::to_string(offset) + " on",
+                      "Ask for no more elements than the storage holds", at);
+  }
+  return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
 }
 
 tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on, here at) {
@@ -191,6 +213,11 @@ tensor tensor::reshape(weir::shape s, here at) const {
   s = tensors::with_inferred_extent(s, numel(), "tensor::reshape", at);
   if (std::optional<weir::strides> const by = tensors::strides_of_view(*this, s)) return tensor_access::with(*this, s, *by, storage_offset());
   return clone(at).view(s, at);
+}
+
+tensor tensor::detach(here at) const {
+  tensors::require_defined(*this, "tensor::detach", "tensor", at);
+  return *this;
 }
 
 tensor tensor::transpose(int a, int b, here at) const {

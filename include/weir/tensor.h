@@ -4,8 +4,10 @@
 // Work on a tensor runs where the tensor is, on that device's current stream, whatever the current device; on cpu tensors it
 // runs at once, on the calling thread. Tensors of different devices do not mix, except in copy_ and to.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,6 +64,7 @@ class storage {  // a counted block; several tensors may look at it. Threads: th
   weir::device device() const noexcept;  // cpu for pinned and pageable
   memory_kind kind() const noexcept;
   long use_count() const noexcept;
+  storage pin_memory(here = here::current()) const;  // a pinned copy of host memory; itself when pinned. Throws: invalid_use (none, device memory)
   std::uint64_t version() const noexcept;  // up by one at each change through a tensor: a tape can tell that a saved value has changed
   friend bool operator==(storage const&, storage const&) noexcept = default;  // the same block
 
@@ -76,6 +79,7 @@ class tensor {
  public:
   tensor() noexcept = default;                                                  // undefined
   static tensor view_of(buffer, shape, dtype, here = here::current());          // takes the buffer. Throws: invalid_use when it is too small
+  static tensor view_of(weir::storage, shape, dtype, std::int64_t offset = 0, here = here::current());  // shares it; offset in elements. Throws: invalid_use when it is too small
   static tensor borrow(void*, shape, dtype, device, here = here::current());    // the caller keeps the memory alive. cpu, or the device it is on
   bool defined() const noexcept { return state_ != nullptr; }
   // Of an undefined tensor everything below throws invalid_use; the noexcept ones answer empty.
@@ -106,6 +110,7 @@ class tensor {
   tensor t(here = here::current()) const;                     // of two dimensions
   tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;  // [from, to); negative: from the end
   tensor operator[](std::int64_t i) const;                    // the first dimension goes
+  tensor detach(here = here::current()) const;                // the same elements. There is no graph to leave: for code that is read beside torch's
   tensor contiguous(here = here::current()) const;            // itself, or a copy
   tensor clone(here = here::current()) const;                 // a contiguous copy in the same kind of memory
 
@@ -127,15 +132,29 @@ class tensor {
 
   tensor& fill_(double, here = here::current());              // any dtype
   tensor& zero_(here = here::current());                      // any dtype
+  tensor& normal_(double mean = 0, double deviation = 1, here = here::current());  // float32: drawn as randn draws
   tensor& add_(tensor const&, double alpha = 1, here = here::current());  // self + alpha * other. float32, as the rest of the arithmetic
   tensor& mul_(double, here = here::current());
   tensor& mul_(tensor const&, here = here::current());
   tensor& relu_(here = here::current());
 
+  // Of this dtype, device and kind of memory; contiguous. Values are converted.
+  tensor new_empty(weir::shape, here = here::current()) const;
+  tensor new_zeros(weir::shape, here = here::current()) const;
+  tensor new_ones(weir::shape, here = here::current()) const;
+  tensor new_full(weir::shape, double, here = here::current()) const;
+  template <class T> tensor new_tensor(std::initializer_list<T> values, here at = here::current()) const;
+  template <class T> tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at = here::current()) const;
+
+  // As torch prints: widths and precision from the values, scientific where they are far apart, three at each edge beyond 1000
+  // elements. Device and dtype by weir's names. Blocks: until what is shown has come from its device
+  std::string str(here = here::current()) const;
+
   struct state;
 
  private:
   friend struct tensor_access;
+  tensor new_of(void const* values, weir::shape, weir::dtype, here) const;  // converted
   static constexpr int bits16 = -1;
   template <class T> static constexpr int code_of() {
     if constexpr (std::is_same_v<T, std::uint16_t>) return bits16;
@@ -164,21 +183,54 @@ tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 
 tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
 void manual_seed(std::uint64_t);                                   // of every device of the current runtime
-namespace detail { tensor tensor_from(void const* values, std::int64_t n, dtype, tensor_options, here); }
-// One dimension, of the values' dtype whatever the options' type.
+namespace detail {
+tensor tensor_from(void const* values, shape, dtype, tensor_options, here);
+[[noreturn]] void uneven_rows(size_t first, size_t other, here);
+template <class T> struct matrix {  // of a list of rows
+  std::unique_ptr<T[]> values;
+  shape extents;
+  matrix(std::initializer_list<std::initializer_list<T>> rows, here at) {
+    size_t const wide = rows.size() ? rows.begin()->size() : 0;
+    for (auto const& row : rows) if (row.size() != wide) uneven_rows(wide, row.size(), at);
+    values = std::make_unique<T[]>(rows.size() * wide);
+    T* to = values.get();
+    for (auto const& row : rows) to = std::copy(row.begin(), row.end(), to);
+    extents = {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(wide)};
+  }
+};
+}  // namespace detail
+// One dimension, or rows of the same length; of the values' dtype whatever the options' type.
 template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_options o = {}, here at = here::current()) {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
-  return detail::tensor_from(values.begin(), static_cast<std::int64_t>(values.size()), dtype_of<T>, o, at);
+  return detail::tensor_from(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, o, at);
+}
+template <class T> tensor tensor_of(std::initializer_list<std::initializer_list<T>> rows, tensor_options o = {}, here at = here::current()) {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  detail::matrix<T> const m(rows, at);
+  return detail::tensor_from(m.values.get(), m.extents, dtype_of<T>, o, at);
+}
+template <class T> tensor tensor::new_tensor(std::initializer_list<T> values, here at) const {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  return new_of(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, at);
+}
+template <class T> tensor tensor::new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at) const {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  detail::matrix<T> const m(rows, at);
+  return new_of(m.values.get(), m.extents, dtype_of<T>, at);
 }
 // Same shape, dtype, device and kind of memory; contiguous.
 tensor empty_like(tensor const&, here = here::current());
 tensor zeros_like(tensor const&, here = here::current());
 tensor ones_like(tensor const&, here = here::current());
+tensor full_like(tensor const&, double, here = here::current());
+tensor rand_like(tensor const&, here = here::current());   // float32
+tensor randn_like(tensor const&, here = here::current());  // float32
 
 // float32, same shapes. Throws: invalid_use naming both shapes, or both devices.
 tensor add(tensor const&, tensor const&, here = here::current());
 tensor mul(tensor const&, tensor const&, here = here::current());
 tensor relu(tensor const&, here = here::current());
+tensor sin(tensor const&, here = here::current());  // to the last bit or two the same on every machine
 // Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number of elements
 // alone: the same bits every time, on every machine.
 tensor sum(tensor const&, here = here::current());
@@ -191,5 +243,7 @@ tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here 
 // out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a GPU, the
 // library's workspace. Requires: out shares no element with the operands.
 void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0, here = here::current());
+
+std::ostream& operator<<(std::ostream&, tensor const&);  // str()
 
 }  // namespace weir
