@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <string>
 
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
@@ -59,16 +60,34 @@ TEST(differential, stepped_and_seeded_with_freedoms_answer_alike_but_for_handles
           [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may); });
 }
 
-struct no_waits final : weir::driver::faulty {  // a machine with a defect: streams wait for nothing
+// Machines with a defect. Each is found out by a short program.
+namespace drv = weir::driver;
+struct no_waits final : drv::faulty {  // streams wait for nothing
   using faulty::faulty;
-  weir::driver::status wait(int, weir::driver::stream_handle, weir::driver::event_handle) override { return {}; }
+  drv::status wait(int, drv::stream_handle, drv::event_handle) override { return {}; }
+};
+struct nothing_joins_legacy final : drv::faulty {
+  using faulty::faulty;
+  drv::result<drv::stream_handle> create_stream(int device, drv::stream_kind, int priority) override { return faulty::create_stream(device, drv::stream_kind::independent, priority); }
+};
+struct launches_nothing final : drv::faulty {
+  using faulty::faulty;
+  drv::status launch_graph(int, drv::stream_handle, drv::executable_handle) override { return {}; }
+};
+struct keeps_spoiled final : drv::faulty {  // who asks a captured stream spoils nothing
+  using faulty::faulty;
+  drv::status query_stream(int device, drv::stream_handle s) override {
+    auto const captured = faulty::capturing(device, s);
+    return captured.ok() && captured.value ? drv::status{drv::code::not_permitted, 0} : faulty::query_stream(device, s);
+  }
 };
 
-TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_program) {
+template <class Defect>
+void expect_found_out() {
   limits const may{.stale_streams = false, .others_streams = false};
   auto const play = [&](program const& p, std::uint64_t seed, bool defect) {
     auto made = driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = running::seeded, .seed = seed});
-    if (defect) made.machine = std::make_unique<no_waits>(std::move(made.machine));
+    if (defect) made.machine = std::make_unique<Defect>(std::move(made.machine));
     return player(*made.machine, may).play(p);
   };
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
@@ -76,10 +95,35 @@ TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_prog
     program const p = make_program(seed);
     if (!differs(p)) continue;
     program const small = shrink(p, differs);
-    EXPECT_LE(small.size(), 12u) << text_of(small);
+    EXPECT_LE(small.size(), 15u) << text_of(small);
     return;
   }
   FAIL() << "never found";
+}
+
+TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_program) { expect_found_out<no_waits>(); }
+TEST(differential, a_machine_whose_legacy_stream_joins_nobody_is_found_out_by_a_short_program) { expect_found_out<nothing_joins_legacy>(); }
+TEST(differential, a_machine_that_launches_nothing_is_found_out_by_a_short_program) { expect_found_out<launches_nothing>(); }
+TEST(differential, a_machine_whose_captures_are_not_spoiled_is_found_out_by_a_short_program) { expect_found_out<keeps_spoiled>(); }
+
+// That nothing differs says something only if it was asked.
+TEST(differential, programs_make_what_they_are_for) {
+  struct wanted {
+    verb what;
+    char const* answer;
+    int least, seen = 0;
+  };
+  wanted all[] = {{verb::kernel, "ok", 50}, {verb::graph, "end ok", 50}, {verb::graph, "end not permitted", 10}, {verb::graph, "launch ok", 30}, {verb::graph, "launch ok, launch ok", 5},
+                  {verb::graph, "join ok", 15}, {verb::graph, "kernel ok", 10}, {verb::graph, "copy ok", 10}, {verb::elapsed, "ok or not ready", 3}};
+  limits const may;
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    program const p = make_program(seed);
+    outcome const out = on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      for (wanted& w : all) w.seen += p[i].what == w.what && out.answers[i].find(w.answer) != std::string::npos;
+    }
+  }
+  for (wanted const& w : all) EXPECT_GE(w.seen, w.least) << name_of(w.what) << ": " << w.answer;
 }
 
 TEST(differential, simulated_and_cuda_answer_alike) {

@@ -46,12 +46,47 @@ driver::event_handle player::tail_of(stream_slot const& s) {
   return made.value;
 }
 
+void player::given(stream_slot& s) {
+  using kind = stream_slot::kind;
+  if (s.joins == kind::blocking) s.held |= legacy_of(s.device).held;
+  if (s.joins != kind::legacy) return;
+  s.held |= s.held_by_ended;
+  for (stream_slot const& other : streams_) {
+    if (other.alive && other.joins == kind::blocking && other.device == s.device) s.held |= other.held;
+  }
+}
+
+// Whether what the legacy stream was given keeps a blocking one that was given nothing since, and the other way round, is the machine's choice.
+std::uint32_t player::holds(stream_slot const& s) const {
+  if (s.joins == stream_slot::kind::independent) return s.held;
+  std::uint32_t all = s.held;
+  for (stream_slot const& other : streams_) {
+    if (other.joins != stream_slot::kind::independent && other.device == s.device) all |= other.held | other.held_by_ended;
+  }
+  return all;
+}
+
+std::vector<player::area*> player::usable(int device) {
+  std::vector<area*> all;
+  for (area& x : areas_) {
+    if (x.of->filled && x.device >= 0 && (x.granted >> device & 1) != 0) all.push_back(&x);
+  }
+  return all;
+}
+
 std::uint32_t player::order(std::vector<area*> const& all, int me) {
   std::uint32_t held = 0;
   stream_slot const& mine = streams_[static_cast<std::size_t>(me)];
   for (area* x : all) {
     content& of = *x->of;
     if (of.stream == me) continue;
+    if (of.stream >= 0) {  // the legacy stream and a blocking one are ordered as they are: bytes will tell
+      using kind = stream_slot::kind;
+      stream_slot& last = streams_[static_cast<std::size_t>(of.stream)];
+      bool const joined = (last.joins == kind::legacy && mine.joins == kind::blocking) || (last.joins == kind::blocking && mine.joins == kind::legacy);
+      if (joined && last.device == mine.device) continue;
+      given(last);  // a record on it
+    }
     driver::event_handle const tail = of.stream >= 0 ? tail_of(streams_[static_cast<std::size_t>(of.stream)]) : of.tail;
     if (tail == driver::event_handle::none) continue;
     static_cast<void>(machine_.wait(mine.device, mine.handle, tail));
@@ -68,7 +103,7 @@ bool player::idle(area& x) {
   content& of = *x.of;
   if (of.stream >= 0) {
     stream_slot const& s = streams_[static_cast<std::size_t>(of.stream)];
-    return s.held == 0 && machine_.synchronize_stream(s.device, s.handle).ok();
+    return holds(s) == 0 && machine_.synchronize_stream(s.device, s.handle).ok();
   }
   return of.held == 0 && (of.tail == driver::event_handle::none || machine_.synchronize_event(of.tail).ok());
 }
@@ -116,7 +151,7 @@ void player::finish(outcome& out) {
 
 void player::take_down() {
   for (auto const& s : streams_) {
-    if (s.alive) static_cast<void>(machine_.destroy_stream(s.device, s.handle));
+    if (s.alive && s.joins != stream_slot::kind::legacy) static_cast<void>(machine_.destroy_stream(s.device, s.handle));
   }
   for (auto const& e : events_) {
     if (e.alive) static_cast<void>(machine_.destroy_event(e.device, e.handle));

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tests/fuzz/stir.h"
+
 namespace weir::fuzz {
 
 using driver::code;
@@ -32,6 +34,14 @@ player::player(driver::driver& m, limits may) : machine_(m), may_(may), unit_(m.
   for (int d = 0; d < may_.devices; ++d) {
     if (!m.open(d).ok()) continue;
     own_.push_back(m.create_stream(d, driver::stream_kind::independent, 0).value);
+  }
+  for (int d = 0; d < may_.devices; ++d) {
+    // A device's first kernel, and its first work on the legacy stream, may wait for all that is held.
+    static_cast<void>(stir(m, d, own_[static_cast<std::size_t>(d)], 0, 0, 0, 0));
+    legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0, stream_slot::kind::legacy, 0};
+    logs_.emplace_back();
+    static_cast<void>(m.host_function(d, driver::stream_handle::legacy, {[](void*) {}, nullptr, nullptr}));
+    static_cast<void>(m.synchronize_device(d));
   }
   for (void*& h : host_) h = pages(pin_bytes);
   window_ = static_cast<unsigned char*>(pages(window));
@@ -224,32 +234,36 @@ std::string player::stream_call(call const& c) {
   stream_slot& s = slot(streams_, a);
   event_slot& e = slot(events_, b);
   auto const unusable = [&](auto const& x) { return !x.alive && !(may_.stale_streams && x.ever); };
-  int const by = may_.others_streams ? device_of(d, s.device) : s.device;
+  bool const legacy = s.joins == stream_slot::kind::legacy;
+  int const by = may_.others_streams && !legacy ? device_of(d, s.device) : s.device;
   bool const right = s.alive && by == s.device;
   switch (c.what) {
     case verb::create_stream: {
       if (s.alive) return "-";
       int const device = device_of(d, n % may_.devices);
-      auto const made = machine_.create_stream(device, driver::stream_kind::independent, offset % 9 - 6);
+      bool const blocking = (twist >> 9) % 3 == 1;
+      auto const made = machine_.create_stream(device, blocking ? driver::stream_kind::blocking : driver::stream_kind::independent, offset % 9 - 6);
       if (!made.ok()) return say(made.is);
-      s = {made.value, device, static_cast<int>(logs_.size()), true, true, 0};
+      s = {made.value, device, static_cast<int>(logs_.size()), true, true, 0, blocking ? stream_slot::kind::blocking : stream_slot::kind::independent, 0};
       std::lock_guard const lock(mutex_);
       logs_.emplace_back();
       return say(made.is);
     }
     case verb::destroy_stream: {
-      if (unusable(s)) return "-";
+      if (unusable(s) || legacy) return "-";
       driver::event_handle const tail = right ? tail_of(s) : driver::event_handle::none;
       status const said = machine_.destroy_stream(by, s.handle);
       if (!said.ok()) return say(said);
       for (area& x : areas_) {
         if (x.of->stream == &s - streams_.data()) *x.of = {-1, tail, s.device, s.held, x.of->filled};
       }
+      if (s.joins == stream_slot::kind::blocking) legacy_of(s.device).held_by_ended |= s.held;
       s.alive = false;
       return say(said);
     }
-    case verb::query_stream: return unusable(s) ? "-" : settled(machine_.query_stream(by, s.handle), right ? s.held : 0);
-    case verb::synchronize_stream: return unusable(s) || (right && s.held) ? "-" : say(machine_.synchronize_stream(by, s.handle));
+    // Whether the legacy stream's answer is about its own work alone is the machine's choice.
+    case verb::query_stream: return unusable(s) ? "-" : settled(machine_.query_stream(by, s.handle), right && !legacy ? s.held : 0);
+    case verb::synchronize_stream: return unusable(s) || (right && holds(s)) ? "-" : say(machine_.synchronize_stream(by, s.handle));
     case verb::capturing: {
       if (unusable(s)) return "-";
       auto const is = machine_.capturing(by, s.handle);
@@ -272,20 +286,26 @@ std::string player::stream_call(call const& c) {
       if (unusable(s) || unusable(e)) return "-";
       if (!may_.others_streams && e.device != s.device && twist % 2) return "-";
       status const said = machine_.record(by, s.handle, e.handle);
-      if (said.ok()) e.recorded = true, e.held = s.held;
+      if (said.ok()) {
+        given(s);
+        e.recorded = true, e.held = s.held, e.on = static_cast<int>(&s - streams_.data()), e.turn = ++turns_;
+      }
       return say(said);
     }
     case verb::wait: {
       if (unusable(s) || unusable(e)) return "-";
       status const said = machine_.wait(by, s.handle, e.handle);
-      if (said.ok()) s.held |= e.held;
+      if (said.ok()) s.held |= e.held, given(s);
       return say(said);
     }
     case verb::query_event: return unusable(e) ? "-" : settled(machine_.query_event(e.handle), e.alive ? e.held : 0);
     case verb::synchronize_event: return unusable(e) || (e.alive && e.held) ? "-" : say(machine_.synchronize_event(e.handle));
     default: {
       event_slot const& to = slot(events_, a);
-      return unusable(e) || unusable(to) ? "-" : settled(machine_.elapsed_ms(e.handle, to.handle).is, e.held | to.held);
+      if (unusable(e) || unusable(to)) return "-";
+      auto const took = machine_.elapsed_ms(e.handle, to.handle);
+      bool const forward = e.alive && to.alive && e.on >= 0 && e.on == to.on && e.turn <= to.turn;
+      return settled(took.is, e.held | to.held) + (took.ok() && forward && took.value < 0 ? ", before its start" : "");
     }
   }
 }
@@ -298,7 +318,7 @@ std::string player::work_call(call const& c) {
     status const said = machine_.open_gate(g);
     if (said.ok()) {
       closed_ &= ~bit;
-      for (auto& s : streams_) s.held &= ~bit;
+      for (auto& s : streams_) s.held &= ~bit, s.held_by_ended &= ~bit;
       for (auto& e : events_) e.held &= ~bit;
       for (auto& x : areas_) x.of->held &= ~bit;
     }
@@ -306,9 +326,13 @@ std::string player::work_call(call const& c) {
   }
   stream_slot& s = slot(streams_, a);
   if (!s.alive && !(may_.stale_streams && s.ever)) return "-";
-  int const me = static_cast<int>(&s - streams_.data()), by = may_.others_streams ? device_of(d, s.device) : s.device;
+  bool const legacy = s.joins == stream_slot::kind::legacy;
+  int const me = static_cast<int>(&s - streams_.data()), by = may_.others_streams && !legacy ? device_of(d, s.device) : s.device;
   bool const right = s.alive && by == s.device;
+  if (c.what == verb::kernel) return s.alive ? kernel_call(c, s) : "-";
+  if (c.what == verb::graph) return s.alive ? graph_call(c, s) : "-";
   if (c.what == verb::hold) {
+    if (legacy) return "-";  // it would hold everybody
     std::uint32_t const bit = 1u << static_cast<std::size_t>(b) % gates_.size();
     if (closed_ & bit) return "-";
     auto const made = machine_.hold(by, s.handle);
@@ -316,6 +340,7 @@ std::string player::work_call(call const& c) {
     slot(gates_, b) = made.value;
     closed_ |= bit;
     s.held |= bit;
+    given(s);
     return say(made.is);
   }
   if (c.what == verb::host_function) {
@@ -324,6 +349,7 @@ std::string player::work_call(call const& c) {
       int log, number;
     };
     ++given_;
+    if (right) given(s);
     auto* const state = new note{this, s.log, given_};
     return say(machine_.host_function(by, s.handle,
                                       {[](void* p) {
@@ -353,7 +379,7 @@ std::string player::work_call(call const& c) {
     for (area* x : under(from.at, bytes)) touched.push_back(x);
   }
   if (touched.size() == 2 && touched[0]->of == touched[1]->of) return "-";  // two mappings of the same bytes
-  if (right) s.held |= order(touched, me);
+  if (right) s.held |= order(touched, me), given(s);
   auto* const dst = reinterpret_cast<void*>(to.at);
   auto const* const src = reinterpret_cast<void const*>(from.at);
   status said;

@@ -5,6 +5,9 @@
 #include <map>
 #include <mutex>
 
+#include <array>
+#include <memory>
+
 #include "runtime/driver/driver.h"
 #include "tests/fuzz/program.h"
 
@@ -39,12 +42,15 @@ class player {
     int device = 0, log = -1;
     bool alive = false, ever = false;
     std::uint32_t held = 0;  // by which gates
+    enum class kind : std::uint8_t { independent, blocking, legacy } joins = kind::independent;
+    std::uint32_t held_by_ended = 0;  // the legacy stream: blocking streams that were destroyed
   };
   struct event_slot {
     driver::event_handle handle{};
     int device = 0;
     bool alive = false, ever = false, recorded = false;
     std::uint32_t held = 0;
+    int on = -1, turn = 0;  // where and when it was recorded last
   };
   struct range_slot {
     address at = 0;
@@ -83,6 +89,12 @@ class player {
   std::string memory_call(call const&);
   std::string stream_call(call const&);
   std::string work_call(call const&);
+  std::string kernel_call(call const&, stream_slot&);
+  std::string graph_call(call const&, stream_slot&);         // a whole capture, and what becomes of it
+  void given(stream_slot&);                                  // that stream was given something: whom it joins holds it, too
+  std::uint32_t holds(stream_slot const&) const;             // what may keep a host that waits for it
+  stream_slot& legacy_of(int device) { return streams_[made_streams + static_cast<std::size_t>(device)]; }
+  std::vector<area*> usable(int device);                     // by any work of that device
   std::string say(status) const;
   std::string settled(status, std::uint32_t held) const;  // ok and not ready are one where time decides
   int device_of(int n, int right) const;
@@ -107,7 +119,8 @@ class player {
   driver::driver& machine_;
   limits const may_;
   std::size_t const unit_;
-  std::array<stream_slot, 5> streams_;
+  static constexpr std::size_t made_streams = 5, most_devices = 2;
+  std::array<stream_slot, made_streams + most_devices> streams_;  // the last are the devices' legacy streams
   std::array<event_slot, 5> events_;
   std::array<range_slot, 3> reservations_;
   std::array<range_slot, 2> segments_, pins_;
@@ -123,7 +136,7 @@ class player {
   std::mutex mutex_;
   std::vector<std::vector<int>> logs_;      // of every stream ever made
   int given_addresses_ = 0, given_handles_ = 0;
-  int dropped_ = 0, given_ = 0, inside_ = 0;
+  int dropped_ = 0, given_ = 0, inside_ = 0, turns_ = 0;
 };
 
 }  // namespace weir::fuzz

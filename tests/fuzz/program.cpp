@@ -19,8 +19,8 @@ constexpr named all[] = {
     {verb::create_stream, "create_stream", 5}, {verb::destroy_stream, "destroy_stream", 2}, {verb::query_stream, "query_stream", 3},
     {verb::synchronize_stream, "synchronize_stream", 2}, {verb::capturing, "capturing", 1},
     {verb::create_event, "create_event", 4}, {verb::destroy_event, "destroy_event", 2}, {verb::record, "record", 7}, {verb::wait, "wait", 6},
-    {verb::query_event, "query_event", 4}, {verb::synchronize_event, "synchronize_event", 2}, {verb::elapsed, "elapsed_ms", 2},
-    {verb::copy, "copy", 9}, {verb::copy_peer, "copy_peer", 4}, {verb::fill, "fill", 8}, {verb::host_function, "host_function", 4},
+    {verb::query_event, "query_event", 4}, {verb::synchronize_event, "synchronize_event", 2}, {verb::elapsed, "elapsed_ms", 3},
+    {verb::copy, "copy", 9}, {verb::copy_peer, "copy_peer", 4}, {verb::fill, "fill", 8}, {verb::kernel, "kernel", 7}, {verb::graph, "graph", 6}, {verb::host_function, "host_function", 4},
     {verb::hold, "hold", 3}, {verb::open_gate, "open_gate", 4},
 };
 
@@ -44,8 +44,24 @@ program make_program(std::uint64_t seed) {
     for (int& x : c.with) x = below(1 << 16);
     p.push_back(c);
   };
-  // Most programs begin with something to work on; later calls take some of it away.
-  if (below(8) != 0) {
+  // Most programs begin with something to work on; later calls take some of it away. In half of them it is one device's, and two
+  // streams of it, so that kernels and graphs have enough.
+  if (below(2) != 0) {
+    for (int d = 0; d < 2; ++d) {
+      p.push_back({verb::create_stream, {d, 0, 0, 0, 0, below(1 << 16)}});
+      p.push_back({verb::create_event, {0, d, 0, 1, 0, 0}});
+    }
+    p.push_back({verb::create_stream, {2, 0, 1, 0, 0, below(1 << 16)}});
+    p.push_back({verb::reserve, {0, 0, 2, 0, 0, 0}});
+    for (int i = 0; i < 3; ++i) {
+      p.push_back({verb::create, {0, i, 0, 0, 0, 0}});
+      p.push_back({verb::map, {0, i, 0, i, 0, 8}});
+      p.push_back({verb::grant, {0, 0, 0, i, 0, 0}});
+    }
+    p.push_back({verb::record, {0, 0, 0, 0, 0, 0}});
+    p.push_back({verb::kernel, {0, 0, 1, 0, 0, below(1 << 16)}});
+    p.push_back({verb::record, {0, 1, 0, 0, 0, 0}});
+  } else if (below(8) != 0) {
     for (verb v : {verb::create_stream, verb::create_stream, verb::create_stream, verb::create_event, verb::create_event, verb::reserve, verb::create, verb::map, verb::grant,
                    verb::create, verb::map, verb::grant, verb::pin, verb::create_segment}) {
       add(v);

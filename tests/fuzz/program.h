@@ -14,7 +14,7 @@ enum class verb : std::uint8_t {
   reserve, unreserve, create, release, map, unmap, grant, create_segment, release_segment, pin, unpin, find, peer,
   create_stream, destroy_stream, query_stream, synchronize_stream, capturing,
   create_event, destroy_event, record, wait, query_event, synchronize_event, elapsed,
-  copy, copy_peer, fill, host_function, hold, open_gate,
+  copy, copy_peer, fill, kernel, graph, host_function, hold, open_gate,
 };
 std::string_view name_of(verb) noexcept;
 
