@@ -5,6 +5,7 @@
 #include <map>
 
 #include "runtime/memory/thread_cache.h"
+#include "runtime/observe/history.h"
 #include "tests/explore/explore.h"
 
 namespace weir::tests {
@@ -15,7 +16,18 @@ class cache_program {
 
   inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, by the way they went
 
+  // In one run of four all is written down meanwhile, which closes the ways without a lock: the book has the same blocks.
   void run() {
+    struct book {
+      explicit book(bool o) : open(o) {
+        if (open) observe::history::process().start(1000, false);
+      }
+      ~book() {
+        if (open) observe::history::process().stop();
+      }
+      bool const open;
+    } const kept(t_.tape().seed() % 4 == 1);
+    written_ = kept.open;
     for (int k = 0, n = 2 + static_cast<int>(t_.draw(2)); k < n; ++k) {
       int const steps = 8 + static_cast<int>(t_.draw(24));
       t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, steps] {
@@ -44,11 +56,13 @@ class cache_program {
     bool const apart = (above == live_.end() || at + bytes <= above->first) && (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
     if (!apart) t_.fail("a block was handed out that somebody has");
     live_.emplace(at, bytes);
+    observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, here::current());  // as the calls of the library do
     return at;
   }
   void give(std::uintptr_t at) {
     if (!live_.erase(at)) return;  // another thread was quicker
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+    observe::note(observe::action::free, p, 0, 0, 0, 0, here::current());
     bool const gone = memory::quick_deallocate(p);
     ++(gone ? quick : slow);
     if (!gone) device().deallocate(p, nullptr, here::current());
@@ -89,6 +103,21 @@ class cache_program {
     counted("bytes asked for", n.requested_bytes.all.current, bytes);
     counted("bytes asked for, taken less given back", n.requested_bytes.all.allocated - n.requested_bytes.all.freed, bytes);
     for (std::string const& what : device().validate()) t_.fail(what);
+    if (written_) look_up();
+  }
+  void look_up() {
+    auto const runtime = static_cast<std::uint32_t>(bench_.core.id());
+    auto& h = observe::history::process();
+    auto const all = h.live(runtime, 0);
+    counted("blocks in the history", static_cast<std::int64_t>(all.size()), live_.size());
+    for (auto const& b : all) {
+      auto const held = live_.find(b.at);
+      if (held == live_.end() || held->second != b.bytes) return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that nobody has");
+    }
+    std::int64_t blocks = 0, taken = 0;
+    for (auto const& l : h.lines(runtime, 0)) blocks += l.blocks, taken += l.taken_blocks - l.given_blocks;
+    counted("blocks by line", blocks, live_.size());
+    counted("blocks by line, taken less given back", taken, live_.size());
   }
   void end() {  // the threads are gone, and so are their caches
     look();
@@ -101,6 +130,7 @@ class cache_program {
 
   trial& t_;
   memory_bench& bench_;
+  bool written_ = false;
   clock::timeline* const lines_[2];
   std::map<std::uintptr_t, std::size_t> live_;
 };
