@@ -277,23 +277,23 @@ pinned_memory::~pinned_memory() {
   std::size_t held = 0, held_bytes = 0;
   {
     auto p = state_->in.lock();  // nobody else has this pool any more
-    for (auto& [at, one] : p->space.all()) {
+    p->space.each([&](pinned_space::range const& one) {
       // What a lost device refuses is quarantined below.
       for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
       for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
-      held += one.is == state_of::live;
-      held_bytes += one.is == state_of::live ? one.requested : 0;
-    }
+      if (one.is == state_of::live) ++held, held_bytes += one.requested;
+    });
   }
   state_->collect();
   auto p = state_->in.lock();
   // Of what is kept away because nobody could say that its use has ended, that is known at last when all devices say that nothing runs.
   bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
-  for (auto const& [base, bytes] : p->space.segments()) {
+  for (auto const& [age, one] : p->space.segments()) {
+    auto const [base, bytes] = one;
     bool in_use = false, keep = false;
-    for (auto one = p->space.find(base); one != p->space.end() && one->second.segment == base; ++one) {
-      in_use |= !idle && (one->second.is == state_of::pending || one->second.is == state_of::quarantined);
-      keep |= one->second.is == state_of::live;
+    for (auto part = p->space.find(base); part != p->space.end() && part->second.segment == base; ++part) {
+      in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
+      keep |= part->second.is == state_of::live;
     }
     if (in_use) continue;  // never complete: the engine may still write
     auto* const first = reinterpret_cast<std::byte*>(base);
@@ -476,7 +476,7 @@ std::vector<std::string> pinned_memory::validate() const {
   auto p = state_->in.lock();
   auto wrong = p->space.validate();
   std::size_t in_segments = 0, live = 0, pending = 0;
-  for (auto const& [base, bytes] : p->space.segments()) in_segments += bytes;
+  for (auto const& [age, one] : p->space.segments()) in_segments += one.bytes;
   for (auto const& [at, one] : p->space.all()) {
     live += one.is == state_of::live ? one.bytes : 0;
     pending += one.is == state_of::pending || one.is == state_of::quarantined ? one.bytes : 0;

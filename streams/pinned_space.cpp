@@ -7,36 +7,40 @@
 namespace weir::streams {
 
 pinned_space::room pinned_space::make_room() {
-  std::map<address, std::size_t> segment{{0, 0}};
+  segments_by_age segment;
+  segment.try_emplace(0);
   ranges whole;
   whole.try_emplace(0);
-  sizes listing{{0, 0}};
+  sizes listing{{}};
   return {segment.extract(segment.begin()), whole.extract(whole.begin()), listing.extract(listing.begin())};
 }
 
 void pinned_space::add(room&& in, address base, std::size_t bytes) noexcept {
-  in.segment.key() = in.whole.key() = base;
-  in.segment.mapped() = bytes;
+  in.segment.key() = next_age_;
+  in.segment.mapped() = {base, bytes};
+  in.whole.key() = base;
   in.whole.mapped() = {};
   in.whole.mapped().bytes = bytes;
   in.whole.mapped().segment = base;
-  in.listing.value() = {bytes, base};
+  in.whole.mapped().age = next_age_++;
+  in.listing.value() = {bytes, in.whole.mapped().age, base};
   segments_.insert(std::move(in.segment));
   ranges_.insert(std::move(in.whole));
   by_size_.insert(std::move(in.listing));
 }
 
 pinned_space::room pinned_space::remove(address base) noexcept {
-  auto segment = segments_.extract(base);
-  auto listing = by_size_.extract({segment.mapped(), base});
-  return {std::move(segment), ranges_.extract(base), std::move(listing)};
+  auto whole = ranges_.extract(base);
+  auto segment = segments_.extract(whole.mapped().age);
+  auto listing = by_size_.extract({segment.mapped().bytes, whole.mapped().age, base});
+  return {std::move(segment), std::move(whole), std::move(listing)};
 }
 
 std::vector<pinned_space::address> pinned_space::wholly_free() const {
   std::vector<address> found;
-  for (auto const& [base, bytes] : segments_) {
-    auto const first = ranges_.find(base);
-    if (first->second.is == state::free && first->second.bytes == bytes) found.push_back(base);
+  for (auto const& [age, one] : segments_) {
+    auto const first = ranges_.find(one.base);
+    if (first->second.is == state::free && first->second.bytes == one.bytes) found.push_back(one.base);
   }
   return found;
 }
@@ -48,18 +52,19 @@ pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
   range& rest = fresh[second];
   rest.bytes = first.bytes - first_bytes;
   rest.segment = first.segment;
-  sizes listing{{rest.bytes, second}};  // nothing below allocates
-  auto its = by_size_.extract({first.bytes, at});
+  rest.age = first.age;
+  sizes listing{{rest.bytes, rest.age, second}};  // nothing below allocates
+  auto its = by_size_.extract({first.bytes, first.age, at});
   first.bytes = first_bytes;
-  its.value() = {first_bytes, at};
+  its.value() = {first_bytes, first.age, at};
   by_size_.insert(std::move(its));
   by_size_.merge(listing);
   return ranges_.insert(fresh.extract(fresh.begin())).position;
 }
 
 pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment) {
-  for (auto candidate = by_size_.lower_bound({bytes, 0}); candidate != by_size_.end(); ++candidate) {
-    auto const [size, at] = *candidate;
+  for (auto candidate = by_size_.lower_bound({bytes, 0, 0}); candidate != by_size_.end(); ++candidate) {
+    auto const [size, age, at] = *candidate;
     std::size_t const before = (alignment - at % alignment) % alignment;
     if (size - bytes < before) continue;
     auto found = ranges_.find(at);
@@ -67,11 +72,11 @@ pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment)
     try {
       if (found->second.bytes > bytes) cut(found, bytes);
     } catch (...) {
-      found->second.listing = by_size_.extract({found->second.bytes, found->first});
+      found->second.listing = by_size_.extract({found->second.bytes, age, found->first});
       give(found);  // to its neighbour before, again
       throw;
     }
-    found->second.listing = by_size_.extract({bytes, found->first});
+    found->second.listing = by_size_.extract({bytes, age, found->first});
     found->second.is = state::live;
     return found;
   }
@@ -84,21 +89,22 @@ pinned_space::place pinned_space::give(place freed) noexcept {
   range whole;
   whole.bytes = freed->second.bytes;
   whole.segment = segment;
+  whole.age = freed->second.age;
   auto listing = std::move(freed->second.listing);
   if (auto const after = std::next(freed); after != ranges_.end() && joins(after)) {
     whole.bytes += after->second.bytes;
-    by_size_.erase({after->second.bytes, after->first});
+    by_size_.erase({after->second.bytes, whole.age, after->first});
     ranges_.erase(after);
   }
   if (freed != ranges_.begin()) {
     if (auto const before = std::prev(freed); joins(before)) {
-      by_size_.erase({before->second.bytes, before->first});
+      by_size_.erase({before->second.bytes, whole.age, before->first});
       whole.bytes += before->second.bytes;
       ranges_.erase(freed);
       freed = before;
     }
   }
-  listing.value() = {whole.bytes, freed->first};
+  listing.value() = {whole.bytes, whole.age, freed->first};
   by_size_.insert(std::move(listing));
   freed->second = std::move(whole);
   return freed;
@@ -114,14 +120,15 @@ pinned_space::place pinned_space::find(address at) {
 std::vector<std::string> pinned_space::validate() const {
   std::vector<std::string> wrong;
   std::size_t listed = 0;
-  for (auto const& [base, bytes] : segments_) {
+  for (auto const& [age, one] : segments_) {
+    auto const [base, bytes] = one;
     address at = base;
     bool free_before = false;
     for (auto here = ranges_.find(base); here != ranges_.end() && here->second.segment == base; ++here) {
       if (here->first != at) wrong.push_back("the ranges of a segment cover it without a gap");
       bool const is_free = here->second.is == state::free;
       if (is_free && free_before) wrong.push_back("no two neighbours are both free");
-      if (is_free && !by_size_.contains({here->second.bytes, here->first})) wrong.push_back("the free ranges are exactly those listed by size");
+      if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first})) wrong.push_back("the free ranges are exactly those listed by size");
       listed += is_free;
       free_before = is_free;
       at += here->second.bytes;

@@ -1,11 +1,14 @@
 // The pinned pool's map of addresses: segments cut into ranges, in order of address, best fit, neighbours merged.
 // Threads: one at a time; pinned_memory holds the lock.
 //
+// Of ranges that fit alike the one in the oldest segment serves, and there the lowest: where the system put a segment decides nothing,
+// so that a run of a seed is the same in every process.
 // Invariant: the ranges of a segment cover it without a gap, no two neighbours are both free, and the free ranges are
 // exactly those listed by size.
 #pragma once
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
+#include <compare>
 #include <map>
 #include <set>
 #include <string>
@@ -27,12 +30,19 @@ class pinned_space {
     pending,      // freed; a stream it was marked for has not passed its stamp
     quarantined,  // freed; a device that is lost may still write it: never handed out again
   };
-  using sizes = std::set<std::pair<std::size_t, address>>;
+  struct listed {
+    std::size_t bytes = 0;
+    std::uint64_t segment = 0;               // its number, by age
+    address at = 0;
+    auto operator<=>(listed const&) const = default;
+  };
+  using sizes = std::set<listed>;
   template <class T>
   using few = boost::container::small_vector<T, 4>;  // as many as nearly all blocks need, so that noting one cannot fail
   struct range {
     std::size_t bytes = 0;
     address segment = 0;                     // its base
+    std::uint64_t age = 0;                   // its segment's number
     state is = state::free;
     bool use_forgotten = false;              // no room to note a mark: nobody can know when it is unused
     std::size_t requested = 0;               // bytes
@@ -43,8 +53,13 @@ class pinned_space {
   using ranges = std::map<address, range>;
   using place = ranges::iterator;
 
+  struct segment {
+    address base = 0;
+    std::size_t bytes = 0;
+  };
+  using segments_by_age = std::map<std::uint64_t, segment>;
   struct room {  // for the entries of one segment
-    std::map<address, std::size_t>::node_type segment;
+    segments_by_age::node_type segment;
     ranges::node_type whole;
     sizes::node_type listing;
   };
@@ -52,8 +67,8 @@ class pinned_space {
   void add(room&&, address base, std::size_t bytes) noexcept;
   void add(address base, std::size_t bytes) { add(make_room(), base, bytes); }
   room remove(address base) noexcept;                         // Requires: wholly free
-  std::vector<address> wholly_free() const;                   // segments, by base
-  std::size_t bytes_of(address segment) const { return segments_.at(segment); }
+  std::vector<address> wholly_free() const;                   // segments, oldest first
+  std::size_t bytes_of(address base) const { return segments_.at(ranges_.at(base).age).bytes; }
 
   // The smallest free range that holds `bytes` at that alignment, cut to size; end() when there is none. It is live then.
   // Requires: bytes a multiple of the granule, not 0; alignment a power of two. Throws: bad_alloc; nothing has changed then
@@ -62,11 +77,17 @@ class pinned_space {
   place find(address);                                        // the range that holds the address; end(): in no segment
   place end() { return ranges_.end(); }
   ranges& all() noexcept { return ranges_; }
+  template <class Do>
+  void each(Do act) const {                                   // ranges, the oldest segment's first
+    for (auto const& [age, one] : segments_) {
+      for (auto at = ranges_.find(one.base); at != ranges_.end() && at->second.age == age; ++at) act(at->second);
+    }
+  }
   bool keeps_some_away() const noexcept {  // freed, and not known to be nobody's
     return std::any_of(ranges_.begin(), ranges_.end(), [](auto const& at) { return at.second.is == state::pending || at.second.is == state::quarantined; });
   }
-  std::map<address, std::size_t> const& segments() const noexcept { return segments_; }
-  std::size_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+  segments_by_age const& segments() const noexcept { return segments_; }
+  std::size_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
   std::size_t free_ranges() const noexcept { return by_size_.size(); }
   std::vector<std::string> validate() const;                  // what of the invariant does not hold
 
@@ -75,7 +96,8 @@ class pinned_space {
 
   ranges ranges_;
   sizes by_size_;
-  std::map<address, std::size_t> segments_;
+  segments_by_age segments_;
+  std::uint64_t next_age_ = 0;
 };
 
 }  // namespace weir::streams

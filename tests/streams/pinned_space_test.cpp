@@ -52,6 +52,20 @@ TEST(pinned_space, neighbours_merge_but_never_across_segments) {
   EXPECT_EQ(space.validate(), std::vector<std::string>{});
 }
 
+// Where the system put a segment differs from process to process; a run of a seed must not.
+TEST(pinned_space, of_ranges_that_fit_alike_the_oldest_segments_serves_wherever_it_lies) {
+  for (bool const upwards : {true, false}) {
+    pinned_space space;
+    address const first = upwards ? base : base + 8192, second = upwards ? base + 8192 : base;
+    space.add(first, 4096);
+    space.add(second, 4096);
+    EXPECT_EQ(space.wholly_free(), (std::vector<address>{first, second}));
+    EXPECT_EQ(space.take(64, 64)->first, first);
+    EXPECT_EQ(space.take(4096, 64)->first, second);
+    EXPECT_EQ(space.validate(), std::vector<std::string>{});
+  }
+}
+
 TEST(pinned_space, random_takes_and_gives_never_overlap_and_always_merge_back) {
   char const* const given = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : 1;
