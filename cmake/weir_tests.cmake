@@ -12,7 +12,7 @@ if(support)
   foreach(call acquire release abort)  # static_guards.cpp comes before the language's
     target_link_options(weir_test_support INTERFACE LINKER:--wrap=__cxa_guard_${call} LINKER:-u,__wrap___cxa_guard_${call})
   endforeach()
-  target_compile_definitions(weir_test_support PUBLIC WEIR_TEST_TAPES="${PROJECT_SOURCE_DIR}/tests/tapes")
+  target_compile_definitions(weir_test_support PRIVATE WEIR_TEST_TAPES="${PROJECT_SOURCE_DIR}/tests/tapes")
 else()
   add_library(weir_test_support INTERFACE)
   target_include_directories(weir_test_support INTERFACE ${PROJECT_SOURCE_DIR})

@@ -120,6 +120,7 @@ struct tape_file {
   static tape_file read(std::string const& path);
   void write(std::string const& path) const;
 };
+std::string tapes_folder();                              // of those that are committed
 inline constexpr bool points_at_atomics =
 #ifdef WEIR_SCHEDULE_ATOMICS
     true;

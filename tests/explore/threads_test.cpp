@@ -16,7 +16,7 @@ TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::expl
 
 TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {
   std::size_t n = 0;
-  for (auto const& entry : std::filesystem::directory_iterator(WEIR_TEST_TAPES)) {
+  for (auto const& entry : std::filesystem::directory_iterator(tests::tapes_folder())) {
     if (entry.path().extension() != ".tape") continue;
     auto const f = tests::tape_file::read(entry.path().string());
     EXPECT_NO_THROW((void)tests::explored_program(f.program)) << entry.path();

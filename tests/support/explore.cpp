@@ -250,8 +250,8 @@ struct explorer {
       return false;
     }
     std::vector<std::string> paths;
-    if (std::filesystem::is_directory(WEIR_TEST_TAPES)) {
-      for (auto const& entry : std::filesystem::directory_iterator(WEIR_TEST_TAPES)) {
+    if (std::filesystem::is_directory(tapes_folder())) {
+      for (auto const& entry : std::filesystem::directory_iterator(tapes_folder())) {
         auto const stem = entry.path().stem().string();
         if (entry.path().extension() == ".tape" && (stem == options.name || stem.rfind(options.name + "-", 0) == 0)) paths.push_back(entry.path().string());
       }
@@ -277,6 +277,8 @@ struct explorer {
     return false;
   }
 };
+
+std::string tapes_folder() { return WEIR_TEST_TAPES; }
 
 found search(explore_options const& o, body const& b) {
   one_processor const here;
