@@ -2,11 +2,14 @@
 // Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
 //
 // Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor complete.
-// Each settle() looks at one block a stream beyond those it settles: amortized O(1).
+// Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the arena is found by its size in
+// O(log n), the one given back first at once.
 #pragma once
 #include <algorithm>
-#include <deque>
+#include <boost/intrusive/list.hpp>
+#include <boost/intrusive/set.hpp>
 #include <map>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -21,15 +24,28 @@ struct held_block {
   std::size_t bytes = 0;
   std::vector<clock::stamp> stamps;  // all must be passed
   std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
+  std::uint64_t turn = 0;            // given back as the so many-th; push() says
 };
 
 class pending_blocks {
  public:
+  pending_blocks() = default;
+  pending_blocks(pending_blocks const&) = delete;
+  ~pending_blocks() { by_turn_.clear_and_dispose([](node* n) { delete n; }); }
+
   // When the host has no memory for it, nothing has changed.
   void push(held_block b) {
-    std::size_t const bytes = b.bytes;
-    *place(b.stamps.front().stream) = std::move(b);
-    bytes_ += bytes;
+    auto made = std::make_unique<node>();
+    for (clock::stamp const s : b.stamps) newest_[s.stream] = std::max(newest_[s.stream], s.n);
+    auto& queue = queues_[b.stamps.front().stream];
+    static_cast<held_block&>(*made) = std::move(b);
+    node& n = *made.release();
+    n.turn = ++turns_;
+    queue.push_back(n);
+    by_turn_.push_back(n);
+    if (n.whole) by_size_.insert(n);
+    bytes_ += n.bytes;
+    ++size_;
   }
   // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block for whose next wait
   // the host has no memory stays where it is, until the next time.
@@ -41,30 +57,41 @@ class pending_blocks {
       for (auto at = queues_.begin(); at != queues_.end();) {
         auto& queue = at->second;
         while (!queue.empty()) {
-          held_block& b = queue.front();
+          node& b = queue.front();
           auto const next = std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
           if (next == b.stamps.begin()) break;
           if (next == b.stamps.end()) {
-            held_block const gone = std::move(b);
             queue.pop_front();
-            bytes_ -= gone.bytes;
-            settled(gone);
+            leave(b, settled);
             continue;
           }
-          held_block* to = nullptr;
+          line* to = nullptr;
           try {
-            to = place(next->stream);
+            to = &queues_[next->stream];
           } catch (std::bad_alloc const&) {
             break;
           }
           b.stamps.erase(b.stamps.begin(), next);
-          *to = std::move(b);
           queue.pop_front();
+          to->push_back(b);
           moved = true;
         }
         at = queue.empty() ? queues_.erase(at) : std::next(at);
       }
+      forget_when_empty();
     }
+  }
+  // The one given back first; null: none waits.
+  held_block const* oldest() const noexcept { return by_turn_.empty() ? nullptr : &by_turn_.front(); }
+  // Takes that one out whatever it waits for; then `settled(block)`, as above. Requires: not empty.
+  template <class Settled>
+  void settle_oldest(Settled settled) {
+    node& b = by_turn_.front();
+    auto const in = queues_.find(b.stamps.front().stream);
+    in->second.erase(in->second.iterator_to(b));
+    if (in->second.empty()) queues_.erase(in);
+    leave(b, settled);
+    forget_when_empty();
   }
   // The first block that `suits`, of the last `looks` that only that stream still holds. Takes it out.
   template <class Suits>
@@ -72,43 +99,77 @@ class pending_blocks {
     auto const found = queues_.find(stream);
     if (found == queues_.end()) return false;
     auto& queue = found->second;
-    for (std::size_t i = queue.size(); i-- > 0 && looks-- > 0;) {
-      if (!suits(queue[i])) continue;
-      out = std::move(queue[i]);
-      queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(i));
-      bytes_ -= out.bytes;
+    for (auto at = queue.rbegin(); at != queue.rend() && looks-- > 0; ++at) {
+      if (!suits(static_cast<held_block const&>(*at))) continue;
+      node& b = *at;
+      queue.erase(queue.iterator_to(b));
       if (queue.empty()) queues_.erase(found);
+      leave(b, [&](held_block& gone) { out = std::move(gone); });
+      forget_when_empty();
       return true;
     }
     return false;
+  }
+  // Blocks of the arena of at least so many bytes, the smallest first, of one size the one given back first; until `enough(block)`,
+  // or `looks` were looked at.
+  template <class Enough>
+  void fitting(std::size_t bytes, int looks, Enough enough) const {
+    for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
+      if (enough(static_cast<held_block const&>(*at))) return;
+    }
   }
   std::vector<clock::stamp> fronts() const {  // what each queue waits for next
     std::vector<clock::stamp> all;
     for (auto const& [stream, queue] : queues_) all.push_back(queue.front().stamps.front());
     return all;
   }
+  std::vector<clock::stamp> newest() const {  // for each stream: no block waits for more of it
+    std::vector<clock::stamp> all;
+    for (auto const& [stream, n] : newest_) all.push_back({stream, n});
+    return all;
+  }
   template <class Do>
   void each(Do act) const {
-    for (auto const& [stream, queue] : queues_) {
-      for (auto const& b : queue) act(b);
-    }
+    for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
   }
-  bool empty() const noexcept { return queues_.empty(); }
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:
-  held_block* place(std::uint64_t stream) {  // at the end of its queue
-    auto& queue = queues_[stream];
-    try {
-      return &queue.emplace_back();
-    } catch (...) {
-      if (queue.empty()) queues_.erase(stream);
-      throw;
-    }
+  using list_hook = boost::intrusive::list_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  using set_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  struct node : held_block {
+    list_hook in_queue, in_turns;
+    set_hook in_sizes;
+  };
+  struct below {
+    bool operator()(node const& a, node const& b) const noexcept { return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn; }
+    bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
+    bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
+  };
+  using no_size = boost::intrusive::constant_time_size<false>;
+  using line = boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
+
+  template <class Settled>
+  void leave(node& b, Settled settled) noexcept {  // Requires: out of its queue
+    by_turn_.erase(by_turn_.iterator_to(b));
+    if (b.whole) by_size_.erase(by_size_.iterator_to(b));
+    bytes_ -= b.bytes;
+    --size_;
+    std::unique_ptr<node> const gone(&b);
+    settled(static_cast<held_block&>(b));
+  }
+  void forget_when_empty() noexcept {
+    if (size_ == 0) newest_.clear(), queues_.clear();
   }
 
-  std::map<std::uint64_t, std::deque<held_block>> queues_;  // by stream
-  std::size_t bytes_ = 0;
+  std::map<std::uint64_t, line> queues_;  // by stream
+  boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
+  boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>, boost::intrusive::compare<below>, no_size> by_size_;  // blocks of the arena
+  std::map<std::uint64_t, std::uint64_t> newest_;  // number, by stream; kept while anything waits
+  std::uint64_t turns_ = 0;
+  std::size_t size_ = 0, bytes_ = 0;
 };
 
 }  // namespace weir::memory

@@ -64,6 +64,51 @@ TEST(pending_blocks, only_the_stream_that_alone_still_holds_a_block_takes_it_out
   EXPECT_EQ(q.bytes(), 512u);
 }
 
+TEST(pending_blocks, the_smallest_that_does_comes_first_and_of_one_size_the_one_given_back_first) {
+  pending_blocks q;
+  std::mt19937_64 random(3);
+  std::deque<piece> pieces;
+  std::vector<std::pair<std::size_t, std::size_t>> model;  // bytes, turn
+  for (std::size_t i = 0; i < 2000; ++i) {
+    pieces.emplace_back().bytes = 512 * (1 + random() % 300);
+    model.emplace_back(pieces.back().bytes, i + 1);
+    q.push(block_of(pieces.back(), {{1 + random() % 5, i + 1}}));
+  }
+  std::sort(model.begin(), model.end());
+  for (std::size_t const wanted : {std::size_t{1}, std::size_t{512 * 40}, std::size_t{512 * 300}, std::size_t{512 * 301}}) {
+    auto expected = std::lower_bound(model.begin(), model.end(), std::pair{wanted, std::size_t{0}});
+    int looked_at = 0;
+    q.fitting(wanted, 64, [&](held_block const& b) {
+      EXPECT_NE(expected, model.end());
+      EXPECT_EQ(std::pair(b.bytes, static_cast<std::size_t>(b.turn)), *expected++);
+      ++looked_at;
+      return false;
+    });
+    EXPECT_LE(looked_at, 64);
+    EXPECT_TRUE(looked_at == 64 || expected == model.end());
+  }
+  EXPECT_EQ(q.newest().size(), 5u);
+}
+
+TEST(pending_blocks, the_one_given_back_first_is_taken_out_whatever_it_waits_for) {
+  pending_blocks q;
+  std::deque<piece> pieces;
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    pieces.emplace_back().bytes = 512;
+    q.push(block_of(pieces.back(), {{1 + i % 3, i + 1}, {9, 1}}));
+  }
+  q.settle([&](clock::stamp s, held_block&) { return s.stream == 2; }, [&](held_block const&) { ADD_FAILURE(); });  // those go on to wait for 9
+  for (piece& p : pieces) {
+    ASSERT_EQ(q.oldest()->whole, &p);
+    piece const* out = nullptr;
+    q.settle_oldest([&](held_block const& b) { out = b.whole; });
+    EXPECT_EQ(out, &p);
+  }
+  EXPECT_EQ(q.oldest(), nullptr);
+  EXPECT_TRUE(q.empty() && q.fronts().empty() && q.newest().empty());
+  EXPECT_EQ(q.bytes(), 0u);
+}
+
 TEST(pending_blocks, random_pushes_and_settlings_agree_with_a_list) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     std::mt19937_64 random(seed);
