@@ -27,6 +27,15 @@ constexpr option_row table[] = {
      "Races are looked for: two uses of a byte that nothing orders, and memory used before or after its time. See testing.md."},
     {"epsilon", &options::epsilon, "", nullptr,
      "The part, from 0 to 1, by which memory reserved of a device may exceed the most that was in use: less lies idle with a smaller one, and more is moved. See memory.md."},
+    {"poll_on_miss", &options::poll_on_miss, "", nullptr,
+     "An allocation that finds nothing free asks the driver which memory is complete that other streams used. Without: only before out_of_memory."},
+    {"device_waits", &options::device_waits, "", nullptr,
+     "When a stream is made to wait on the device for memory that another one still uses: `never`; `when_short`, before out_of_memory; "
+     "`before_growth`, also instead of taking more, where three blocks that would do wait for a stream that is behind. Never a stream that carries collectives."},
+    {"fence_every", &options::fence_every, "16 MiB, or 1/256 of what the stream holds", nullptr,
+     "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came after its last use, and frees cost more."},
+    {"deterministic", &options::deterministic, "", nullptr,
+     "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete. Costs memory and overlap: see decisions/reuse.md."},
 };
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
@@ -58,6 +67,13 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       auto const given = part_from_text(value);
       if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
       into.**part = *given;
+    } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
+      auto const* const word = std::find(std::begin(wait_policies), std::end(wait_policies), value);
+      if (word == std::end(wait_policies)) {
+        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of never, when_short, before_growth",
+               "Did you mean " + std::string(key) + ":" + std::string(nearest(value, wait_policies)) + "?");
+      }
+      into.**policy = static_cast<options::wait_policy>(word - std::begin(wait_policies));
     } else {
       bool const yes = value == "true" || value == "1";
       if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
@@ -174,6 +190,7 @@ std::string option_text(option_row const& row, options const& o) {
     std::snprintf(text, sizeof text, "%g", o.**part);
     return text;
   }
+  if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) return std::string(wait_policies[static_cast<size_t>(o.**policy)]);
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
@@ -182,7 +199,7 @@ std::string options_document() {
       "# Options\n\n"
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false.\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false; policies are words.\n"
       "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";

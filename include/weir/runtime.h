@@ -52,6 +52,18 @@ struct options {
   // moved instead of taking more. Less: less memory lies idle, and more is moved. See docs/memory.md
   double epsilon = 0.027;
 
+  // Memory that other streams have used, see docs/decisions/reuse.md.
+  bool poll_on_miss = true;  // an allocation that finds nothing asks the driver which of it is complete
+  enum class wait_policy : std::uint8_t {
+    never,          // no stream is ever made to wait for another one's use of memory
+    when_short,     // before out_of_memory
+    before_growth,  // also instead of more memory, where three and more blocks that would do wait for a stream that is behind
+  } device_waits = wait_policy::before_growth;
+  size_t fence_every = 0;    // bytes given back between two events, with a second stream active; 0: 16 MiB, or 1/256 of what the stream holds
+  // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete: the same
+  // addresses, counted from the device's first, in every run of a program whose calls come in one order. Costs memory and overlap.
+  bool deterministic = false;
+
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.
   // docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its place and the nearest right one
   static options from_environment();

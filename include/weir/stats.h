@@ -25,6 +25,7 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   std::uint64_t num_ooms, num_alloc_retries;
   std::uint64_t cache_hits;              // allocations that asked nothing of the driver
   std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone
+  std::uint64_t over_waits;              // of these waits, those for a fence recorded only when somebody asked: behind all that stream had been given by then
   std::uint64_t pages_mapped;            // pieces of memory asked of the driver
   std::vector<std::pair<std::string, std::int64_t>> flat() const;  // torch's keys in torch's order; weir's own among them
 };

@@ -67,6 +67,7 @@ struct fence {
   std::uint64_t n = 0;   // covers the stamps (stream, 1..n)
   event_ref event;
   snapshot seen;         // the frontier of the stream as it was before the record
+  bool asked = false;    // recorded for a question or a wait, not with the work it is for: all that was given until then stands before it
   bool captured = false; // recorded inside a capture: it has no number, and only waits inside that capture are about it
   base::atomic<bool> stale{false};  // the event has been, or may have been, recorded again: its answers are not about this fence
 };

@@ -61,11 +61,12 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
   return inside.value ? record_inside(event, before) : record_outside(event, before);
 }
 
-result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before) {
+result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before, bool asked) {
   auto made = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
   if (!made.ok()) return made;
   fence_ref const f = std::move(made.value);
   f->event = event;
+  f->asked = asked;
   bool const was_stale = before && before->stale.exchange(true);
   begun b = begin();
   f->n = b.n;
@@ -84,15 +85,15 @@ result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref con
   return {{}, f};
 }
 
-result<fence_ref> timeline::record_fence() {
+result<fence_ref> timeline::record_fence(bool asked) {
   if (auto const s = usable(); !s.ok()) return {s, {}};
   auto event = or_out_of_memory<result<event_ref>>([&] { return common_->events->take(device_, driver::event_kind::order_only); });
   if (!event.ok()) return {note(event.is), {}};
-  return record_outside(event.value, nullptr);
+  return record_outside(event.value, nullptr, asked);
 }
 
 result<stamp> timeline::fence() {
-  auto f = record_fence();
+  auto f = record_fence(false);
   if (!f.ok()) return {f.is, {}};
   return {{}, {id_, f.value->n}};
 }
@@ -103,7 +104,16 @@ result<fence_ref> timeline::fence_for(std::uint64_t n) {
     base::lock_guard const hold(lock_);
     return result<fence_ref>{{}, fences_.covering(n, dropped)};
   });
-  return !listed.ok() || listed.value ? listed : record_fence();
+  return !listed.ok() || listed.value ? listed : record_fence(true);
+}
+
+std::uint64_t timeline::fence_covering(std::uint64_t n) {
+  return or_out_of_memory<result<std::uint64_t>>([&] {
+           fence_list::dropped dropped;
+           base::lock_guard const hold(lock_);
+           auto const f = fences_.covering(last_wanted(n), dropped);
+           return result<std::uint64_t>{{}, f ? f->n : 0};
+         }).value;
 }
 
 snapshot timeline::knowledge() const {
@@ -156,7 +166,7 @@ status timeline::wait(fence_ref const& f, timeline& from) {
   return {};
 }
 
-status timeline::wait(stamp wanted) {
+status timeline::wait(stamp wanted, bool* behind_all) {
   for (;;) {
     if (covers(wanted)) {
       rely_on(find(wanted.stream));
@@ -168,6 +178,7 @@ status timeline::wait(stamp wanted) {
     if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
     if (!f.ok()) return f.is;
+    if (behind_all) *behind_all = f.value->asked;
     if (auto const s = wait(f.value, from); s.what != code::not_ready) return s;
   }
 }

@@ -69,11 +69,16 @@ class timeline final {
 
   // Is everything stamped `s` ordered before whatever this stream is given next? From knowledge alone: no driver call.
   bool covers(stamp s) const;
+  // The same for who has many stamps of one stream to judge: (of, n) is covered or complete for every n up to this one.
+  std::uint64_t covers_up_to(timeline const& of) const;
+  // The oldest recorded fence that covers the stamp (this, n), which a wait for it would be for; 0: it would have to record one. No driver call.
+  std::uint64_t fence_covering(std::uint64_t n);
   void rely_on(timeline const* other) const;  // covers() was asked on behalf of the program, and that was enough
   void know_complete() const;                 // the same of this stream's completion
   // Makes it so: nothing when covered, else (a fence on s.stream if none covers s yet, and) one device wait. Merges s.stream's frontier.
-  // Answers: lost when the work will never run, invalid for a stream of another runtime or a retired one.
-  driver::status wait(stamp s);
+  // Answers: lost when the work will never run, invalid for a stream of another runtime or a retired one. Says whether the fence was
+  // recorded only for a question, or this wait: all that s.stream had been given by then is waited for.
+  driver::status wait(stamp s, bool* behind_all = nullptr);
   // The same through the fence of somebody's event, as record() answered it. not_ready: the event was recorded again
   // meanwhile, by another thread. An event whose native handle was given away is waited for, and nothing is concluded.
   driver::status wait(fence_ref const&, timeline& recorded_on);
@@ -107,11 +112,11 @@ class timeline final {
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
   driver::status open_for_work() const;               // it has not ended, its device is not lost
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
-  driver::result<fence_ref> record_outside(event_ref const&, fence_ref const& before);
+  driver::result<fence_ref> record_outside(event_ref const&, fence_ref const& before, bool asked = false);
   driver::status wait_inside(driver::event_handle, timeline& from);
   driver::status usable() const;                      // open for work and not captured: may a record or a wait be given to this stream?
   driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
-  driver::result<fence_ref> record_fence();
+  driver::result<fence_ref> record_fence(bool asked);
   void merge(timeline const& from, clock::fence const&);
   void observe(std::uint64_t n, snapshot const&);     // a fence n with that frontier was seen complete
   driver::result<bool> ask(fence_ref const&);         // is this fence complete? One driver call. not_ready: the fence went stale meanwhile
@@ -214,6 +219,18 @@ inline bool timeline::covers(stamp s) const {
   if (seen_captured()) return false;
   // Asked again last: what was seen complete since is no longer kept among what is known to be ordered.
   return knows({s.stream, there->last_wanted(s.n)}) || there->passed(s.n);
+}
+
+inline std::uint64_t timeline::covers_up_to(timeline const& of) const {
+  constexpr std::uint64_t all = ~std::uint64_t{0};
+  if (&of == this) return all;
+  std::uint64_t known = 0;
+  if (!seen_captured()) {
+    base::lock_guard const hold(lock_);
+    if (frontier_) known = frontier_->of(of.id_);
+  }
+  std::uint64_t const n = std::max(known, of.done_.load(base::memory_order_acquire));  // read last, see covers()
+  return of.last_wanted(all) <= n ? all : n;
 }
 
 }  // namespace weir::clock

@@ -8,7 +8,6 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t fence_every = 16 << 20;       // bytes freed between two fences, at least
 constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 constexpr std::size_t after_announced = 256;        // bytes that nobody may touch
 }  // namespace
@@ -21,7 +20,8 @@ std::string hex(address a) {
 std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
-    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device), epsilon_(r.options().epsilon) {
+    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device), epsilon_(r.options().epsilon),
+      polls_(r.options().poll_on_miss), deterministic_(r.options().deterministic), waits_(r.options().device_waits), fence_every_(r.options().fence_every) {
   auto info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
   if (announced_) info.value.maps = false;  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
@@ -66,6 +66,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
 void device_allocator::ask_the_retired() {
   for (stream_memory* m : memories()) {
     clock::timeline& line = *m->home.load();
+    if (deterministic_ && line.alive() == clock::life::retired && !line.carries_collectives()) finish(*m);
     if (line.alive() == clock::life::retired && !clocks_.complete(line.now())) (void)clocks_.poll(line.now());
   }
 }
@@ -80,7 +81,7 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     if (!m->pending.empty()) continue;
     by_stream_.emplace(heir.id(), m.get());
     by_stream_.erase(old.id());
-    m->pieces.each_free([](piece& p) { p.freed = 0; });  // complete: no number of the new stream
+    m->pieces.forget_stamps();  // none is a number of the new stream
     m->home.store(&heir);
     for (thread_cache* c : m->caches) {
       c->shut();
@@ -305,7 +306,8 @@ void device_allocator::forget_user(void* p, clock::timeline& user) noexcept {
 void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
   region* const r = must_find(p, "deallocate", at);
   stream_memory& m = *r->owner.load();
-  clock::timeline* to_fence = nullptr;
+  std::vector<clock::timeline*> to_fence;  // whoever used it elsewhere, or
+  clock::timeline* at_home = nullptr;
   thread_cache* const cache = last_use || !r->slab_at(reinterpret_cast<address>(p)) ? nullptr : cache_of(m);
   {
     section const hold(m);
@@ -327,7 +329,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         since = s.n;
         return;
       }
-      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && !passed(home, s, since)) stamps.push_back(s);
+      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && (deterministic_ || !passed(home, s, since))) stamps.push_back(s);
     };
     slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
     add(b.cut ? (n && n->home ? n->home : &home) : b.whole->home);
@@ -344,12 +346,15 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
     if (someone_waits) {
-      clock::timeline* const other = clock::find(stamps.front().stream);
+      bool const due = deterministic_ || m.freed_since_fence + rounded >= fence_after(m);
+      for (clock::stamp const s : stamps) {
+        clock::timeline* const other = clock::find(s.stream);
+        if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);
+      }
       m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
       m.counts.held(pool, rounded, requested);
-      if (other && other->alive() == clock::life::foreign) to_fence = other;
-      else if (other && (m.freed_since_fence += rounded) >= std::max(fence_every, space_.info().total_memory / 256)) to_fence = other;
+      m.freed_since_fence = due ? 0 : m.freed_since_fence + rounded;
     } else {
       m.counts.freed(pool, rounded, requested);
       if (b.cut) {
@@ -360,13 +365,14 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
       }
       m.freed_since_fence += rounded;
       bool const others = streams_.load(base::memory_order_relaxed) > 1;
-      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= std::max(fence_every, space_.info().total_memory / 256))) to_fence = &home;
+      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= fence_after(m))) at_home = &home, m.freed_since_fence = 0;
     }
-    if (to_fence) m.freed_since_fence = 0;
   }
-  if (to_fence && to_fence->alive() != clock::life::retired) {
-    if (to_fence->fence().ok()) counts_.fenced();
-  }
+  auto const fence = [this](clock::timeline& t) {
+    if (t.alive() != clock::life::retired && t.fence().ok()) counts_.fenced();
+  };
+  if (at_home) fence(*at_home);
+  for (clock::timeline* const t : to_fence) fence(*t);
 }
 
 // For a checker: whose work the block's next owner comes after. Requires: its memory's lock.

@@ -118,6 +118,7 @@ piece* arena::carve(piece* p, address at, std::size_t bytes) {
 void arena::give(piece& p, std::uint64_t freed) noexcept {
   p.in->leave(p);
   p.freed = freed;
+  newest_given_ = std::max(newest_given_, freed);
   p.home = nullptr, p.requested = 0, p.cut = nullptr;
   p.marks.clear();
   put_free(p);

@@ -173,6 +173,16 @@ class arena {
   void some_free(std::size_t bytes, int looks, Do act) const {  // the smallest that may hold so many, of those for blocks
     free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
   }
+  template <class Do>
+  void any_free(int looks, Do act) const {  // so many of either part
+    free_.look(0, [&](piece& p) { return act(p), false; }, looks);
+    runs_.look(0, [&](piece& p) { return act(p), false; }, looks);
+  }
+  std::uint64_t newest_given() const noexcept { return newest_given_; }  // the number no free piece's stamp is above
+  void forget_stamps() {  // all that is free is complete
+    each_free([](piece& p) { p.freed = 0; });
+    newest_given_ = 0;
+  }
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
 
  private:
@@ -223,6 +233,7 @@ class arena {
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise
   std::vector<region*> regions_;
+  std::uint64_t newest_given_ = 0;
   std::deque<piece> pieces_;       // stable addresses
   std::vector<piece*> spare_;
 };

@@ -92,6 +92,8 @@ class device_allocator final : public allocator {
   // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live, pending, of a slab's run or
   // not known to be complete, are granted to other devices, or are on their way to a block. Looks at everything.
   std::size_t covered() const;
+  // Blocks, pieces and streams looked at so far for the sake of reuse, but for blocks that it found.
+  std::uint64_t steps() const noexcept { return steps_.load(base::memory_order_relaxed); }
 
  private:
   // A block found by one of its addresses, with its memory's lock held.
@@ -157,20 +159,35 @@ class device_allocator final : public allocator {
   std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
+
+  // Reuse (reuse.cpp): memory that is mapped and was used elsewhere, cheapest first. Null: nothing, or the options forbid it.
+  void* reuse(stream_memory& mine, request const&);
+  void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
   void* own_pending(stream_memory& mine, request const&);
   void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
+  void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
+  std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
+  void settled(stream_memory&, held_block const&) noexcept;      // nobody uses it any more. Requires: its lock
+  std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});  // asks the driver about so many fronts, then settles
+  std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0});
+  enum class behind : std::uint8_t { already, waits, refused };
+  behind put_behind(stream_memory& mine, clock::stamp);          // its home, on the device
+  void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
+  void* behind_own(stream_memory& mine, request const&, std::size_t& gave);
+  bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
+  bool wait_on_host(clock::stamp, bool patiently);               // Blocks. false: it never comes, or not while ranks may wait for each other
+  clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
+  void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
+  std::size_t fence_after(stream_memory const&) const noexcept;  // bytes given back
+  void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
+  void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 
   // Out of memory (ladder.cpp)
   void* ladder(stream_memory& mine, request const&, driver::status why);
-  std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
-  std::size_t poll_pending(stream_memory&);                      // asks the driver about each front, then settles
-  std::size_t poll_others(stream_memory& mine, request const&, int looks);
-  void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
   std::size_t release(stream_memory&, released&);
   std::size_t return_orphans();
-  bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
 
   // Is all that s stands for done, or ordered before what `by` is given next?
   bool passed(clock::timeline& by, clock::stamp s) const { return clocks_.complete(s) || by.covers(s); }
@@ -192,6 +209,12 @@ class device_allocator final : public allocator {
   callbacks& callbacks_;
   address_space space_;
   double const epsilon_;
+  bool const polls_;                                             // options::poll_on_miss
+  bool const deterministic_;
+  options::wait_policy const waits_;
+  std::size_t const fence_every_;                                // bytes; 0: as fence_after() says
+  base::atomic<std::size_t> turn_{0};                            // which streams a miss asks, where there are many
+  base::atomic<std::uint64_t> steps_{0};
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it

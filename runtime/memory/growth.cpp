@@ -5,21 +5,9 @@
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
-namespace {
-constexpr int looks_at_others = 64;  // free pieces of each other stream
-}  // namespace
-
 void* device_allocator::cold(stream_memory& mine, request const& r) {
   refuse_captured(r.home, r);
-  if (void* const p = own_pending(mine, r)) return p;
-  if (r.size_class < 0) {
-    if (void* const p = from_others(mine, r, r.rounded * 2)) return p;
-    if (streams_.load(base::memory_order_relaxed) > 1) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
-      for (stream_memory* m : memories()) (void)poll_pending(*m);
-      (void)poll_others(mine, r, looks_at_others);
-      if (void* const p = from_others(mine, r, ~std::size_t{0})) return p;
-    }
-  }
+  if (void* const p = reuse(mine, r)) return p;
   void* out = nullptr;
   driver::status const s = grow(mine, r, out);
   if (s.ok()) {

@@ -3,7 +3,6 @@
 //
 // Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
 #include <algorithm>
-#include <limits>
 #include <span>
 
 #include "runtime/base/sync.h"
@@ -52,6 +51,10 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     return text;
   };
 
+  // Where blocks lie must not hang on what is complete: all is, from here on. Not while ranks may be waiting for this very thread.
+  if (deterministic_ && clocks_.collectives_given().empty()) {
+    for (stream_memory* m : memories()) finish(*m);
+  }
   if (attempt()) return out;
   // To release a segment waits for the work of all devices. When some of it waits for a rank, that may be this very thread's.
   std::vector<clock::stamp> collectives;
@@ -72,10 +75,10 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
         })) {
       return out;
     }
-    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone, std::numeric_limits<int>::max()); })) return out;
+    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone); })) return out;
     if (step("blocks behind a device wait", [&] {
           std::size_t gave = 0;
-          out = behind_waits(mine, r, gave);
+          if (waits_ != options::wait_policy::never) out = behind_waits(mine, r, gave);
           return gave;
         })) {
       return out;

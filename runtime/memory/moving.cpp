@@ -148,7 +148,7 @@ class device_allocator::filling {
   std::size_t const page_, most_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
-  bool may_move_ = true;
+  bool may_move_ = !a_.deterministic_;  // which handles are complete is nothing that a program says
 };
 
 driver::status device_allocator::fill(stream_memory& mine, growth const& g, std::size_t asked, mapped& out) try {

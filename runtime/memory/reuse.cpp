@@ -2,8 +2,8 @@
 // Threads: any. No lock is held while a driver call runs.
 //
 // Invariant: nobody gets a byte before all stamps it was given back with are complete, or ordered before what its stream is given next.
+// What a miss looks at does not grow with the number of blocks that wait, nor of free pieces. docs/decisions/reuse.md says why each.
 #include <algorithm>
-#include <limits>
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/device_allocator.h"
@@ -13,36 +13,96 @@ namespace {
 constexpr std::int64_t patience_ns = 2'000'000'000;  // for one fence, where ranks may be waiting for each other
 constexpr std::int64_t nap_ns = 200'000;
 constexpr int most_polls = 64;                       // where nothing moves by itself, waiting is asking
+constexpr int looks = 64;                            // blocks or pieces of one stream that would do
+constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
+constexpr std::size_t fence_least = 16 << 20;        // bytes given back between two fences
+constexpr std::size_t ahead = 2;                     // so many blocks are left to those who still use them before a stream waits for one
 }  // namespace
+
+std::size_t device_allocator::fence_after(stream_memory const& m) const noexcept {
+  if (fence_every_) return fence_every_;
+  return std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) / 256);
+}
+
+void* device_allocator::reuse(stream_memory& mine, request const& r) {
+  if (deterministic_) return in_order_of_calls(mine, r);
+  if (void* const p = own_pending(mine, r)) return p;
+  if (r.size_class >= 0) return nullptr;
+  if (streams_.load(base::memory_order_relaxed) > 1) {
+    if (void* const p = from_others(mine, r, r.rounded * 2)) return p;
+    if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
+      auto const all = memories();
+      std::size_t const first = turn_.fetch_add(1, base::memory_order_relaxed);
+      for (std::size_t i = 0; i < std::min(all.size(), asked_a_miss); ++i) (void)poll_pending(*all[(first + i) % all.size()], asked_a_miss / 4);
+      (void)poll_others(mine, r, asked_a_miss);
+      if (void* const p = from_others(mine, r, ~std::size_t{0})) return p;
+    }
+  }
+  return waits_ == options::wait_policy::before_growth ? behind_oldest(mine, r) : nullptr;
+}
+
+// Deterministic: a miss looks at what was given back first, and waits for it on the device, whether it is complete or not.
+void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r) {
+  if (waits_ == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
+  for (;;) {
+    std::vector<clock::stamp> stamps;
+    std::uint64_t turn = 0;
+    {
+      section const hold(mine);
+      if (mine.pending.size() <= ahead) return nullptr;
+      stamps = mine.pending.oldest()->stamps;
+      turn = mine.pending.oldest()->turn;
+    }
+    step(1);
+    for (clock::stamp const s : stamps) {
+      if (put_behind(mine, s) == behind::refused) return nullptr;
+    }
+    section const hold(mine);
+    if (mine.pending.empty() || mine.pending.oldest()->turn != turn) continue;
+    mine.pending.settle_oldest([&](held_block const& b) { settled(mine, b); });
+    if (void* const p = warm(mine, r)) return p;
+  }
+}
+
+void device_allocator::settled(stream_memory& m, held_block const& b) noexcept {
+  m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
+  if (b.whole) {
+    m.pieces.give(*b.whole, m.home.load()->now().n);
+  } else if (m.small.give(*b.cut, b.index)) {
+    return_run(m, *b.cut);
+  }
+}
 
 std::size_t device_allocator::settle(stream_memory& m) {
   clock::timeline& home = *m.home.load();
   std::size_t bytes = 0;
-  m.pending.settle([&](clock::stamp s, held_block& b) { return passed(home, s, b.since); },
-                   [&](held_block const& b) {
-                     bytes += b.bytes;
-                     m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
-                     if (b.whole) {
-                       m.pieces.give(*b.whole, home.now().n);
-                     } else if (m.small.give(*b.cut, b.index)) {
-                       return_run(m, *b.cut);
-                     }
-                   });
+  m.pending.settle(
+      [&](clock::stamp s, held_block& b) {
+        bool const yes = passed(home, s, b.since);
+        step(!yes);  // what is passed is what it returns
+        return yes;
+      },
+      [&](held_block const& b) {
+        bytes += b.bytes;
+        settled(m, b);
+      });
   return bytes;
 }
 
-std::size_t device_allocator::poll_pending(stream_memory& m) {
+std::size_t device_allocator::poll_pending(stream_memory& m, std::size_t questions) {
   std::size_t bytes = 0;
   for (;;) {
     std::vector<clock::stamp> fronts;
     {
       section const hold(m);
+      if (m.pending.empty()) return bytes;
       bytes += settle(m);
       fronts = m.pending.fronts();
     }
     bool news = false;
-    for (clock::stamp s : fronts) {
-      auto const done = clocks_.poll(s);
+    std::size_t const first = fronts.size() > questions ? turn_.fetch_add(1, base::memory_order_relaxed) : 0;
+    for (std::size_t i = 0; i < std::min(fronts.size(), questions); ++i) {
+      auto const done = clocks_.poll(fronts[(first + i) % fronts.size()]);
       news |= done.ok() && done.value;
     }
     if (!news) return bytes;
@@ -56,9 +116,9 @@ void* device_allocator::own_pending(stream_memory& mine, request const& r) {
     if (settle(mine)) {
       if (void* const p = warm(mine, r)) return p;
     }
-    if (mine.pending.empty()) return nullptr;
+    if (mine.pending.empty() || !polls_) return nullptr;
   }
-  if (!poll_pending(mine)) return nullptr;
+  if (!poll_pending(mine, asked_a_miss)) return nullptr;
   section const hold(mine);
   return warm(mine, r);
 }
@@ -71,11 +131,13 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
     section const hold(*other);
-    std::uint64_t const id = other->home.load()->id();
+    step(1);
+    clock::timeline const& line = *other->home.load();
+    std::uint64_t const up_to = home.covers_up_to(line);
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
     auto const suits = [&](held_block const& h) {
-      return h.whole && h.stamps.size() == 1 && passed(home, {id, h.since}) && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
+      return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
     if (other->pending.take(home.id(), suits, b)) {
       other->counts.held_no_more(observe::size_pool::large, b.bytes);
@@ -83,16 +145,19 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
       b.whole->marks.clear();
       return hand_out(*other, *b.whole, r, &home);
     }
-    piece* const p = other->pieces.take_if(bytes, alignment, [&](piece const& f) { return passed(home, {id, f.freed}); });
+    piece* const p = other->pieces.take_if(bytes, alignment, [&](piece const& f) { return step(1), f.freed <= up_to; });
     if (p) return hand_out(*other, *p, r, &home);
   }
   return nullptr;
 }
 
-// Asks about the free pieces that would do, oldest first: what was freed later is complete later.
-std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, int looks) {
+// Asks about free pieces that would do, oldest first: what was freed later is complete later.
+std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, std::size_t streams) {
   std::size_t bytes = 0;
-  for (stream_memory* m : memories()) {
+  auto const all = memories();
+  std::size_t const first = all.size() > streams ? turn_.load(base::memory_order_relaxed) : 0;
+  for (std::size_t i = 0; i < all.size() && streams > 0; ++i) {
+    stream_memory* const m = all[(first + i) % all.size()];
     if (m == &mine) continue;
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
@@ -100,26 +165,84 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r,
       section const hold(*m);
       stream = m->home.load()->id();
       m->pieces.some_free(r.rounded, looks, [&](piece const& p) {
+        step(1);
         if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
       });
     }
+    bool asked = false;
     for (auto const& [n, there] : by_stamp) {
       if (clocks_.complete({stream, n})) continue;  // looked at already
+      asked = true;
       auto const done = clocks_.poll({stream, n});
       if (!done.ok() || !done.value) break;
       bytes += there;
     }
+    streams -= asked;
   }
   return bytes;
 }
 
-void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
+void device_allocator::tell_wait(stream_memory& mine, clock::stamp s, address at, std::size_t bytes) const {
+  if (!runtime_.witness()) [[likely]] return;
+  clock::timeline const& other = *clock::find(s.stream);
+  runtime_.witness()->wait_inserted({device_, mine.home.load()->handle()}, {other.device(), other.handle()}, at, bytes);
+}
+
+device_allocator::behind device_allocator::put_behind(stream_memory& mine, clock::stamp s) {
   clock::timeline& home = *mine.home.load();
-  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait for one of them, through
-  // streams in between: a stream that carries collectives is never made to wait.
-  if (home.carries_collectives()) return nullptr;
-  auto const allowed = [](clock::stamp s) { return clock::find(s.stream) != nullptr; };
-  // Its own blocks: wait for what other streams still do with them. The first that is large enough alone, else all.
+  if (!clock::find(s.stream) || passed(home, s)) return behind::already;
+  bool behind_all = false;
+  if (!home.wait(s, &behind_all).ok()) return behind::refused;
+  counts_.waited(behind_all);
+  return behind::waits;
+}
+
+// A host that runs ahead gives back what is not complete before it has gone on, and memory would grow with the distance. The block
+// given back first is waited for, when a fence is there that leaves others of its kind to those who still use them: so the stream
+// stays a few blocks ahead, and no wait covers more than it must.
+void* device_allocator::behind_oldest(stream_memory& mine, request const& r) {
+  if (mine.home.load()->carries_collectives()) return nullptr;
+  held_block first;
+  {
+    section const hold(mine);
+    if (mine.pending.size() <= ahead) return nullptr;
+    std::vector<held_block const*> alike;
+    mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
+      step(1);
+      if (b.bytes > 2 * r.rounded) return true;
+      if (round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end()) alike.push_back(&b);
+      return false;
+    });
+    if (alike.size() <= ahead) return nullptr;
+    held_block const& oldest = **std::min_element(alike.begin(), alike.end(), [](auto* a, auto* b) { return a->turn < b->turn; });
+    std::vector<clock::stamp> fences;  // the wait would be for these
+    for (clock::stamp const s : oldest.stamps) {
+      clock::timeline* const user = clock::find(s.stream);
+      if (user && user->carries_collectives()) return nullptr;
+      if (!user || passed(*mine.home.load(), s)) continue;
+      fences.push_back({s.stream, user->fence_covering(s.n)});
+      if (fences.back().n == 0) return nullptr;
+    }
+    auto const waits_beyond = [&](held_block const* b) {
+      return std::any_of(b->stamps.begin(), b->stamps.end(), [&](clock::stamp s) {
+        return std::none_of(fences.begin(), fences.end(), [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
+      });
+    };
+    if (static_cast<std::size_t>(std::count_if(alike.begin(), alike.end(), waits_beyond)) < ahead) return nullptr;
+    first = oldest;
+  }
+  for (clock::stamp const s : first.stamps) {
+    behind const now = put_behind(mine, s);
+    if (now == behind::refused) return nullptr;
+    if (now == behind::waits) tell_wait(mine, s, first.whole->at, first.bytes);
+  }
+  section const hold(mine);
+  (void)settle(mine);
+  return warm(mine, r);
+}
+
+// Its own blocks: wait for what other streams still do with one that is large enough alone, the smallest and oldest; else with all.
+void* device_allocator::behind_own(stream_memory& mine, request const& r, std::size_t& gave) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
     clock::stamp behind;
@@ -127,61 +250,78 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
     std::size_t bytes;
   };
   std::vector<wanted_block> wanted;  // for a witness
-  auto const tell = [&](clock::stamp s, address at, std::size_t bytes) {
-    clock::timeline const& other = *clock::find(s.stream);
-    runtime_.witness()->wait_inserted({device_, home.handle()}, {other.device(), other.handle()}, at, bytes);
-  };
   {
     section const hold(mine);
-    bool alone = false;
-    mine.pending.each([&](held_block const& b) {
-      if (alone || !std::all_of(b.stamps.begin(), b.stamps.end(), allowed)) return;
-      alone = b.whole && round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
-      if (alone) stamps.clear(), wanted.clear();
-      stamps.insert(stamps.end(), b.stamps.begin(), b.stamps.end());
-      if (!runtime_.witness()) return;
-      for (clock::stamp s : b.stamps) wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
+    auto const want = [&](held_block const& b) {
+      for (clock::stamp const s : b.stamps) wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
+    };
+    mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
+      step(1);
+      if (round_up(b.whole->at, r.alignment) + r.rounded > b.whole->end()) return false;
+      stamps = b.stamps;
+      want(b);
+      return true;
     });
-  }
-  std::sort(stamps.begin(), stamps.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n > b.n; });
-  for (std::size_t i = 0; i < stamps.size(); ++i) {
-    if (i && stamps[i].stream == stamps[i - 1].stream) continue;  // the newest of a stream covers its others
-    if (!home.wait(stamps[i]).ok()) continue;
-    counts_.waited();
-    for (wanted_block const& b : wanted) {
-      if (b.behind.stream == stamps[i].stream) tell(stamps[i], b.at, b.bytes);
+    if (stamps.empty()) {
+      stamps = mine.pending.newest();
+      step(stamps.size());
+      if (runtime_.witness()) mine.pending.each(want);
     }
   }
-  if (!stamps.empty()) {
-    section const hold(mine);
-    gave += settle(mine);
+  for (clock::stamp const s : stamps) {
+    if (put_behind(mine, s) != behind::waits) continue;
+    for (wanted_block const& b : wanted) {
+      if (b.behind.stream == s.stream) tell_wait(mine, s, b.at, b.bytes);
+    }
   }
-  if (gave) return nullptr;  // searched again by the caller
+  if (stamps.empty()) return nullptr;
+  section const hold(mine);
+  gave += settle(mine);
+  return nullptr;  // searched again by the caller
+}
 
-  // Others' free pieces: wait for the stream they were freed on.
+void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
+  clock::timeline& home = *mine.home.load();
+  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait for one of them, through
+  // streams in between: a stream that carries collectives is never made to wait.
+  if (home.carries_collectives()) return nullptr;
+  (void)behind_own(mine, r, gave);
+  if (gave) return nullptr;
+
+  // Others' free pieces: the one freed first, of those of a stream that were looked at.
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
     if (other == &mine) continue;
-    clock::stamp newest;
+    clock::stamp oldest;
     {
       section const hold(*other);
-      newest.stream = other->home.load()->id();
+      oldest.stream = other->home.load()->id();
       settle(*other);
-      other->pieces.each_free([&](piece const& p) {
-        if (round_up(p.at, alignment) + bytes <= p.end()) newest.n = std::max(newest.n, p.freed);
+      other->pieces.some_free(bytes, looks, [&](piece const& p) {
+        step(1);
+        if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n)) oldest.n = p.freed;
       });
     }
-    if (newest.n == 0 || !allowed(newest) || passed(home, newest)) continue;
-    if (!home.wait(newest).ok()) continue;
-    counts_.waited();
+    if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) continue;
     if (void* const p = from_others(mine, r, ~std::size_t{0})) {
-      if (runtime_.witness()) tell(newest, reinterpret_cast<address>(p), bytes);
+      tell_wait(mine, oldest, reinterpret_cast<address>(p), bytes);
       gave += bytes;
       return p;
     }
   }
   return nullptr;
+}
+
+// The oldest of some; of one of them at least, if any is unknown: then of the newest.
+clock::stamp device_allocator::oldest_unknown(stream_memory& m) const {
+  clock::timeline const& home = *m.home.load();
+  clock::stamp oldest{home.id(), 0};
+  m.pieces.any_free(looks, [&](piece const& p) {
+    if (p.freed && (!oldest.n || p.freed < oldest.n) && !clocks_.complete({home.id(), p.freed})) oldest.n = p.freed;
+  });
+  if (!oldest.n && m.pieces.free_pieces() > looks && !clocks_.complete({home.id(), m.pieces.newest_given()})) oldest.n = m.pieces.newest_given();
+  return oldest;
 }
 
 bool device_allocator::wait_for_oldest(std::vector<clock::stamp> const& also) {
@@ -195,30 +335,40 @@ bool device_allocator::wait_for_oldest(std::vector<clock::stamp> const& also) {
       if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
       if (!clocks_.complete(s)) incomplete.push_back(s);
     }
-    clock::stamp oldest;
-    m->pieces.each_free([&](piece const& p) {
-      if (p.freed && (!oldest.n || p.freed < oldest.n) && !clocks_.complete({home.id(), p.freed})) oldest = {home.id(), p.freed};
-    });
-    if (oldest.n) incomplete.push_back(oldest);
+    if (clock::stamp const s = oldest_unknown(*m); s.n) incomplete.push_back(s);
   }
   incomplete.insert(incomplete.end(), also.begin(), also.end());
-  bool const moves = machine_.moves_by_itself();
+  step(incomplete.size());
   for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
-    if (!collectives) {
-      if (clocks_.synchronize(s).ok()) return true;
-      continue;
-    }
-    // Ranks may be waiting for this very thread: patience has an end.
-    std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-    for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
-      auto const done = clocks_.poll(s);
-      if (!done.ok()) break;
-      if (done.value) return true;
-      if (moves) base::sleep_ns(nap_ns);
-    }
+    if (wait_on_host(s, collectives)) return true;
     if (clocks_.lost(device_)) return false;
   }
   return false;
+}
+
+bool device_allocator::wait_on_host(clock::stamp s, bool patiently) {
+  if (!patiently) return clocks_.synchronize(s).ok();
+  bool const moves = machine_.moves_by_itself();
+  std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
+  for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
+    auto const done = clocks_.poll(s);
+    if (!done.ok()) return false;
+    if (done.value) return true;
+    if (moves) base::sleep_ns(nap_ns);
+  }
+  return false;
+}
+
+void device_allocator::finish(stream_memory& m) {
+  std::vector<clock::stamp> stamps;
+  {
+    section const hold(m);
+    stamps = m.pending.newest();
+    stamps.push_back(m.home.load()->now());
+  }
+  for (clock::stamp const s : stamps) {
+    if (!clocks_.complete(s)) (void)clocks_.synchronize(s);
+  }
 }
 
 }  // namespace weir::memory

@@ -114,6 +114,7 @@ class tally {
   }
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
+  std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }  // bytes, since peaks were reset
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
@@ -293,7 +294,7 @@ class counters {
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
-  void waited() { edit([](memory_statistics& n) { ++n.waits_inserted; }); }
+  void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.over_waits += behind_all; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
   void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
 
@@ -330,7 +331,7 @@ class counters {
   void reset_accumulated(std::span<tally const* const> tallies, lent_slots const& lent) {
     lock_guard hold(lock_);
     misses_ = 0;
-    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.pages_mapped = 0;
+    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.over_waits = now_.pages_mapped = 0;
     base_ = sum(tallies, lent);
   }
 

@@ -20,6 +20,7 @@ constexpr count counts[] = {
     {&memory_statistics::num_ooms, "weir_out_of_memory_total", "Allocations that failed."},
     {&memory_statistics::num_alloc_retries, "weir_ladders_climbed_total", "Allocations that had to look for memory beyond their stream's cache and the driver."},
     {&memory_statistics::waits_inserted, "weir_waits_inserted_total", "Waits between streams for the sake of memory."},
+    {&memory_statistics::over_waits, "weir_over_waits_total", "Of these waits, those behind all that a stream had been given when somebody asked."},
     {&memory_statistics::fences, "weir_fences_total", "Events recorded for the sake of memory."},
     {&memory_statistics::pages_mapped, "weir_pieces_mapped_total", "Pieces of memory asked of the driver."},
 };

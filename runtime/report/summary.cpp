@@ -85,6 +85,7 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   scalar("cache_hits", cache_hits);
   scalar("fences", fences);
   scalar("waits_inserted", waits_inserted);
+  scalar("over_waits", over_waits);
   std::sort(out.begin(), out.end());
   return out;
 }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 
+#include "tests/model/policies.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
 
@@ -26,10 +27,11 @@ struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: 
 
 class memory_program {
  public:
-  explicit memory_program(std::uint64_t seed)
+  explicit memory_program(std::uint64_t seed, bool policies = true)
       : random_(seed * 0x9e3779b97f4a7c15u + 1), devices_(below(3) == 0 ? 2 : 1), capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
     if (below(4) == 0) o.device_limit = capacity_ / 2;
+    if (policies) choose_policies(o, seed);
     collectives_ = below(4) == 0;
     simulated like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
     if (collectives_) like.connections = 1 << 20;  // ranks of one device that share a connection may hold each other up: the program's fault

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <fstream>
 
@@ -34,6 +35,23 @@ TEST(options, every_key_is_read_with_its_unit) {
   EXPECT_EQ(parse_options("device_limit:4096").device_limit, 4096u);
   EXPECT_EQ(parse_options("").device_limit, 0u);
   EXPECT_EQ(parse_options("epsilon:0.25").epsilon, 0.25);
+}
+
+TEST(options, each_policy_of_reuse_is_one) {
+  options const o = parse_options("poll_on_miss:false,device_waits:when_short,fence_every:64MiB,deterministic:true");
+  EXPECT_FALSE(o.poll_on_miss);
+  EXPECT_EQ(o.device_waits, options::wait_policy::when_short);
+  EXPECT_EQ(o.fence_every, 64_MiB);
+  EXPECT_TRUE(o.deterministic);
+  EXPECT_EQ(parse_options("").device_waits, options::wait_policy::before_growth);
+  EXPECT_EQ(parse_options("device_waits:never").device_waits, options::wait_policy::never);
+  for (auto const& [text, key, value, remedy] : {std::array{"device_waits:when_shor", "device_waits", "\"when_shor\"", "Did you mean device_waits:when_short?"},
+                                                 std::array{"poll_on_miss:maybe", "poll_on_miss", "\"maybe\"", "Write poll_on_miss:true"},
+                                                 std::array{"deterministic:2", "deterministic", "\"2\"", "Write deterministic:true"},
+                                                 std::array{"fence_every:often", "fence_every", "\"often\"", "512MiB"}}) {
+    std::string const said = refused([&] { parse_options(text); });
+    EXPECT_TRUE(has(said, key) && has(said, value) && has(said, remedy)) << said;
+  }
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {

@@ -1,0 +1,43 @@
+// How often each call of the seam was made on a simulated machine.
+// Threads: one.
+#pragma once
+#include <array>
+#include <initializer_list>
+
+#include "runtime/driver/faulty.h"
+#include "runtime/driver/sim/machine.h"
+
+namespace weir::tests {
+
+class counted_calls final : public driver::faulty::watcher {
+ public:
+  explicit counted_calls(driver::sim::controls& of) : of_(dynamic_cast<driver::faulty&>(of)) { of_.watch(this); }
+  ~counted_calls() override { of_.watch(nullptr); }
+  counted_calls(counted_calls const&) = delete;
+  void comes(driver::call c) noexcept override { ++counts_[static_cast<std::size_t>(c)]; }
+  std::uint64_t of(std::initializer_list<driver::call> some) const {
+    std::uint64_t n = 0;
+    for (driver::call const c : some) n += counts_[static_cast<std::size_t>(c)];
+    return n;
+  }
+  std::uint64_t all() const {
+    std::uint64_t n = 0;
+    for (std::uint64_t const one : counts_) n += one;
+    return n;
+  }
+  std::uint64_t events() const {  // all that has to do with one
+    using driver::call;
+    return of({call::create_event, call::record, call::query_event, call::wait, call::synchronize_event, call::query_stream});
+  }
+  std::uint64_t host_waits() const {
+    using driver::call;
+    return of({call::synchronize_device, call::synchronize_stream, call::synchronize_event});
+  }
+  void forget() { counts_ = {}; }
+
+ private:
+  driver::faulty& of_;
+  std::array<std::uint64_t, driver::call_count> counts_{};
+};
+
+}  // namespace weir::tests

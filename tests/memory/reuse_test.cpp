@@ -1,0 +1,292 @@
+// The policies by which memory that other streams used is had again: what each does, what it costs, and that an option switches it.
+// Threads: one.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "runtime/memory/device_allocator.h"
+#include "tests/memory/counted_calls.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using tests::counted_calls;
+using tests::memory_bench;
+constexpr here at{"a test", "a test", 1};
+using waits = options::wait_policy;
+
+// Nothing moves but what a test steps, or waits for on the host. As large as an H200: only what is mapped costs time.
+struct machine {
+  explicit machine(options o = {}, std::size_t memory = std::size_t{141} << 30) : bench({.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
+  void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
+  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  memory_statistics stats() { return device().statistics(); }
+  std::size_t most_reserved() { return static_cast<std::size_t>(stats().reserved_bytes.all.peak); }
+  void sound() {
+    EXPECT_EQ(device().validate(), std::vector<std::string>{});
+    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+  }
+  // A batch is made on `from`, used on `to`, and given back; the host never asks how far the device is.
+  void batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+    for (int i = 0; i < n; ++i) {
+      void* const p = take(from, bytes);
+      busy(from);
+      device().mark(p, to, at);
+      ASSERT_TRUE(to.wait(from.now()).ok());
+      busy(to);
+      give(p);
+    }
+  }
+  memory_bench bench;
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+};
+
+TEST(reuse, a_program_of_one_stream_whose_blocks_stay_in_place_makes_no_event_and_asks_none) {
+  machine m({.epsilon = 1});
+  counted_calls calls(*m.bench.control);
+  std::mt19937_64 random(7);
+  std::vector<void*> live;
+  for (int i = 0; i < 20'000; ++i) {
+    if (live.size() < 200 && random() % 2) {
+      std::size_t const bytes = random() % 4 ? random() % 5000 : random() % (8 << 20);
+      live.push_back(m.take(m.a, bytes));
+      if (random() % 8 == 0) m.busy(m.a);
+    } else if (!live.empty()) {
+      std::swap(live[random() % live.size()], live.back());
+      m.give(live.back());
+      live.pop_back();
+    }
+  }
+  EXPECT_EQ(calls.events(), 0u);
+  EXPECT_EQ(calls.host_waits(), 0u);
+  EXPECT_EQ(m.stats().fences, 0u);
+  calls.forget();
+  for (int i = 0; i < 1000; ++i) m.give(m.take(m.a, 1 << 20));
+  EXPECT_EQ(calls.all(), 0u) << "warm: nothing at all is asked of the driver";
+  m.sound();
+}
+
+// Freshness: at no time has more been given back since the newest fence than fence_every says, and a block more.
+TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
+  constexpr std::size_t every = 4 << 20;
+  machine m({.fence_every = every});
+  void* const room = m.take(m.a, 16 << 20);  // nothing misses below
+  (void)m.take(m.b, 100);
+  m.give(room);
+  std::uint64_t const before = m.stats().fences;
+  counted_calls calls(*m.bench.control);
+  std::mt19937_64 random(3);
+  std::size_t freed = 0, largest = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::size_t const bytes = (65 + random() % 1900) * 512;
+    m.give(m.take(m.a, bytes));
+    freed += bytes, largest = std::max(largest, bytes);
+    ASSERT_LE(freed, (m.stats().fences - before + 1) * (every + largest)) << "not fresh, at free " << i;
+  }
+  std::uint64_t const fences = m.stats().fences - before;
+  EXPECT_LE(fences, freed / every) << "not sparse";
+  EXPECT_EQ(calls.of({driver::call::record}), fences) << "every event was for that";
+  EXPECT_EQ(calls.of({driver::call::query_event, driver::call::wait}), 0u);
+  m.sound();
+}
+
+TEST(reuse, over_wait_is_counted_where_no_fence_stood_behind_the_last_use) {
+  for (bool const fenced : {false, true}) {
+    machine m({.device_waits = waits::when_short}, 4 << 20);
+    m.give(m.take(m.a, 3 << 20));
+    if (fenced) {
+      ASSERT_TRUE(m.a.fence().ok());
+    }
+    m.busy(m.a);
+    ASSERT_NE(m.take(m.b, 3 << 20), nullptr);
+    EXPECT_EQ(m.stats().waits_inserted, 1u);
+    EXPECT_EQ(m.stats().over_waits, fenced ? 0u : 1u);
+    m.sound();
+  }
+}
+
+TEST(reuse, without_poll_on_miss_nothing_is_asked_before_memory_is_short) {
+  for (bool const polls : {true, false}) {
+    machine m({.epsilon = 1, .poll_on_miss = polls}, 8 << 20);
+    void* const p = m.take(m.a, 3 << 20);
+    m.device().mark(p, m.b, at);
+    m.busy(m.b);
+    m.give(p);
+    m.give(m.take(m.b, 2 << 20));
+    ASSERT_TRUE(m.a.fence().ok() && m.b.fence().ok());
+    ASSERT_TRUE(m.bench.control->run());
+    counted_calls calls(*m.bench.control);
+    void* const q = m.take(m.a, 3 << 20);
+    EXPECT_EQ(q == p, polls);
+    EXPECT_EQ(calls.of({driver::call::query_event, driver::call::record}) > 0, polls);
+    if (!polls) {
+      EXPECT_EQ(m.take(m.a, 3 << 20), p) << "the ladder asks all the same";
+    }
+    m.sound();
+  }
+}
+
+TEST(reuse, a_stream_is_made_to_wait_only_as_far_as_device_waits_says) {
+  for (waits const policy : {waits::never, waits::when_short, waits::before_growth}) {
+    machine m({.device_waits = policy}, 4 << 20);
+    m.give(m.take(m.a, 3 << 20));
+    m.busy(m.a);
+    counted_calls calls(*m.bench.control);
+    ASSERT_NE(m.take(m.b, 3 << 20), nullptr);  // never: the host waits
+    EXPECT_EQ(m.stats().waits_inserted, policy == waits::never ? 0u : 1u);
+    EXPECT_EQ(calls.of({driver::call::wait}), policy == waits::never ? 0u : 1u);
+    EXPECT_EQ(calls.host_waits() > 0, policy == waits::never);
+    m.sound();
+  }
+}
+
+TEST(reuse, a_host_that_runs_ahead_gets_what_it_gave_back_first_instead_of_more_memory) {
+  constexpr std::size_t bytes = 2 << 20;
+  for (waits const policy : {waits::when_short, waits::before_growth}) {
+    machine m({.device_waits = policy, .fence_every = bytes});
+    m.batches(m.a, m.b, 100, bytes);
+    if (policy == waits::when_short) {
+      EXPECT_EQ(m.most_reserved(), 100 * bytes) << "what it is without";
+      EXPECT_EQ(m.stats().waits_inserted, 0u);
+    } else {
+      EXPECT_LE(m.most_reserved(), 4 * bytes);
+      EXPECT_GE(m.stats().waits_inserted, 90u);
+      EXPECT_EQ(m.stats().over_waits, 0u) << "each wait is for a fence behind its block";
+    }
+    m.sound();
+  }
+}
+
+// The stream stays two blocks ahead: it waits for the first of three, and what is behind that is not waited for.
+TEST(reuse, a_wait_instead_of_growth_leaves_the_newest_blocks_to_those_who_use_them) {
+  machine m;
+  m.batches(m.a, m.b, 4, 16 << 20);
+  EXPECT_EQ(m.stats().waits_inserted, 1u);
+  int done = 0;
+  ASSERT_TRUE(m.bench.machine().enqueue(0, m.a.handle(), {}, {[](void* n) { ++*static_cast<int*>(n); }, nullptr, &done}).ok());
+  auto const steps_of_b = [&](int operations) {
+    for (int i = 0; i < operations; ++i) {
+      while (m.bench.control->step(0, m.a.handle())) {}
+      m.bench.control->step(0, m.b.handle());
+    }
+    while (m.bench.control->step(0, m.a.handle())) {}
+  };
+  steps_of_b(3);  // the first batch: a wait, its work, its fence
+  EXPECT_EQ(done, 1) << "the fourth batch stood behind more than the first";
+  ASSERT_TRUE(m.bench.control->run());
+  m.sound();
+}
+
+TEST(reuse, no_wait_instead_of_growth_beside_a_stream_that_carries_collectives) {
+  for (bool const home : {true, false}) {
+    machine m({.fence_every = 2 << 20});
+    (home ? m.a : m.b).set_carries_collectives(true);
+    m.batches(m.a, m.b, 20, 2 << 20);
+    EXPECT_EQ(m.stats().waits_inserted, 0u);
+    m.sound();
+  }
+}
+
+TEST(reuse, batches_of_small_blocks_take_no_more_than_a_few_fences_worth) {
+  machine m;
+  m.batches(m.a, m.b, 2000, 1 << 20);
+  EXPECT_LE(m.most_reserved(), std::size_t{40} << 20);
+  EXPECT_LE(m.stats().over_waits * 8, m.stats().waits_inserted) << "a poll's fence may be the first that covers";
+  m.sound();
+}
+
+// Steps: blocks, pieces, streams and questions looked at.
+std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
+  constexpr std::size_t block = 64 << 10;
+  std::size_t const room = pending * block;
+  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) + (2 << 20) : 0}, memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
+  std::vector<void*> all;
+  for (std::size_t i = 0; i < pending; ++i) all.push_back(m.take(m.a, block));
+  auto const gate = m.bench.machine().hold(0, m.b.handle());
+  for (std::size_t i = 0; i < pending; ++i) {
+    m.device().mark(all[i], m.b, at);
+    m.busy(m.b);
+    m.give(all[i]);
+    if (i == 3) {
+      EXPECT_TRUE(m.b.fence().ok());
+    }
+  }
+  std::uint64_t const before = m.device().steps();
+  for (int i = 0; i < 40; ++i) (void)m.take(m.a, block);
+  std::uint64_t const steps = m.device().steps() - before;
+  EXPECT_TRUE(m.bench.machine().open_gate(gate.value).ok());
+  EXPECT_TRUE(m.bench.control->run());
+  m.sound();
+  return steps;
+}
+TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_blocks_that_wait) {
+  std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", 10'000);  // 100,000 by hand: it takes long to map them
+  for (bool const short_of_memory : {false, true}) {
+    std::uint64_t const few = steps_of_a_miss(1'000, short_of_memory), many = steps_of_a_miss(most, short_of_memory);
+    EXPECT_LE(many, few + few / 8) << few << " steps with 1,000 blocks";
+    EXPECT_LE(few, 40u * 200) << "of 40 misses";
+  }
+}
+
+// Free pieces of others that are not complete.
+std::uint64_t steps_past_pieces(std::size_t pieces, bool short_of_memory) {
+  constexpr std::size_t block = 64 << 10;
+  std::size_t const room = 2 * pieces * block;
+  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) : 0}, memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
+  std::vector<void*> all;
+  for (std::size_t i = 0; i < 2 * pieces; ++i) all.push_back(m.take(m.a, block));
+  auto const gate = m.bench.machine().hold(0, m.a.handle());
+  for (std::size_t i = 0; i < all.size(); i += 2) m.give(all[i]);
+  m.a.set_carries_collectives(short_of_memory);  // what is short is waited for patiently then, and in vain
+  m.b.set_carries_collectives(short_of_memory);
+  std::uint64_t const before = m.device().steps();
+  for (int i = 0; i < 10; ++i) {
+    try {
+      (void)m.take(m.b, block);
+    } catch (out_of_memory const&) {
+    }
+  }
+  std::uint64_t const steps = m.device().steps() - before;
+  EXPECT_TRUE(m.bench.machine().open_gate(gate.value).ok());
+  EXPECT_TRUE(m.bench.control->run());
+  m.sound();
+  return steps;
+}
+TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_free_pieces_of_others) {
+  for (bool const short_of_memory : {false, true}) {
+    std::uint64_t const few = steps_past_pieces(500, short_of_memory), many = steps_past_pieces(2'000, short_of_memory);
+    EXPECT_LE(many, 2 * few) << few << " steps with 500 pieces";
+    EXPECT_LE(many, 10u * 600) << "of 10 misses";
+  }
+}
+
+// Each of a hundred streams has blocks that wait for another one, and none is complete.
+TEST(reuse, among_a_hundred_streams_a_miss_asks_some_and_looks_at_each_once) {
+  machine m;
+  std::vector<clock::timeline*> lines;
+  for (int i = 0; i < 100; ++i) {
+    lines.push_back(&m.bench.stream(0));
+    m.busy(*lines.back());
+  }
+  for (int k = 0; k < 10; ++k) {
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      void* const p = m.take(*lines[i], 256 << 10);
+      m.device().mark(p, *lines[(i + 1 + static_cast<std::size_t>(k)) % lines.size()], at);
+      m.give(p);
+    }
+  }
+  counted_calls calls(*m.bench.control);
+  std::uint64_t const before = m.device().steps();
+  for (int i = 0; i < 10; ++i) (void)m.take(*lines[0], 3 << 20);
+  EXPECT_LE(calls.of({driver::call::query_event}), 10u * 100) << "ten misses";
+  EXPECT_LE(m.device().steps() - before, 10u * 1000);
+  ASSERT_TRUE(m.bench.control->run());
+  m.sound();
+}
+
+}  // namespace
+}  // namespace weir
