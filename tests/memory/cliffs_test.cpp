@@ -1,0 +1,201 @@
+// Where other allocators become slow, or hold many times what is used: each as a count of calls, steps or bytes, never of time.
+// docs/peers-defects.md lists them with their reports. Threads: one.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "runtime/memory/device_allocator.h"
+#include "tests/memory/counted_calls.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+using tests::counted_calls;
+using tests::memory_bench;
+using driver::call;
+constexpr here at{"a test", "a test", 1};
+
+struct cliffs : ::testing::Test {
+  explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30) : bench({.devices = 2, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
+  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) { return device().allocate(s, bytes, alignment, at); }
+  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  std::int64_t reserved() { return device().statistics().reserved_bytes.all.current; }
+  void sound() {
+    EXPECT_EQ(device().validate(), std::vector<std::string>{});
+    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+  }
+  memory_bench bench;
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+};
+
+// rmm#543: 1.3 us with a thousand blocks, 21.7 us with ten thousand: the free list is searched from its head, both ways.
+std::size_t looks_among(std::size_t pieces) {
+  constexpr std::size_t page = 64 << 10;
+  memory::region in(memory::address{1} << 40, 8 * pieces * page, page, nullptr);
+  std::map<memory::address, memory::handle> handles;
+  memory::arena arena;
+  arena.add_region(in, memory::state::gap);
+  std::mt19937_64 random(5);
+  std::vector<memory::piece*> live;
+  for (std::size_t i = 0; i < 2 * pieces; ++i) {
+    memory::growth g;
+    if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::part::blocks, g)) ADD_FAILURE();
+    for (auto const& hole : g.missing) {
+      memory::handle const h{driver::memory_handle::none, hole.at, hole.bytes};
+      in.set_pages(h, &(handles[hole.at] = h));
+    }
+    live.push_back(arena.commit(g));
+  }
+  for (std::size_t i = 0; i < live.size(); i += 2) arena.give(*live[i], 1 + i);
+  EXPECT_GE(arena.free_pieces(), pieces / 2);
+  std::size_t looks = 0;
+  for (int i = 0; i < 200; ++i) {
+    memory::piece* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit, [&](memory::piece const&) { return ++looks, true; });
+    if (p) arena.give(*p, 1);
+  }
+  return looks;
+}
+TEST(cliffs_of_lists, a_block_among_ten_thousand_free_ones_is_found_with_as_many_looks_as_among_a_thousand) {
+  std::size_t const few = looks_among(1'000), many = looks_among(10'000);
+  EXPECT_LE(many, 200u * 33) << "33 looks an allocation";
+  EXPECT_LE(many, 4 * few + 200);
+}
+
+// pytorch orion#5, onnxruntime#12920, rmm#2039: what one stream has cached no other one gets, or only through a wait for the whole device.
+TEST_F(cliffs, what_an_idle_stream_left_serves_another_one_without_a_wait_and_without_new_memory) {
+  std::vector<void*> all;
+  for (int i = 0; i < 16; ++i) all.push_back(take(a, 16 << 20)), busy(a);
+  (void)take(b, 100);
+  for (void* p : all) give(p);
+  ASSERT_TRUE(bench.control->run());  // a is idle from here on
+  std::int64_t const before = reserved();
+  counted_calls calls(*bench.control);
+  for (int i = 0; i < 15; ++i) EXPECT_NE(take(b, 16 << 20), nullptr);
+  EXPECT_EQ(reserved(), before);
+  EXPECT_EQ(calls.host_waits(), 0u);
+  EXPECT_EQ(calls.of({call::create, call::unmap}), 0u);
+  sound();
+}
+// What no fence stands behind yet is the only part that stays for a moment: less than one fence's worth.
+TEST_F(cliffs, of_an_idle_streams_memory_no_more_than_what_one_fence_covers_is_found_late) {
+  std::vector<void*> all;
+  for (int i = 0; i < 100; ++i) all.push_back(take(a, 1 << 20)), busy(a);
+  (void)take(b, 100);
+  for (void* p : all) give(p);
+  ASSERT_TRUE(bench.control->run());
+  std::int64_t const before = reserved();
+  for (int i = 0; i < 90; ++i) {
+    (void)take(b, 1 << 20);
+    ASSERT_TRUE(bench.control->run());  // an event on an idle stream is over at once
+  }
+  EXPECT_LE(reserved() - before, 16 << 20);
+  sound();
+}
+
+// measurements.md, the pipeline: 3,936 MiB for what needs 400, for memory behind record_stream waits until the host asks.
+TEST_F(cliffs, a_pipeline_of_three_streams_whose_host_never_asks_holds_a_few_batches) {
+  clock::timeline& c = bench.stream(0);
+  constexpr std::size_t batch = 16 << 20;
+  counted_calls calls(*bench.control);
+  for (int i = 0; i < 60; ++i) {
+    void* const in = take(a, batch);
+    busy(a);
+    device().mark(in, b, at);
+    ASSERT_TRUE(b.wait(a.now()).ok());
+    void* const out = take(b, batch);
+    busy(b);
+    give(in);
+    device().mark(out, c, at);
+    ASSERT_TRUE(c.wait(b.now()).ok());
+    busy(c);
+    give(out);
+  }
+  EXPECT_LE(device().statistics().reserved_bytes.all.peak, static_cast<std::int64_t>(8 * batch)) << "512 MiB where a batch is 64";
+  EXPECT_EQ(calls.host_waits(), 0u);
+  EXPECT_EQ(device().statistics().over_waits, 0u);
+  sound();
+}
+
+// cudaMallocAsync's release threshold of 0: memory goes back at each synchronize, and is asked for again.
+TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
+  for (int round = 0; round < 2; ++round) {
+    counted_calls calls(*bench.control);
+    for (int i = 0; i < 50; ++i) {
+      void* const p = take(a, 8 << 20), *const q = take(a, 100'000);
+      busy(a);
+      give(p), give(q);
+      ASSERT_TRUE(a.synchronize().ok());
+    }
+    if (round) {
+      EXPECT_EQ(calls.of({call::create, call::map, call::unmap, call::release}), 0u);
+    }
+  }
+  sound();
+}
+
+// rmm#1995, #425: an event is recorded for every free, a third to a half of its cost.
+TEST_F(cliffs, ten_thousand_frees_beside_another_stream_record_an_event_for_sixteen_mebibytes_each) {
+  (void)take(b, 100);
+  counted_calls calls(*bench.control);
+  for (int i = 0; i < 10'000; ++i) give(take(a, 64 << 10));
+  EXPECT_LE(calls.of({call::record}), (10'000u * 64 >> 10) / 16 + 1);
+  EXPECT_EQ(calls.of({call::query_event, call::wait}), 0u);
+  sound();
+}
+
+// pytorch's process_events, Paddle#40718: every allocation walks all events that are out.
+TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
+  std::vector<void*> all;
+  for (int i = 0; i < 10'000; ++i) all.push_back(take(a, 40'000));
+  for (void* p : all) {
+    device().mark(p, b, at);
+    busy(b);
+    give(p);
+  }
+  counted_calls calls(*bench.control);
+  (void)take(a, 8 << 20);
+  EXPECT_LE(calls.of({call::query_event, call::record, call::wait, call::query_stream}), 4u);
+  sound();
+}
+
+// Megatron-LM#6885 and pytorch: near the limit every miss waits for all streams and gives everything back (num_sync_all_streams).
+struct cliffs_when_short : cliffs {
+  cliffs_when_short() : cliffs({}, 64 << 20) {}
+};
+TEST_F(cliffs_when_short, no_rung_of_the_ladder_waits_for_the_device_nor_empties_what_is_not_needed) {
+  std::vector<void*> all;
+  for (int i = 0; i < 30; ++i) all.push_back(take(a, 2 << 20)), busy(a);
+  for (void* p : all) give(p);
+  (void)take(b, 2 << 20);
+  counted_calls calls(*bench.control);
+  ASSERT_NE(take(b, 12 << 20), nullptr);
+  EXPECT_EQ(calls.of({call::synchronize_device}), 0u);
+  EXPECT_LE(calls.of({call::unmap}), 8u) << "12 MiB are no 60";
+  sound();
+}
+
+// PyTorch's 512 B, 2 MiB and 20 MiB steps: 4 Mi blocks of 516 B take 1.98 times what was asked, one of 1.1 MiB takes 20 MiB.
+TEST_F(cliffs, small_blocks_and_a_first_large_one_take_little_more_than_was_asked) {
+  for (int i = 0; i < 20'000; ++i) (void)take(a, 516, 16);
+  EXPECT_LE(static_cast<double>(reserved()), 1.25 * 20'000 * 516);
+  std::int64_t const before = reserved();
+  (void)take(b, 1'100'000);
+  EXPECT_LE(reserved() - before, 2 << 20);
+  sound();
+}
+
+// xla#19431, "registration grows with the square of the GPUs": memory is made visible to every peer when it is taken.
+TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
+  counted_calls calls(*bench.control);
+  for (int i = 0; i < 20; ++i) (void)take(a, 16 << 20);
+  EXPECT_EQ(calls.of({call::grant}), calls.of({call::map})) << "one a handle, its own device's";
+  sound();
+}
+
+}  // namespace
+}  // namespace weir
