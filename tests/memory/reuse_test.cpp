@@ -199,6 +199,26 @@ TEST(reuse, batches_of_small_blocks_take_no_more_than_a_few_fences_worth) {
   m.sound();
 }
 
+// Where it lies hangs on the calls alone; that it is nobody else's any more is the device's to see to.
+TEST(reuse, deterministic_memory_is_handed_out_behind_all_that_used_it_whether_that_is_complete_or_not) {
+  for (bool const complete : {false, true}) {
+    machine m({.deterministic = true});
+    void* const first = m.take(m.a, 2 << 20);
+    m.device().mark(first, m.b, at);
+    m.busy(m.b);
+    clock::stamp const used = m.b.now();
+    m.give(first);
+    m.batches(m.a, m.b, 2, 2 << 20);
+    if (complete) {
+      ASSERT_TRUE(m.bench.clocks().synchronize(used).ok());
+    }
+    EXPECT_EQ(m.take(m.a, 2 << 20), first) << "of three that wait the one given back first";
+    EXPECT_TRUE(m.a.covers(used));
+    EXPECT_EQ(m.stats().waits_inserted, complete ? 0u : 1u);
+    m.sound();
+  }
+}
+
 // Steps: blocks, pieces, streams and questions looked at.
 std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
