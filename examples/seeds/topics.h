@@ -15,6 +15,11 @@ std::span<topic const> topics();
 
 int give_back(settings const&);
 int small_blocks(settings const&);
+int views(settings const&);
 int watching(settings const&);
+int devices(settings const&);
+int streams(settings const&);
+int pinned(settings const&);
+int several(settings const&);
 
 }  // namespace seeds
