@@ -9,6 +9,7 @@ std::span<topic const> topics() {
       {"small", "blocks of a few bytes, and a device that is nearly full", small_blocks},
       {"views", "what shares memory and what takes more", views},
       {"watch", "counters, and a cache in pieces", watching},
+      {"training", "what a step keeps", training},
       {"devices", "where a tensor is", devices},
       {"streams", "work that must wait for other work, and what if it does not", streams},
       {"pinned", "copies that do not wait, and a data loader", pinned},

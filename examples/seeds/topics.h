@@ -17,6 +17,7 @@ int give_back(settings const&);
 int small_blocks(settings const&);
 int views(settings const&);
 int watching(settings const&);
+int training(settings const&);
 int devices(settings const&);
 int streams(settings const&);
 int pinned(settings const&);

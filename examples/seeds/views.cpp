@@ -1,27 +1,12 @@
 // Topic 3: tensors are ways to read a storage. What shares one, what needs a new one, what a change in place does.
 #include <string>
 
+#include "examples/seeds/tape.h"
 #include "examples/seeds/topics.h"
 #include "weir/tensor.h"
 
 namespace seeds {
 namespace {
-
-// A value kept for later, and the version its storage had: what autograd keeps of each.
-class saved {
- public:
-  explicit saved(weir::tensor const& t) : t_(t), version_(t.storage().version()) {}
-  weir::tensor const& value() const {
-    std::uint64_t const is = t_.storage().version();
-    if (is == version_) return t_;
-    throw weir::invalid_use("saved::value", "the storage of a saved tensor " + t_.shape().str() + " is at version " + std::to_string(is) + ", it was saved at " + std::to_string(version_),
-                            "Change it after its last use, or save a clone()", weir::here::current());
-  }
-
- private:
-  weir::tensor t_;
-  std::uint64_t version_;
-};
 
 std::string refusal(auto call) {
   try {

@@ -3,6 +3,7 @@
 
 #include <sstream>
 
+#include "examples/seeds/tape.h"
 #include "examples/seeds/topics.h"
 #include "weir/memory.h"
 
@@ -17,7 +18,7 @@ constexpr bool sanitized = false;
 
 settings small(std::ostream& out) {
   // A block of 64 MiB goes back to the system at once; smaller ones the C library may keep.
-  return {.out = out, .part = 64, .touched_part = 16, .process_memory = !sanitized, .seeds = sanitized ? 20 : 50};
+  return {.out = out, .part = 64, .touched_part = sanitized ? 64u : 16u, .process_memory = !sanitized, .seeds = sanitized ? 20 : 50};
 }
 
 class seeds_topic : public testing::TestWithParam<topic> {};
@@ -42,6 +43,49 @@ TEST(seeds_table, ARowThatIsNotAsItMustBeIsToldAndCounted) {
   t.holds(false, "water flows up");
   EXPECT_EQ(t.failures(), 2);
   EXPECT_NE(said.str().find("NOT TRUE: water flows up"), std::string::npos);
+}
+
+// Each gradient against what the loss does when that number is moved a little.
+TEST(seeds_tape, GradientsAreTheSlopesOfTheLoss) {
+  weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
+  weir::runtime_guard const in(machine);
+  weir::manual_seed(5);
+  weir::tensor const a = weir::randn({3, 4}, {.on = weir::cpu}), b = weir::randn({4, 5}, {.on = weir::cpu}), c = weir::randn({3, 5}, {.on = weir::cpu});
+  var const x = var::parameter(a), y = var::parameter(b), z = var::parameter(c);
+  auto const loss = [&] {
+    var const h = matmul(x, y);
+    return mean(mul(sin(h), checkpoint([&z, kept = h.detach()](var const& k) { return mul(mul(k, z), kept); }, sin(z))));
+  };
+  backward(loss());
+  struct one { weir::tensor values; var of; };
+  for (one const& p : {one{a, x}, one{b, y}, one{c, z}}) {
+    for (std::int64_t i = 0; i < p.values.numel(); ++i) {
+      float& number = p.values.host<float>()[static_cast<std::size_t>(i)];
+      float const was = number, step = 1e-2f;
+      weir::tensor const h = weir::matmul(a, b);  // detached in the loss: it does not move along
+      auto const slope_at = [&](float v) {
+        number = v;
+        weir::tensor const moved = weir::matmul(a, b);
+        return static_cast<double>(weir::mean(weir::mul(weir::sin(moved), weir::mul(weir::mul(weir::sin(c), c), h))).item<float>());
+      };
+      double const should = (slope_at(was + step) - slope_at(was - step)) / (2 * static_cast<double>(step));
+      number = was;
+      EXPECT_NEAR(static_cast<double>(p.of.gradient().view({-1}).host<float>()[static_cast<std::size_t>(i)]), should, 2e-3) << i;
+    }
+  }
+}
+
+TEST(seeds_tape, AnInPlaceChangeOfASavedValueIsRefusedByName) {
+  var const x = var::parameter(weir::ones({2, 2}, {.on = weir::cpu}));
+  var const h = mul(x, x), loss = mean(sin(h));
+  weir::tensor(h.value()).relu_();
+  try {
+    backward(loss);
+    FAIL();
+  } catch (weir::invalid_use const& e) {
+    EXPECT_NE(std::string(e.what()).find("[2, 2]: its storage is at version"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(backward(var(weir::ones({}, {.on = weir::cpu}))), weir::invalid_use);
 }
 
 }  // namespace
