@@ -37,7 +37,7 @@ TEST_P(failing_calls, leave_everything_whole_and_the_scenario_then_runs) {
   auto const e = expectations(s);
   std::uint64_t all = 0;
   for (call c : e[0].calls) all += 3 * codes_of(c).size();
-  drawn_failures failures(all, s.with.check_races ? 30 : 150);
+  drawn_failures failures(all, 150, s.with.check_races ? 4 : 1);
   pair_counts counts{};
   while (failures.next()) {
     failure f;

@@ -310,11 +310,11 @@ constexpr std::uint64_t dearer = 1;
 #endif
 }  // namespace
 
-drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise) : all_(all) {
+drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::uint64_t fewer) : all_(all) {
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
-  otherwise /= dearer;
+  otherwise /= dearer * fewer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
-  if (std::getenv("WEIR_TEST_SEEDS")) count /= 8;  // each takes as long as eight of the small programs that are counted elsewhere
+  if (std::getenv("WEIR_TEST_SEEDS")) count /= 8 * fewer;  // each takes as long as eight of the small programs that are counted elsewhere
   if (undisturbed_only() && !only) count = 0;
   seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
   last_ = seed_ + (only ? 1 : std::min(count, all));

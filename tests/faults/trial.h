@@ -50,7 +50,7 @@ inline bool undisturbed_only() { return std::getenv("WEIR_CHECK_RACES") != nullp
 // WEIR_TEST_BASE_SEED on, every one when that is enough; WEIR_TEST_SEED alone. A seed names the same failure whatever the number.
 class drawn_failures {
  public:
-  drawn_failures(std::uint64_t all, std::uint64_t otherwise);
+  drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::uint64_t fewer = 1);  // fewer: a trial takes as long as that many
   bool next();  // false: no more
   std::uint64_t seed() const noexcept { return seed_; }
   std::uint64_t index() const noexcept { return index_; }  // < all

@@ -36,7 +36,7 @@ player::player(driver::driver& m, limits may) : machine_(m), may_(may), unit_(m.
     own_.push_back(m.create_stream(d, driver::stream_kind::independent, 0).value);
   }
   for (int d = 0; d < may_.devices; ++d) {
-    // A device's first kernel, and its first work on the legacy stream, may wait for all that is held.
+    // A device's first kernel (of no words, at null), and its first work on the legacy stream, may wait for all that is held.
     static_cast<void>(stir(m, d, own_[static_cast<std::size_t>(d)], 0, 0, 0, 0));
     legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0, stream_slot::kind::legacy, 0};
     logs_.emplace_back();

@@ -78,6 +78,11 @@ bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& 
   return false;
 }
 
+std::string defect_of(std::string const& tape_path) {  // PROGRAM-DEFECT.tape
+  auto const from = tape_path.rfind('-') + 1;
+  return tape_path.substr(from, tape_path.rfind('.') - from);
+}
+
 // Returns: whether all tapes said what they must.
 bool run_tapes(stated const& s, found& out) {
   for (auto const& path : s.tapes) {
@@ -87,7 +92,7 @@ bool run_tapes(stated const& s, found& out) {
     bool const neighbour = !s.states(by) && !s.by.empty() && a_neighbour_finds(s, f, out);
     if (!s.states(by) && !neighbour) {
       out.by = by;
-      if (by == check::none) std::snprintf(out.what, sizeof out.what, "%s no longer finds it: tools/planted --tapes %s", out.program, s.name.c_str());
+      if (by == check::none) std::snprintf(out.what, sizeof out.what, "%s no longer finds it: tools/planted --tapes %s", out.program, defect_of(path).c_str());
       return false;
     }
     ++out.tapes;
@@ -174,7 +179,9 @@ int main(int argc, char** argv) {
     std::snprintf(f.what, sizeof f.what, "%s: %s", f.program, WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit");
   }
   auto const runs = static_cast<unsigned long long>(f.by == check::none ? s.within : f.run);
-  if (f.by == check::none) {
+  if (f.by == check::none && f.tapes < s.tapes.size()) {
+    std::printf("%s\n", f.what);
+  } else if (f.by == check::none) {
     std::printf("nothing found in %llu runs\n", runs);
   } else {
     std::printf("found by %s at run %llu of %llu: %s\n", std::string(name_of(f.by)).c_str(), runs, static_cast<unsigned long long>(s.within), f.what);

@@ -60,7 +60,7 @@ void walk::poison(operation const& o, shadow& into) {
     if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));  // it may read them, or write only some
   }
   for (use const& u : into.uses) {
-    if (!u.what.writes || (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what))) continue;
+    if (!u.what.writes || u.what.bytes == 0 || (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what))) continue;
     std::memset(reinterpret_cast<void*>(u.what.at), static_cast<int>(poison_byte), std::min(u.what.bytes, poisoned_at_most));
   }
 }
