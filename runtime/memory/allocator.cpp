@@ -346,7 +346,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
     if (someone_waits) {
-      bool const due = deterministic_ || m.freed_since_fence + rounded >= fence_after(m);
+      bool const due = deterministic_ || m.held_since_fence + rounded >= fence_after(m, 256);
       for (clock::stamp const s : stamps) {
         clock::timeline* const other = clock::find(s.stream);
         if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);
@@ -354,7 +354,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
       m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
       m.counts.held(pool, rounded, requested);
-      m.freed_since_fence = due ? 0 : m.freed_since_fence + rounded;
+      m.held_since_fence = due ? 0 : m.held_since_fence + rounded;
     } else {
       m.counts.freed(pool, rounded, requested);
       if (b.cut) {
@@ -365,7 +365,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
       }
       m.freed_since_fence += rounded;
       bool const others = streams_.load(base::memory_order_relaxed) > 1;
-      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= fence_after(m))) at_home = &home, m.freed_since_fence = 0;
+      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= fence_after(m, 32))) at_home = &home, m.freed_since_fence = 0;
     }
   }
   auto const fence = [this](clock::timeline& t) {

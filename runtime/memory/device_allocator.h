@@ -30,7 +30,8 @@ class stream_memory {
   pending_blocks pending;
   std::map<address, handle> handles;     // by place
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
-  std::size_t freed_since_fence = 0;     // bytes
+  std::size_t freed_since_fence = 0;     // bytes that are free at home
+  std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
   observe::tally counts;
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
   observe::lent_slots lent_before;       // what caches counted that are gone
@@ -178,7 +179,7 @@ class device_allocator final : public allocator {
   bool wait_on_host(clock::stamp, bool patiently);               // Blocks. false: it never comes, or not while ranks may wait for each other
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
-  std::size_t fence_after(stream_memory const&) const noexcept;  // bytes given back
+  std::size_t fence_after(stream_memory const&, std::size_t part) const noexcept;  // bytes given back
   void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 

@@ -19,9 +19,9 @@ constexpr std::size_t fence_least = 16 << 20;        // bytes given back between
 constexpr std::size_t ahead = 2;                     // so many blocks are left to those who still use them before a stream waits for one
 }  // namespace
 
-std::size_t device_allocator::fence_after(stream_memory const& m) const noexcept {
+std::size_t device_allocator::fence_after(stream_memory const& m, std::size_t part) const noexcept {
   if (fence_every_) return fence_every_;
-  return std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) / 256);
+  return std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) / part);
 }
 
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
