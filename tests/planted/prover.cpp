@@ -141,6 +141,8 @@ stated read(int argc, char** argv) {
   return s;
 }
 
+constexpr std::size_t longest_kept = 256;  // draws: a longer tape leads elsewhere as soon as anything on its way changes
+
 // Returns: the exit status.
 int keep(stated const& s) {
   auto const& program = weir::tests::explored_program(s.program);
@@ -149,7 +151,7 @@ int keep(stated const& s) {
   ::setenv("WEIR_TEST_BASE_SEED", std::to_string(s.first).c_str(), 1);
   options.runs = s.within, options.shrink_runs = 5000;
   auto const f = weir::tests::search(options, program.run);
-  if (f.at == 0 || f.shrunk_what.empty() || !s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) return 1;
+  if (f.at == 0 || f.shrunk_what.empty() || f.shrunk.size() > longest_kept || !s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) return 1;
   std::string const path = s.folder + "/" + s.program + "-" + s.name + ".tape";
   weir::tests::tape_file{s.program, f.seed, {}, weir::tests::points_at_atomics, f.shrunk, f.shrunk_what}.write(path);
   std::printf("%s: run %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(f.at), f.shrunk.size(), f.shrunk_what.c_str());
