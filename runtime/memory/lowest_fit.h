@@ -1,8 +1,11 @@
 // Numbers in a row that answer "the first of at least v, from here on" in a few steps: where the lowest large piece begins.
 // Threads: guarded by the lock of the stream_memory whose region it belongs to.
 //
-// Invariant: every number above the lowest row is the largest of the sixteen below it.
+// Invariant: every number above the lowest row is at least the largest of the sixteen below it. One that is more is lowered by the
+// search that it led astray: blocks that come and go at one place change the lowest row alone.
 #pragma once
+#include <algorithm>
+
 #include "runtime/memory/sparse_array.h"
 
 namespace weir::memory {
@@ -20,29 +23,30 @@ class lowest_fit {
   void set(std::size_t i, std::uint32_t v) noexcept {
     rows_[0].of[i] = v;
     for (std::size_t row = 1; row < rows_.size(); ++row) {
-      std::size_t const group = i / fan * fan;
-      std::uint32_t most = 0;
-      for (std::size_t k = group; k < group + fan; ++k) most = std::max(most, rows_[row - 1].of[k]);
-      i /= fan;
-      if (rows_[row].of[i] == most) return;
-      rows_[row].of[i] = most;
+      std::uint32_t& most = rows_[row].of[i /= fan];
+      if (most >= v) return;
+      most = v;
     }
   }
   // Requires: v > 0
-  std::size_t find(std::uint32_t v, std::size_t from) const noexcept {
+  std::size_t find(std::uint32_t v, std::size_t from) noexcept {
     std::size_t row = 0, i = from;
-    for (;; ++row, i /= fan) {  // up, until a group's rest holds one
-      if (row == rows_.size() || i >= rows_[row].size) return none;
-      std::size_t const end = i / fan * fan + fan;
-      while (i < end && rows_[row].of[i] < v) ++i;
-      if (i < end) break;
+    while (i < rows_[row].size) {
+      std::size_t const group = i / fan * fan, end = group + fan;
+      std::uint32_t* const of = &rows_[row].of[0];
+      bool const whole = i == group;
+      while (i < end && of[i] < v) ++i;
+      if (i < end) {
+        if (row == 0) return i;
+        --row, i *= fan;  // down, to the first of them
+        continue;
+      }
+      if (++row == rows_.size()) return none;
+      i = group / fan;  // up, and on behind this group
+      if (whole) rows_[row].of[i] = *std::max_element(of + group, of + end);
+      ++i;
     }
-    while (row > 0) {  // down again, to the first
-      --row;
-      i *= fan;
-      while (rows_[row].of[i] < v) ++i;
-    }
-    return i;
+    return none;
   }
 
  private:

@@ -18,7 +18,9 @@ bit_tree::bit_tree(std::size_t n) {
 
 void bit_tree::insert(std::size_t i) noexcept {
   for (auto& level : levels_) {
+    bool const known = level[i / 64] != 0;
     level[i / 64] |= std::uint64_t{1} << (i % 64);
+    if (known) return;
     i /= 64;
   }
 }
