@@ -59,6 +59,19 @@ void owners_word::wait_for_end() const noexcept {
   while (word_.load(memory_order_acquire) & begun) yield_thread();
 }
 
+void owned_mutex::lock() {
+  mutex_.lock();
+  std::uint64_t const me = this_thread_id();
+  if (last_ == me) return void(++in_a_row_);
+  last_ = me, in_a_row_ = 0;
+  owners_word const* const owner = owner_.load(memory_order_relaxed);
+  if (!owner) return;
+  owner_.store(nullptr, memory_order_relaxed);
+  fence_owners();
+  owner->wait_for_end();
+  if (patience_ < most_patience) patience_ *= 2;
+}
+
 std::int64_t now_ns() noexcept {
   if (detail::relayed()) [[unlikely]] {
     if (relay* const in = relay::here()) return in->now_ns();

@@ -193,6 +193,42 @@ class mutex {
 
 using lock_guard = std::lock_guard<mutex>;
 
+// A mutex that the thread which takes it again and again, its owner, holds by its own word alone: two plain stores instead of two
+// locked instructions. Another thread that takes it ends that, and pays for a fence in every thread of the process.
+// Invariant: whoever holds it is alone. Only the thread of a word enters by it, and only while `owner_` names it; who takes that name
+// away, with the mutex held, waits until the word says that its thread is out.
+class owned_mutex {
+ public:
+  // The owner's way. False: it is not the owner (any more), and nothing is held.
+  [[gnu::always_inline]] bool enter(owners_word& mine) noexcept {
+    if (owner_.load(memory_order_relaxed) != &mine) return false;
+    mine.begin();
+    if (owner_.load(memory_order_acquire) == &mine) [[likely]] return true;
+    mine.end(0);
+    return false;
+  }
+  [[gnu::always_inline]] static void leave(owners_word& mine) noexcept { mine.end(0); }
+
+  void lock();
+  void unlock() { mutex_.unlock(); }
+  // The calling thread's word, for its next times, if it is time. Requires: taken by lock(); outlives this, or is disowned
+  void offer(owners_word& mine) noexcept {
+    if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed)) owner_.store(&mine, memory_order_release);
+  }
+  void disown(owners_word const& gone) noexcept {  // Requires: taken by lock()
+    if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::uint32_t least_patience = 4, most_patience = 1024;
+  atomic<owners_word*> owner_{nullptr};  // written with mutex_
+  mutex mutex_;
+  std::uint64_t last_ = 0;               // under mutex_, as what follows: the thread that took it last
+  std::uint32_t in_a_row_ = 0;           // times that it took it since another one did
+  std::uint32_t patience_ = least_patience;  // so many times before it is the owner; twice as many after each that was found not to be alone
+};
+using owned_lock = std::lock_guard<owned_mutex>;
+
 class condition {
  public:
   void wait(unique_lock& lock) {

@@ -8,7 +8,6 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 constexpr std::size_t after_announced = 256;        // bytes that nobody may touch
 }  // namespace
 
@@ -55,7 +54,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   memories_.push_back(std::move(made));
   if (memories_.size() > 1) {
     for (auto const& m : memories_) {
-      base::lock_guard share(m->lock);
+      base::owned_lock share(m->lock);
       m->counts.share(counts_.shared());
     }
   }
@@ -132,12 +131,12 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   }
   if (home.seen_captured()) [[unlikely]] refuse_captured(home, r);
   stream_memory& mine = memory_of(home);
-  thread_cache* const cache = r.size_class < 0 ? nullptr : cache_of(mine);
+  thread_cache* const cache = cache_of(mine);
   void* p = nullptr;
   {
     section const hold(mine);
     p = warm(mine, r);
-    if (p && cache) refill(mine, *cache, r.size_class);
+    if (p && cache) r.size_class < 0 ? mine.lock.offer(cache->own) : refill(mine, *cache, r.size_class);
   }
   if (!p) {
     base::unpromised const own_affair(runtime_.witness());
@@ -273,7 +272,7 @@ clock::timeline* device_allocator::busy_user(void* p, clock::timeline* last_use)
   region* const r = space_.find(p);
   if (!r) return nullptr;
   stream_memory& m = *r->owner.load();
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = locate(*r, reinterpret_cast<address>(p));
   if (!b.live) return nullptr;
   clock::timeline& home = *m.home.load();
@@ -292,7 +291,7 @@ clock::timeline* device_allocator::busy_user(void* p, clock::timeline* last_use)
 void device_allocator::forget_user(void* p, clock::timeline& user) noexcept {
   region* const r = space_.find(p);
   stream_memory& m = *r->owner.load();
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = locate(*r, reinterpret_cast<address>(p));
   if (!b.live) return;
   auto const forget = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks, clock::timeline* own) {
@@ -308,7 +307,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
   stream_memory& m = *r->owner.load();
   std::vector<clock::timeline*> to_fence;  // whoever used it elsewhere, or
   clock::timeline* at_home = nullptr;
-  thread_cache* const cache = last_use || !r->slab_at(reinterpret_cast<address>(p)) ? nullptr : cache_of(m);
+  thread_cache* const cache = last_use ? nullptr : cache_of(m);
   {
     section const hold(m);
     located const b = must_locate(p, r, "deallocate", at);
@@ -362,6 +361,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         if (m.small.give(*b.cut, b.index)) return_run(m, *b.cut);
       } else {
         m.pieces.give(*b.whole, home.now().n);
+        if (cache) m.lock.offer(cache->own);
       }
       m.freed_since_fence += rounded;
       bool const others = streams_.load(base::memory_order_relaxed) > 1;
@@ -391,7 +391,7 @@ void device_allocator::tell_freed(located const& b, clock::timeline& home, clock
 void device_allocator::mark(void const* p, clock::timeline& user, here at) {
   region* const r = must_find(p, "record_stream", at);
   stream_memory& m = *r->owner.load();
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = must_locate(p, r, "record_stream", at);
   clock::timeline* const home = m.home.load();
   std::vector<clock::timeline*>* marks;
@@ -414,7 +414,7 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   stream_memory& m = *r->owner.load();
   std::vector<clock::stamp> before;
   {
-    base::lock_guard hold(m.lock);
+    base::owned_lock hold(m.lock);
     located const b = must_locate(p, r, "rebind", at);
     auto const users = [&](clock::timeline* home, std::vector<clock::timeline*> const& marks) {
       before.push_back(home->now());
@@ -431,7 +431,7 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
     if (s.stream == to.id()) continue;
     require(to.wait(s), "rebind", hex(p), "The block stays with its stream", at);
   }
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = must_locate(p, r, "rebind", at);
   if (auto* const w = runtime_.witness()) [[unlikely]] w->handed_over({device_, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
   // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
@@ -451,7 +451,7 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   region* const r = space_.find(p);
   if (!r) return std::nullopt;
   stream_memory& m = *r->owner.load();
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = locate(*r, reinterpret_cast<address>(p));
   if (!b.live) return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, device_, memory_kind::device, m.home.load()};

@@ -37,6 +37,7 @@ struct released {
 
 class arena {
  public:
+  static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of one block, far above any device
   arena() = default;  // Throws: bad_alloc
   arena(arena const&) = delete;
 

@@ -16,6 +16,7 @@
 namespace weir::memory {
 
 class device_allocator;
+inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 
 // What one stream's allocations draw from.
 class stream_memory {
@@ -23,7 +24,7 @@ class stream_memory {
   stream_memory(device_allocator& a, clock::timeline& t) : in(a), way(thread_table::way_of(&t)), home(&t) {}
   device_allocator& in;
   std::size_t const way;                 // where threads find their cache of it by a slab
-  mutable base::mutex lock;              // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
+  mutable base::owned_mutex lock;        // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
   arena pieces;
   slabs small;
@@ -49,7 +50,7 @@ class section {
   }
 
  private:
-  base::lock_guard hold_;
+  base::owned_lock hold_;
   stream_memory& memory_;
   std::size_t const before_;
 };
@@ -137,6 +138,9 @@ class device_allocator final : public allocator {
   std::size_t empty_caches(stream_memory&);                     // of all threads. Requires: no lock held
   slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }
   observe::lent_slots lent() const;
+
+  friend void* allocate_large(thread_table const&, clock::timeline const*, std::size_t, std::size_t) noexcept;
+  friend bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);

@@ -127,7 +127,7 @@ driver::status device_allocator::grant(void const* p, int reader) {
   std::vector<handle> missing;
   base::lock_guard const alone(granting_);
   {
-    base::lock_guard hold(m.lock);
+    base::owned_lock hold(m.lock);
     located const b = locate(*r, reinterpret_cast<address>(p));
     if (!b.live) return {driver::code::invalid};
     for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
@@ -140,7 +140,7 @@ driver::status device_allocator::grant(void const* p, int reader) {
   for (handle const& h : missing) {  // the block is live: its handles stay
     driver::status const s = machine_.grant(h.at, h.bytes, reader);
     if (!s.ok()) return s;
-    base::lock_guard hold(m.lock);
+    base::owned_lock hold(m.lock);
     m.handles[h.at].readers |= bit;
   }
   return {};
@@ -151,7 +151,7 @@ bool device_allocator::granted(void const* p, int reader) const noexcept {
   if (!r || reader < 0 || reader >= 64) return false;
   if (reader == device_) return true;
   stream_memory& m = *r->owner.load();
-  base::lock_guard hold(m.lock);
+  base::owned_lock hold(m.lock);
   located const b = locate(*r, reinterpret_cast<address>(p));
   if (!b.live) return false;
   for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
@@ -170,7 +170,7 @@ memory_statistics device_allocator::statistics() const {
 observe::lent_slots device_allocator::lent() const {
   observe::lent_slots all;
   for (stream_memory const* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     all += m->lent_before;
     for (thread_cache const* c : m->caches) all += c->counted();
   }
@@ -185,7 +185,7 @@ std::vector<observe::tally const*> device_allocator::tallies() const {
 
 void device_allocator::reset_peak() {
   for (stream_memory* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     m->counts.reset_peak();
   }
   counts_.reset_peak();
@@ -208,7 +208,7 @@ memory_report device_allocator::report() const {
     }
   }
   for (stream_memory* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     out.largest_hole = std::max(out.largest_hole, m->pieces.largest_free());
   }
   return out;
@@ -218,7 +218,7 @@ std::vector<std::string> device_allocator::validate() const {
   std::vector<std::string> wrong;
   std::size_t mapped = 0, unusable = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_memory* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
     std::size_t in_caches = 0, marked_cached = 0;
@@ -286,7 +286,7 @@ std::vector<std::string> device_allocator::validate() const {
 std::size_t device_allocator::covered() const {
   std::size_t bytes = 0, at_rest = 0;
   for (stream_memory* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     std::uint64_t const home = m->home.load()->id();
     handle const* counted = nullptr;
     for (auto const& [at, h] : m->handles) at_rest += h.bytes;

@@ -75,6 +75,7 @@ class region {
   void enter(piece&) noexcept;
   void leave(piece&) noexcept;
   piece* covering(address) const noexcept;  // null: no block, no run
+  piece* starting_near(address a) const noexcept { return starts_[index(a)]; }  // the block that starts in the same granule; null: none
   slab* slab_at(address a) const noexcept { return slabs_[index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
   slab* const* slabs() const noexcept { return &slabs_[0]; }              // by granule from the one of `base` on
 

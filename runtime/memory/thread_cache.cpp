@@ -204,7 +204,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
       }
       mine.all_.push_back(found);
     }
-    base::lock_guard const with(m.lock);
+    base::owned_lock const with(m.lock);
     m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
     found->forget();
     found->of.store(&m);
@@ -248,7 +248,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   region const* const r = mapped_spaces::find(reinterpret_cast<address>(p));
   if (!r) return false;
   address const from = round_down(r->base, granule);  // slots lie in whole granules
-  mine.last = {from, r->base + r->bytes - from, r->slabs()};
+  mine.last = {from, r->base + r->bytes - from, r->slabs(), r};
   return deallocate_of(mine, p);
 }
 
@@ -273,6 +273,7 @@ void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
   empty(m, c);
   m.lent_before += c.counted();
   c.of.store(nullptr);
+  m.lock.disown(c.own);
   std::erase(m.caches, &c);
 }
 

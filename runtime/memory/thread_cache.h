@@ -80,6 +80,7 @@ class thread_cache {
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
+  base::owners_word own;                     // its thread holds that memory, by the way without the lock
 
  private:
   friend class thread_caches;
@@ -122,13 +123,14 @@ struct thread_table {
   static constexpr char nobody = 0;
   struct alignas(32) entry {
     void const* line = &nobody;                       // a stream
-    stream_memory const* memory = nullptr;            // its memory, or an older stream's that this one inherited
+    stream_memory* memory = nullptr;                  // its memory, or an older stream's that this one inherited
     thread_cache* cache = nullptr;                    // shut when its memory has ended
   };
   struct stretch {  // of addresses, where blocks were found last
     address base = 0;
     std::size_t bytes = 0;
     slab* const* slabs = nullptr;                     // by granule
+    region const* in = nullptr;
   };
   std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
   stretch last;
@@ -177,10 +179,14 @@ class mapped_spaces {
   static std::array<place, most> places_;
 };
 
+// Of blocks that are no slots (large.cpp), for the thread that owns the lock of their memory.
+void* allocate_large(thread_table const&, clock::timeline const*, std::size_t bytes, std::size_t alignment) noexcept;
+bool deallocate_large(thread_table const&, region const&, address) noexcept;
+
 // The ways without a lock. Null or false: it must be asked with one.
 // `noted`: for callers that keep the history's notes; the others are for those who do not, and answer so while there is a history.
 [[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
-  if (bytes > size_classes::largest) [[unlikely]] return nullptr;
+  if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
   auto const& e = mine.entries[thread_table::way_of(line)];
   if (e.line != line) [[unlikely]] return nullptr;
   std::uint32_t const size_class = size_classes::quick(bytes);
@@ -198,7 +204,8 @@ bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_o
   if (a - near.base >= near.bytes) [[unlikely]] return deallocate_after_search(mine, p);
   slab const* const s = near.slabs[(a - near.base) / granule];
   std::uint32_t i;
-  if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
+  if (!s) [[unlikely]] return deallocate_large(mine, *near.in, a);
+  if (!s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
   if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;

@@ -21,5 +21,10 @@ TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut
   }
 }
 
+TEST(explore_caches, one_thread_at_a_time_holds_a_lock_that_has_an_owner) {
+  if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
+  tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
+}
+
 }  // namespace
 }  // namespace weir

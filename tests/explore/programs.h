@@ -30,6 +30,7 @@ inline constexpr explored explored_programs[] = {
     {"memory_among_threads", [](trial& t) { memory_among_threads run(t); }},
     {"clocks_among_threads", [](trial& t) { clocks_among_threads run(t); }, true},
     {"caches", small_blocks_among_threads},
+    {"owned_lock", owned_lock_among_threads},
     {"given_back", memory_given_back_among_threads},
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},

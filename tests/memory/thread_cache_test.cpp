@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "runtime/memory/allocator.h"
+#include "runtime/memory/thread_cache.h"
 #include "runtime/parts.h"
+#include "streams/context.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"
@@ -55,6 +57,74 @@ TEST_F(thread_caches, a_block_freed_twice_or_by_an_inner_address_is_refused_and_
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (i != 7) deallocate(all[i]);
   }
+}
+
+// Above the slabs' sizes: by the lock's owner, who needs no locked instruction, as by anybody else.
+struct large_blocks : thread_caches {
+  static constexpr std::size_t bytes = 100'000, rounded = 100'352;
+  void become_owner() {
+    for (int i = 0; i < 20; ++i) deallocate(allocate(s.ref(), bytes));
+  }
+  bool owned() {  // the next pair of calls goes by the owner's way
+    void* const p = memory::quick_allocate(line(), bytes, 0);
+    return p && memory::quick_deallocate(p);
+  }
+  clock::timeline* line() { return &streams::line_of(s.ref()); }
+  void SetUp() override {
+    if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
+    become_owner();
+    ASSERT_TRUE(owned());
+  }
+};
+
+TEST_F(large_blocks, are_counted_exactly) {
+  memory_stats(0);  // takes the lock, as its owner
+  auto const before = memory_stats(0);
+  std::vector<void*> all;
+  for (int i = 0; i < 20; ++i) all.push_back(memory::quick_allocate(line(), bytes, 0));
+  auto const taken = std::count_if(all.begin(), all.end(), [](void* p) { return p != nullptr; });
+  EXPECT_GT(taken, 5);
+  auto n = memory_stats(0);
+  EXPECT_EQ(n.allocation.large.current, taken);
+  EXPECT_EQ(n.requested_bytes.large.current, taken * static_cast<std::int64_t>(bytes));
+  EXPECT_EQ(n.allocated_bytes.large.current, taken * static_cast<std::int64_t>(rounded));
+  sound();
+  for (void* p : all) EXPECT_EQ(memory::quick_deallocate(p), p != nullptr);
+  n = memory_stats(0);
+  EXPECT_EQ(n.allocation.all.current, 0);
+  EXPECT_EQ(n.allocation.large.freed - before.allocation.large.freed, taken);
+  sound();
+}
+
+TEST_F(large_blocks, what_is_no_plain_free_is_left_to_the_way_with_the_lock) {
+  stream other;
+  void* const p = allocate(s.ref(), bytes);
+  EXPECT_FALSE(memory::quick_deallocate(static_cast<char*>(p) + 512)) << "an inner address";
+  EXPECT_THROW(deallocate(static_cast<char*>(p) + 512), invalid_use);
+  record_stream(p, other.ref());
+  EXPECT_FALSE(memory::quick_deallocate(p)) << "another stream's stamp is to be taken";
+  deallocate(p);
+  EXPECT_FALSE(memory::quick_deallocate(p)) << "a second time";
+  EXPECT_THROW(deallocate(p), invalid_use);
+  EXPECT_EQ(memory::quick_allocate(line(), bytes, 3), nullptr) << "no power of two";
+  EXPECT_EQ(memory::quick_allocate(line(), bytes, 4_MiB), nullptr) << "too large an alignment";
+  EXPECT_EQ(memory::quick_allocate(line(), ~std::size_t{0} - 100, 0), nullptr) << "a size that overflowed";
+  sound();
+}
+
+TEST_F(large_blocks, another_thread_takes_the_lock_from_its_owner_and_becomes_it) {
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    EXPECT_EQ(memory::quick_allocate(line(), bytes, 0), nullptr);
+    deallocate(allocate(s.ref(), bytes));
+    for (int i = 0; i < 40; ++i) deallocate(allocate(s.ref(), bytes));
+    EXPECT_TRUE(owned());
+  }).join();
+  EXPECT_FALSE(owned());
+  become_owner();
+  for (int i = 0; i < 40; ++i) become_owner();
+  EXPECT_TRUE(owned());
+  sound();
 }
 
 TEST_F(thread_caches, what_a_thread_that_is_parked_keeps_serves_others_when_memory_is_short) {

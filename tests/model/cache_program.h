@@ -1,8 +1,9 @@
-// Small blocks of two streams among host threads: taken and given back by the ways without a lock wherever these are open, also by
+// Blocks of two streams among host threads, small ones and such as are no slots: taken and given back by the ways without a lock wherever these are open, also by
 // threads that did not take them, while threads end, caches are shut and emptied, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
 #include <map>
+#include <memory>
 
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
@@ -41,7 +42,7 @@ class cache_program {
  private:
   memory::allocator& device() { return bench_.on(0); }
 
-  static constexpr std::size_t sizes[] = {100, 1500};  // few, so that threads soon keep some
+  static constexpr std::size_t sizes[] = {100, 1500, 40 << 10};  // few, so that threads soon keep some, or own the lock of the last
 
   std::uintptr_t take(clock::timeline& line, std::size_t bytes) {  // 0: there was no memory
     void* p = memory::quick_allocate(&line, bytes, 0);
@@ -72,7 +73,7 @@ class cache_program {
   }
   void step() {
     clock::timeline& line = *lines_[t_.draw(4) == 3];
-    std::size_t const bytes = sizes[t_.draw(2)];
+    std::size_t const bytes = sizes[t_.draw(3)];
     switch (t_.draw(8)) {
       case 0: case 1: return void(take(line, bytes));
       case 2: return give_some();
@@ -136,5 +137,37 @@ class cache_program {
 };
 
 inline void small_blocks_among_threads(trial& t) { cache_program(t).run(); }
+
+// A lock that threads hold by turns, by their own word where it is theirs and by the mutex where it is not: one is inside at a time.
+inline void owned_lock_among_threads(trial& t) {
+  struct shared {
+    base::owned_mutex lock;
+    bool somebody_inside = false;
+  };
+  auto const all = std::make_shared<shared>();
+  for (int k = 0, n = 2 + static_cast<int>(t.draw(2)); k < n; ++k) {
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, all, steps = 10 + t.draw(30)] {
+      base::owners_word mine;
+      auto const inside = [&] {
+        if (std::exchange(all->somebody_inside, true)) t.fail("two threads hold one lock");
+        base::switch_point();
+        all->somebody_inside = false;
+      };
+      for (std::uint64_t i = 0; i < steps && !t.failed(); ++i) {
+        if (all->lock.enter(mine)) {
+          inside();
+          base::owned_mutex::leave(mine);
+        } else {
+          base::owned_lock const hold(all->lock);
+          inside();
+          if (t.coin()) all->lock.offer(mine);
+        }
+      }
+      base::owned_lock const hold(all->lock);
+      all->lock.disown(mine);
+    });
+  }
+  t.join();
+}
 
 }  // namespace weir::tests

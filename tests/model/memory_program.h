@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 
+#include "runtime/memory/thread_cache.h"
 #include "tests/model/policies.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
@@ -192,7 +193,7 @@ class memory_program {
     memory::allocator& a = on(device_of(s));
     void* p = nullptr;
     try {
-      p = a.allocate(line(s), bytes, alignment, here::current());
+      if (!(p = memory::quick_allocate(&line(s), bytes, alignment))) p = a.allocate(line(s), bytes, alignment, here::current());
     } catch (out_of_memory const& e) {
       ++ooms;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
@@ -232,7 +233,7 @@ class memory_program {
     }
     if (b->ordered != b->home && below(2)) {
       on(device).deallocate(b->at, &line(b->ordered), here::current());  // also when it was marked: an exact last use
-    } else {
+    } else if (!memory::quick_deallocate(b->at)) {
       on(device).deallocate(b->at, nullptr, here::current());
     }
     say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last written on ", b->ordered);

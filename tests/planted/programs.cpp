@@ -26,6 +26,7 @@ std::span<kind_of_program const> programs() {
       {"knowledge among threads", [](std::uint64_t seed) { return by_seed(seed, "knowledge"); }},
       {"crew among threads", [](std::uint64_t seed) { return by_seed(seed, "crew"); }},
       {"caches among threads", [](std::uint64_t seed) { return by_seed(seed, "caches"); }},
+      {"owned lock among threads", [](std::uint64_t seed) { return by_seed(seed, "owned_lock"); }},
       {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
       {"bound", [](std::uint64_t seed) { return bound_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},

@@ -1,0 +1,64 @@
+// Blocks above the slabs' sizes out and back without a locked instruction, for the thread that owns the lock of their memory.
+// Threads: the table's own. What is not plain is left, unchanged, to the way with the lock: nothing mapped fits, streams to wait for,
+// a fence that is due, a wrong address.
+#include "runtime/memory/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+
+class owners_section {  // as section
+ public:
+  owners_section(stream_memory& m, thread_cache& c) noexcept : memory_(m), word_(c.own), held_(m.lock.enter(word_)) {
+    if (held_) before_ = m.pieces.free_pieces();
+  }
+  owners_section(owners_section const&) = delete;
+  ~owners_section() {
+    if (!held_) return;
+    std::size_t const now = memory_.pieces.free_pieces();
+    if (now != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(now) - static_cast<std::int64_t>(before_));
+    base::owned_mutex::leave(word_);
+  }
+  bool held() const noexcept { return held_; }
+
+ private:
+  stream_memory& memory_;
+  base::owners_word& word_;
+  bool const held_;
+  std::size_t before_ = 0;
+};
+
+}  // namespace
+
+void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept try {
+  auto const& e = mine.entries[thread_table::way_of(line)];
+  if (e.line != line || bytes > arena::most_bytes || (alignment & (alignment - 1)) || alignment > largest_alignment) [[unlikely]] return nullptr;
+  stream_memory& m = *e.memory;
+  owners_section const hold(m, *e.cache);
+  if (!hold.held()) return nullptr;
+  piece* const p = m.pieces.take(round_up(bytes, bins::unit), std::max(alignment, bins::unit));
+  if (!p) return nullptr;
+  p->home = m.home.load(base::memory_order_relaxed);
+  p->requested = bytes;
+  m.counts.allocated(observe::size_pool::large, p->bytes, bytes);
+  return reinterpret_cast<void*>(p->at);  // NOLINT(performance-no-int-to-ptr)
+} catch (std::bad_alloc const&) {
+  return nullptr;
+}
+
+bool deallocate_large(thread_table const& mine, region const& in, address at) noexcept {
+  stream_memory& m = *in.owner.load(base::memory_order_relaxed);
+  auto const& e = mine.entries[m.way];
+  if (e.memory != &m) return false;
+  owners_section const hold(m, *e.cache);
+  if (!hold.held()) return false;
+  piece* const p = in.starting_near(at);
+  clock::timeline const* const home = m.home.load(base::memory_order_relaxed);
+  if (!p || p->at != at || p->is != state::live || p->home != home || !p->marks.empty()) return false;
+  if (m.in.streams_.load(base::memory_order_relaxed) > 1 && m.freed_since_fence + p->bytes >= m.in.fence_after(m, 32)) return false;
+  m.freed_since_fence += p->bytes;
+  m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
+  m.pieces.give(*p, home->now().n);
+  return true;
+}
+
+}  // namespace weir::memory
