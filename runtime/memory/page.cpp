@@ -121,7 +121,7 @@ std::size_t address_space::handle_bytes(std::size_t block, std::size_t reserved,
   std::size_t const pages = block / page_;
   std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * 640), 1, 16));
   if (pages >= 512 && most == 16) return 32 * page_;
-  return std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages / 32, reserved / page_ / 512), 1, most)) * page_;
+  return std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::clamp<std::size_t>(reserved / page_ / 512, 1, 4) / 32, reserved / page_ / 512), 1, most)) * page_;
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {
