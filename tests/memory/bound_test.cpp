@@ -3,7 +3,10 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <iostream>
+#include <mutex>
+#include <thread>
 
 #include "tests/model/bound_program.h"
 
@@ -26,6 +29,57 @@ TEST(bound, reserved_stays_within_it_at_every_step_of_random_programs) {
   std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in " << past << "\n";
   if (wanted.count() >= 100) {
     EXPECT_GT(near, wanted.count()) << "the bound is hardly ever felt";
+  }
+}
+
+// Threads that take turns: what each is told to do, it does, and nobody else does anything.
+class crew {
+ public:
+  explicit crew(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) threads_.emplace_back([this, i] { work(i); });
+  }
+  ~crew() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    news_.notify_all();
+    for (std::thread& t : threads_) t.join();
+  }
+  void run(std::size_t who, std::function<void()> const& what) {
+    std::unique_lock lock(mutex_);
+    whose_ = who, what_ = &what;
+    news_.notify_all();
+    news_.wait(lock, [&] { return !what_; });
+  }
+
+ private:
+  void work(std::size_t me) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      news_.wait(lock, [&] { return over_ || (what_ && whose_ == me); });
+      if (over_) return;
+      (*what_)();
+      what_ = nullptr;
+      news_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::size_t whose_ = 0;
+  std::function<void()> const* what_ = nullptr;
+  bool over_ = false;
+  std::vector<std::thread> threads_;
+};
+
+TEST(bound, holds_with_several_threads_that_give_back_each_others_blocks) {
+  tests::seeds const wanted("bound_threads", 60);
+  for (auto const seed : wanted) {
+    std::size_t const threads = 2 + seed % 3;
+    crew all(threads);
+    tests::bound_program p(seed, threads, [&](std::size_t who, std::function<void()> const& step) { all.run(who, step); });
+    tests::verdict const wrong = p.run();
+    ASSERT_TRUE(wrong.ok()) << wrong << "; " << threads << " threads; replay with WEIR_TEST_SEED=" << seed;
   }
 }
 

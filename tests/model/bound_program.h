@@ -1,11 +1,13 @@
 // Random programs that leave survivors where they hurt: what is reserved of a device stays within the bound at every step.
-// Threads: one; the machine's seed chooses what its device does and when that is seen.
+// Threads: one, or each step on one of several in turn, which have caches of their own; the machine's seed chooses what its device
+// does and when that is seen.
 //
 // Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, pending, and asked for just now, c is a
 // page and what the thread's caches may hold, and covered is what device_allocator::covered() says before and after every step.
 #pragma once
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <random>
 
@@ -17,8 +19,10 @@ namespace weir::tests {
 
 class bound_program {
  public:
-  explicit bound_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0) {
+  // `on` runs a step, of a thread chosen by the number it is given.
+  using runner = std::function<void(std::size_t, std::function<void()> const&)>;
+  explicit bound_program(std::uint64_t seed, std::size_t threads = 1, runner on = [](std::size_t, std::function<void()> const& step) { step(); })
+      : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0) {
     bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_});
     for (std::size_t i = 0, n = 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
@@ -27,7 +31,7 @@ class bound_program {
     for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
       note_covered();
       asked_ = 0;
-      step();
+      on_(below(threads_), [&] { step(); });
       note_covered();
       look();
     }
@@ -112,7 +116,7 @@ class bound_program {
     auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
     most_in_use_ = std::max({most_in_use_, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current), before_ + asked_});
     before_ = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
-    std::size_t const caches = small_ ? lines_.size() * memory::thread_cache::most_bytes : 0;
+    std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
     std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
@@ -129,6 +133,8 @@ class bound_program {
     for (auto const& w : device().validate()) wrong_.note(check::invariants, "at the end: " + w);
   }
 
+  std::size_t const threads_;
+  runner const on_;
   std::mt19937_64 random_;
   double const epsilon_;
   bool const small_, idle_;  // small blocks too; no work but what marks need
