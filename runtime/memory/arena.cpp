@@ -158,10 +158,10 @@ piece* arena::commit(growth& g) {
   piece* p = g.window;
   if (g.block > p->at) {
     piece* const right = cut(*p, g.block);
-    put_free(*p);
+    settle_reserved(*p);
     p = right;
   }
-  if (p->bytes > g.bytes) put_free(*cut(*p, g.block + g.bytes));
+  if (p->bytes > g.bytes) settle_reserved(*cut(*p, g.block + g.bytes));
   p->is = state::live;
   p->in->enter(*p);
   return p;
@@ -196,10 +196,19 @@ piece* arena::reserve(piece& free, address from, address to) {
   return p;
 }
 
-piece* arena::reserve_free(region& r, address from, address to) {
-  piece* p = r.first;
-  while (p->end() <= from) p = p->after;
-  return reserve(*p, from, to);
+piece* arena::reserve_gap(address from, std::size_t bytes) {
+  stock(3);
+  piece* p = gap_places_.around(from, bytes);
+  if (!p) return nullptr;
+  gap_erase(*p);
+  if (from > p->at) {
+    piece* const right = cut(*p, from);
+    gap_insert(*p);
+    p = right;
+  }
+  if (p->bytes > bytes) gap_insert(*cut(*p, from + bytes));
+  p->is = state::reserved;
+  return p;
 }
 
 void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {

@@ -9,14 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/memory/ghost.h"
 #include "runtime/memory/movable.h"
 
 namespace weir::memory {
-
-struct address_range {
-  address at = 0;
-  std::size_t bytes = 0;
-};
 
 // A window of free pieces and gaps, held as one reserved piece while its gaps are filled without the lock.
 struct growth {
@@ -24,6 +20,7 @@ struct growth {
   address block = 0;             // where the block will be
   std::size_t bytes = 0;         // of the block
   std::vector<address_range> missing;  // pages to map, in order
+  std::vector<ghost*> ghosts;          // in the window: to come home, or to be unmapped before what is missing is mapped
   std::uint64_t freed = 0;       // newest stamp among the free pieces inside
   std::size_t missing_bytes = 0;
 };
@@ -78,10 +75,11 @@ class arena {
   void add_region(region&, state);
   void drop_region(region&) noexcept;  // Requires: one free or gap piece
   enum class part : std::uint8_t { blocks, runs };
-  // Reserves the window of that part that needs fewest unmapped bytes. False: no hole is large enough.
-  bool plan(std::size_t bytes, std::size_t alignment, part, growth&);
+  // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home hardly count. False: no
+  // hole is large enough, or none of those looked at: `thorough` looks at all.
+  bool plan(std::size_t bytes, std::size_t alignment, part, growth&, ghost_sight const& = {}, bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
-  piece* commit(growth&);            // Requires: all of `missing` is mapped. Ensures: live
+  piece* commit(growth&);            // Requires: what the block needs is mapped. Ensures: live
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
   // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours as one reserved piece,
@@ -161,13 +159,21 @@ class arena {
     out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
   }
-  piece* reserve_free(region&, address from, address to);  // Requires: inside one free piece
+  // Where a handle is at home, or was: null when it does not lie wholly in one free piece, or in one gap.
+  piece* free_around(handle const& h) noexcept { return movable_.around(h); }
+  piece* reserve_home(handle const& h) {
+    piece* const p = movable_.around(h);
+    return p ? reserve(*p, h.at, h.at + h.bytes) : nullptr;
+  }
+  piece* reserve_gap(address from, std::size_t bytes);
+  bool in_gap(address from, std::size_t bytes) noexcept { return gap_places_.around(from, bytes); }
   void release_done(piece& place) noexcept { settle_reserved(place); }
 
   piece& first_piece(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
   std::size_t free_pieces() const noexcept { return free_.size() + runs_.size(); }
   std::size_t largest_free() const noexcept;
+  std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
   template <class Do>
   void each_free(Do act) const { free_.each(act), runs_.each(act); }
   template <class Do>
@@ -213,16 +219,16 @@ class arena {
   void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
   void delist(piece&) noexcept;
   void put_gap(piece&) noexcept;
-  void gap_insert(piece& p) noexcept { gaps_of(p).insert(p); }
-  void gap_erase(piece& p) noexcept { gaps_of(p).erase(p); }
+  void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
+  void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
   struct window {  // the best so far
     address at = 0;
-    std::size_t missing = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
+    std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
     piece* first = nullptr;  // of the pieces around it
   };
-  static void consider(piece& near, std::size_t bytes, std::size_t alignment, window& best) noexcept;
-  window best_window(std::size_t bytes, std::size_t alignment, part) const noexcept;
-  void reserve_window(window const&, std::size_t bytes, growth&);
+  struct search;
+  window best_window(search&, part) const;
+  void reserve_window(window const&, std::size_t bytes, growth&, ghost_sight const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
@@ -233,6 +239,8 @@ class arena {
   bool has_runs_ = false;
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise
+  piece_places gap_places_;
+  std::uint64_t looked_at_ = 0;
   std::vector<region*> regions_;
   std::uint64_t newest_given_ = 0;
   std::deque<piece> pieces_;       // stable addresses

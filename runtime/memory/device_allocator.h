@@ -29,7 +29,7 @@ class stream_memory {
   arena pieces;
   slabs small;
   pending_blocks pending;
-  std::map<address, handle> handles;     // by place
+  std::map<address, homed_handle> handles;  // by place
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes that are free at home
   std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
@@ -148,15 +148,27 @@ class device_allocator final : public allocator {
   driver::status grow(stream_memory& mine, request const&, void*& out);
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {
-    std::vector<handle> handles;
-    std::map<address, handle> places;  // for them, and for those that were not made
-    std::size_t charged = 0;   // bytes, of the handles and of one that could not be mapped
+    std::vector<handle> handles;             // made for it
+    std::map<address, homed_handle> places;  // for them, and for those that were not made
+    std::map<address, homed_handle> arrived; // that had their home elsewhere
+    bool arrived_ordered = false;            // one of them behind work that is ordered before the stream's next, perhaps not complete
+    std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
     std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
-    std::size_t moved = 0;     // of the handles: were mapped elsewhere before
   };
   // Filling a window (moving.cpp): makes handles while the bound allows it, then moves free ones, then makes some all the same.
   class filling;
-  driver::status fill(stream_memory& mine, growth const&, std::size_t asked, mapped&);
+  driver::status fill(stream_memory& mine, growth&, std::size_t asked, mapped&);
+  // Ghosts (ghosts.cpp)
+  struct onlooker;
+  bool plan(stream_memory&, std::size_t bytes, std::size_t alignment, arena::part, growth&, bool thorough);  // Requires: its lock
+  driver::status lay_ghosts(stream_memory& mine, growth&, mapped&);  // in the window: their handles come home, or they are unmapped
+  bool come_home(stream_memory& mine, ghost&, mapped&);
+  void leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator, ghost* back, address to, mapped&);
+  driver::status move_home(stream_memory& from, released&, address to, mapped&);
+  bool drop_ghosts(homed_handle const&, int spared);             // all but so many of a handle's. Requires: no lock, its home reserved
+  homed_handle const& homed(stream_memory&, handle const&) const;  // Requires: no lock, its home reserved
+  void validate_ghosts(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;  // Requires: its lock
+  bool is_complete(clock::stamp);                                // asks the driver when that is not known
   void undo(mapped&);
   // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
   std::size_t most_reserved(std::size_t asked, std::size_t pending);
@@ -228,6 +240,7 @@ class device_allocator final : public allocator {
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
   base::atomic<std::size_t> streams_{0};                         // = memories_.size()
   std::array<base::atomic<stream_memory*>, 64> recent_{};        // by stream id: where to look first
+  ghosts ghosts_;
   base::guarded<std::vector<handle>> orphans_;                   // unmapped, but the driver would not take them back yet
 };
 

@@ -224,13 +224,15 @@ std::vector<std::string> device_allocator::validate() const {
     std::size_t in_caches = 0, marked_cached = 0;
     for (thread_cache* c : m->caches) {
       c->each([&](cached_slot s) {
-        slab const& from = slab_of(s);
-        in_caches += from.size;
-        if (from.at(from.index(s.at)) != slot::cached || from.owner != m) wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+        region const* const in = space_.find(reinterpret_cast<void const*>(s.at));
+        slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
+        in_caches += from ? from->size : 0;
+        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m) wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
       });
     }
     m->pieces.validate(wrong, who);
     m->small.validate(wrong, who);
+    validate_ghosts(*m, wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_pieces += m->pieces.free_pieces();
@@ -330,6 +332,7 @@ device_allocator::~device_allocator() {
       space_.abandon();  // nobody knows what still runs: pages that it uses must not go
       return;
     }
+    for (address_range const& g : ghosts_.all()) (void)machine_.unmap(g.at, g.bytes);
     for (auto const& m : memories_) {
       bool still_used = false;  // by streams of other devices, which that did not wait for
       m->pending.each([&](held_block const& b) {

@@ -28,14 +28,14 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
     if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
-    auto const plan = [&] {
+    auto const planned = [&](bool thorough) {
       bool const run = r.size_class >= 0 && mine.pieces.has_runs();
-      return mine.pieces.plan(bytes, alignment, run ? arena::part::runs : arena::part::blocks, g);
+      return plan(mine, bytes, alignment, run ? arena::part::runs : arena::part::blocks, g, thorough);
     };
-    if (!plan()) {
+    if (!planned(false)) {
       region* const more = space_.take(bytes + alignment, mine);
       if (more) mine.pieces.add_region(*more, state::gap);
-      bool const found = (more && plan()) || mine.pieces.plan(bytes, alignment, arena::part::blocks, g) || mine.pieces.plan(bytes, alignment, arena::part::runs, g);
+      bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) || plan(mine, bytes, alignment, arena::part::runs, g, true);
       if (!found) return {driver::code::out_of_memory};
     }
   }
@@ -48,16 +48,23 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   for (handle const& h : made.handles) {
     kept += h.bytes;
     auto place = made.places.extract(h.at);
-    place.mapped() = h;
+    static_cast<handle&>(place.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
-    made.moved ? --made.moved, counts_.handle_moved() : counts_.handle_mapped();
+    counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
   }
+  while (!made.arrived.empty()) {
+    homed_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
+    in.set_pages(h, &h);
+    counts_.handle_moved();
+    mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
+  }
+  if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
   if (!s.ok()) {
     counts_.refund(made.charged - kept);
     mine.pieces.roll_back(g);
     for (handle const& h : made.handles) {  // mapped, and the driver lets nobody use it nor take it back: its place stays taken
-      if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_free(in, h.at, h.at + h.bytes), &in, {h}});
+      if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_home(h), &in, {h}});
     }
     note(s);
     return s;
@@ -93,7 +100,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   handle const h{driver::memory_handle::none, got.value, bytes, own_bit()};
   try {
     in = space_.adopt_segment(got.value, bytes, mine);
-    in->set_pages(h, &(mine.handles[h.at] = h));
+    in->set_pages(h, &(mine.handles[h.at] = homed_handle{h}));
     mine.pieces.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);

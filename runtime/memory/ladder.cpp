@@ -190,6 +190,7 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
   bool segment = false;
   for (handle& h : g.handles) {
     segment = h.physical == driver::memory_handle::none;
+    if (!segment && !drop_ghosts(homed(m, h), 0)) continue;  // memory that is mapped anywhere does not go
     driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
     note(s);
     if (!s.ok()) continue;

@@ -3,7 +3,7 @@
 //
 // A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so that blocks that come
 // and go pay a link or two. Stamps of one stream are complete in their order, so the oldest piece is the first that may go.
-// Invariant: a free piece of a page and more is noted, or listed by `span` and by age, or was found to hold no whole handle.
+// Invariant: a free piece of a page and more is noted, or listed by `span`, by age and by address, or was found to hold no whole handle.
 #pragma once
 #include "runtime/memory/piece.h"
 
@@ -45,6 +45,7 @@ class movable {
     } else if (p.sorted == piece::in_movable::listed) {
       by_size_.erase(p);
       by_age_.erase(by_age_.iterator_to(p));
+      by_place_.erase(p);
     }
     p.sorted = piece::in_movable::no;
   }
@@ -63,6 +64,10 @@ class movable {
       if (enough(p)) return;
     }
   }
+  piece* around(handle const& h) noexcept {  // the piece in which it lies wholly; null: it holds something, or is reserved
+    sort();
+    return by_place_.around(h.at, h.bytes);
+  }
   std::size_t listed() const noexcept { return by_size_.size(); }
 
  private:
@@ -74,6 +79,7 @@ class movable {
       if (!p->span) continue;
       by_size_.insert(*p);
       by_age_.insert(*p);
+      by_place_.insert(*p);
     }
   }
   struct older {
@@ -82,7 +88,8 @@ class movable {
   piece* noted_ = nullptr;  // the last one
   piece* first_noted_ = nullptr;
   bins_by<by_span> by_size_;
-  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::age_hook, &piece::age>, boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>> by_age_;
+  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>, boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>> by_age_;
+  piece_places by_place_;
 };
 
 }  // namespace weir::memory

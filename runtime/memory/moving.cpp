@@ -83,33 +83,20 @@ class device_allocator::filling {
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
       return true;
     }
-    driver::status const gone = a_.machine_.unmap(h.at, h.bytes);
-    a_.note(gone);
-    {
-      section const hold(*from);
-      if (gone.ok()) {
-        victim.in->set_pages(h, nullptr);
-        from->handles.erase(h.at);
-        from->counts.mapped(-static_cast<std::int64_t>(h.bytes));
-        a_.counts_.handle_gone();
-      }
-      from->pieces.release_done(*victim.place);
-    }
-    if (!gone.ok()) return false;
-    out_.charged += h.bytes;
     n = h.bytes;
-    s = place({h.physical, to, n});
-    if (!out_.handles.empty() && out_.handles.back().at == to) ++out_.moved;
+    s = a_.move_home(*from, victim, to, out_);
     return true;
   }
 
-  // One to take: the largest that fits, of whichever stream; else the smallest of all.
+  // One to take: the largest that fits, of whichever stream, among what is complete, else among what is ordered before the stream's next
+  // work; else the smallest of all, which goes.
+  enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_memory*& from) {
-    for (std::size_t const at_most : {left, ~std::size_t{0}}) {
+    for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       auto all = a_.memories();
       std::stable_partition(all.begin(), all.end(), [&](stream_memory* m) { return m != &mine_; });  // others' first: what lies idle there serves nobody
       for (stream_memory* m : all) {
-        released found = choose_of(*m, left, at_most);
+        released found = choose_of(*m, left, how);
         if (!found.place) continue;
         from = m;
         return found;
@@ -117,28 +104,30 @@ class device_allocator::filling {
     }
     return {};
   }
-  released choose_of(stream_memory& m, std::size_t left, std::size_t at_most) {
+  released choose_of(stream_memory& m, std::size_t left, may how) {
     std::size_t const enough = power_up_to(std::min(left, most_), page_);
+    clock::timeline& home = *mine_.home.load();
     for (bool asked = false;; asked = true) {
       clock::stamp oldest;  // of what may not go yet
       {
         section const hold(m);
         oldest.stream = m.home.load()->id();
         auto found = m.pieces.reserve_handle(
-            left, enough, [&](handle const& h) { return h.bytes <= at_most && h.physical != driver::memory_handle::none && !(h.readers & ~a_.own_bit()); },
-            [&](std::uint64_t freed) { return a_.clocks_.complete({oldest.stream, freed}); });
+            left, enough, [&](handle const& h) { return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !(h.readers & ~a_.own_bit()); },
+            [&](std::uint64_t freed) { return how == may::fit_ordered ? a_.passed(home, {oldest.stream, freed}) : a_.clocks_.complete({oldest.stream, freed}); });
         if (found.from.place) return std::move(found.from);
         oldest.n = found.waits_for;
       }
-      if (asked || !oldest.n || !complete_soon(oldest)) return {};
+      if (asked || how == may::fit_ordered || !oldest.n || !patient_ || !complete_soon(oldest)) return {};
     }
   }
-  // A fence of an idle stream takes some microseconds, a move forty: asking again is worth it.
+  // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it, once.
   bool complete_soon(clock::stamp s) {
     for (int tries = 0; tries < 32; ++tries) {
       auto const done = a_.clocks_.poll(s);
       if (!done.ok() || done.value) return done.ok();
     }
+    patient_ = false;
     return false;
   }
 
@@ -149,9 +138,11 @@ class device_allocator::filling {
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
   bool may_move_ = !a_.deterministic_;  // which handles are complete is nothing that a program says
+  bool patient_ = true;
 };
 
-driver::status device_allocator::fill(stream_memory& mine, growth const& g, std::size_t asked, mapped& out) try {
+driver::status device_allocator::fill(stream_memory& mine, growth& g, std::size_t asked, mapped& out) try {
+  if (driver::status const s = lay_ghosts(mine, g, out); !s.ok()) return s;
   out.handles.reserve(g.missing_bytes / space_.page_bytes() + 1);  // nothing below is lost for want of host memory
   filling f(*this, mine, g, asked, out);
   for (address_range const& hole : g.missing) {
@@ -195,7 +186,6 @@ void device_allocator::release(driver::memory_handle h, std::size_t bytes, mappe
 
 // Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
 void device_allocator::undo(mapped& out) {
-  out.moved = 0;
   std::erase_if(out.handles, [&](handle const& h) {
     if (!machine_.unmap(h.at, h.bytes).ok()) return false;
     release(h.physical, h.bytes, out);

@@ -19,12 +19,18 @@ using driver::address;
 inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule
 
 class stream_memory;
+struct ghost;
 struct piece;
 struct slab;
 
 // Requires: `to` is a power of two, as pages, granules, units and alignments are.
 inline constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) & ~(to - 1); }
 inline constexpr std::size_t round_down(std::size_t n, std::size_t to) noexcept { return n & ~(to - 1); }
+
+struct address_range {
+  address at = 0;
+  std::size_t bytes = 0;
+};
 
 // A set of small integers that answers "the largest member that is not above i" in a few steps.
 class bit_tree {
@@ -39,13 +45,17 @@ class bit_tree {
   std::vector<sparse_array<std::uint64_t>> levels_;
 };
 
-// Physical memory: one create, or one segment. It is mapped whole, at one place.
+// Physical memory: one create, or one segment. It is mapped whole, at the one place that is its home, and at its ghosts (ghost.h).
 struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
-  address at = 0;
+  address at = 0;             // its home. Written also with the lock of the ghosts held, where it has some
   std::size_t bytes = 0;
   std::uint64_t readers = 0;  // bit d: device d may use it
   bool kept = false;          // at the end: something in it is still in use
+};
+// One that may have ghosts: what a stream's memory keeps.
+struct homed_handle : handle {
+  ghost* ghosts = nullptr;    // the newest; with their lock
 };
 
 // A contiguous range of addresses whose blocks all belong to one arena.
@@ -99,7 +109,7 @@ class address_space {  // one a device
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
   // Bytes of the handles for a block of `block` bytes on a device that has `reserved`: small under small blocks, of which a
-  // large handle would keep several mapped; never so small that a device takes more than some 512 of them; and small where
+  // large handle would keep several mapped, the less so the more is reserved; never so small that a device takes more than some 512 of them; and small where
   // `epsilon` leaves little idle memory to round up with.
   std::size_t handle_bytes(std::size_t block, std::size_t reserved, double epsilon) const noexcept;
   driver::device_info const& info() const noexcept { return info_; }

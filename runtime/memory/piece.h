@@ -27,16 +27,17 @@ struct piece {
   std::size_t bytes = 0;
   piece* before = nullptr;
   piece* after = nullptr;
-  piece* bin_before = nullptr;  // free: in its bin. gap: in the list of gaps
+  piece* bin_before = nullptr;  // free, gap: in its bin
   piece* bin_after = nullptr;
   region* in = nullptr;
   // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
   enum class in_movable : std::uint8_t { no, noted, listed, none_inside };
-  using age_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
   piece* span_before = nullptr;
   piece* span_after = nullptr;
   std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
-  age_hook age;
+  hook age;
+  hook place;                   // listed, and gaps: by address
   state is = state::gap;
   in_movable sorted = in_movable::no;
   std::uint16_t bin = 0;
@@ -48,6 +49,28 @@ struct piece {
   std::vector<clock::timeline*> marks;     // live: other streams that use it
 
   address end() const noexcept { return at + bytes; }
+};
+
+struct lower {
+  bool operator()(piece const& a, piece const& b) const noexcept { return a.at < b.at; }
+};
+// Pieces by address. Invariant: no two overlap.
+class piece_places {
+ public:
+  void insert(piece& p) noexcept { all_.insert(p); }
+  void erase(piece& p) noexcept { all_.erase(all_.iterator_to(p)); }
+  piece* around(address at, std::size_t bytes) noexcept {  // null: none holds all of that
+    auto const after = all_.upper_bound(at, above{});
+    if (after == all_.begin()) return nullptr;
+    piece& p = *std::prev(after);
+    return at + bytes <= p.end() ? &p : nullptr;
+  }
+
+ private:
+  struct above {
+    bool operator()(address a, piece const& p) const noexcept { return a < p.at; }
+  };
+  boost::intrusive::set<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::place>, boost::intrusive::compare<lower>, boost::intrusive::constant_time_size<false>> all_;
 };
 
 struct by_bytes {
