@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iostream>
 #include <map>
 #include <random>
 
@@ -227,6 +228,50 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
     for (auto const& [at, p] : live) a.pieces.give(*p.first, 0);
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
   }
+}
+
+// The most pieces that any one call looked at, of a few thousand on an arena with so many live blocks and a tenth as many free pieces.
+std::uint64_t most_looks(std::size_t live_blocks) {
+  std::mt19937_64 random(live_blocks);
+  bare_arena a(std::size_t{1} << 36);
+  std::vector<piece*> live;
+  std::uint64_t most = 0;
+  std::uint64_t predicate = 0;
+  auto const step = [&](auto act) {
+    std::uint64_t const before = a.pieces.looked_at() + predicate;
+    act();
+    most = std::max(most, a.pieces.looked_at() + predicate - before);
+  };
+  auto const size = [&] { return (64 + random() % 300) * bins::unit * (random() % 16 ? 1 : 40); };
+  auto const take = [&](std::size_t bytes) {
+    piece* const p = a.pieces.take_if(bytes, bins::unit, [&](piece const&) { return ++predicate; });
+    return p ? p : a.grow(bytes);
+  };
+  while (live.size() < live_blocks + live_blocks / 10) live.push_back(take(size()));
+  for (std::size_t i = 0; i < live_blocks / 10; ++i) {
+    std::swap(live[random() % live.size()], live.back());
+    a.pieces.give(*live.back(), i);
+    live.pop_back();
+  }
+  for (int i = 0; i < 3000; ++i) {
+    std::size_t const which = random() % live.size();
+    step([&] { a.pieces.give(*live[which], static_cast<std::uint64_t>(i)); });
+    step([&] { live[which] = take(size()); });
+    if (i % 8) continue;
+    step([&] { a.pieces.give(*a.grow(10'000 * bins::unit), static_cast<std::uint64_t>(i)); });
+    step([&] {
+      auto const found = a.pieces.reserve_handle(64 * page, page, [&](handle const&) { return ++predicate; }, [&](std::uint64_t) { return ++predicate; });
+      if (found.from.place) a.pieces.release_done(*found.from.place);
+    });
+  }
+  return most;
+}
+
+TEST(arena, no_call_looks_at_more_pieces_among_a_hundred_thousand_blocks_than_among_a_thousand) {
+  std::uint64_t const few = most_looks(1'000), many = most_looks(100'000);
+  std::cout << "at most " << few << " of a thousand, " << many << " of a hundred thousand\n";
+  EXPECT_LE(many, few + few / 2 + 64);
+  EXPECT_LE(many, 6000u);
 }
 
 TEST(bins, a_piece_of_the_next_bin_fits_when_its_own_holds_only_smaller_ones) {
