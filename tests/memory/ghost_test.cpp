@@ -103,11 +103,6 @@ TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
   EXPECT_FALSE(in_a_hole(m.take(16))) << "a hole as large as the block, and a queue that still uses it";
   EXPECT_EQ(m.calls->unmaps, 0);
   EXPECT_TRUE(m.bench.control->run());
-  ASSERT_TRUE(m.s.fence().ok());
-  EXPECT_TRUE(m.bench.control->run());
-  ASSERT_TRUE(m.bench.clocks().poll(m.s.now()).ok());
-  EXPECT_TRUE(in_a_hole(m.take(16)));
-  EXPECT_EQ(m.calls->unmaps, 16) << "complete, and its handles are busy elsewhere";
   m.expect_sound();
 }
 
