@@ -30,6 +30,29 @@ std::string memory_metrics();
 // Where the device's memory is now, with the remedies of an out_of_memory.
 memory_report memory_report_now(device = gpu);
 
+// Memory as it lies: stretches held of the driver, each without a hole, and in each its blocks and what is free, side by side.
+enum class block_state : std::uint8_t { active_allocated, active_pending_free, inactive };  // pending: given back, and streams it was marked for may still use it
+struct memory_block {
+  std::uintptr_t address;
+  size_t bytes;      // of all blocks of a segment together: the segment's
+  size_t requested;  // as asked for; 0 unless allocated
+  block_state state;
+  here where;        // who took it; file null: the history does not know it
+};
+struct memory_segment {
+  std::uintptr_t address;
+  size_t bytes;
+  std::uint64_t stream;  // whose allocations draw from it
+  bool small;            // all of it serves blocks up to 32 KiB
+  std::vector<memory_block> blocks;
+};
+// By address. Each stream's memory as it was at one moment. Blocks: allocations of a stream, while its memory is looked at
+std::vector<memory_segment> memory_snapshot(device = gpu);
+// All devices of the current runtime in the pickle of torch.cuda.memory._dump_snapshot, with the history that was recorded (newest
+// events as traces): PyTorch's viewer (its web page, or python -m torch.cuda._memory_viz) opens it. While other threads allocate,
+// traces and segments may differ by what happened in between. Throws: invalid_use (the file cannot be written, and why)
+void dump_memory_snapshot(std::string const& path, here = here::current());
+
 // History: every block taken and given back, with time, thread, stream and line. Off until it is asked for; then about 30 ns an
 // allocation and as much a free. weir's own scratch memory (staging, trials of links) is not in it. One history a process.
 struct history_options {

@@ -79,6 +79,8 @@ std::int64_t now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+std::int64_t calendar_ns() noexcept { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
 std::uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   if (!detail::relayed()) [[likely]] return __builtin_ia32_rdtsc();

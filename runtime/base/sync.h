@@ -355,6 +355,7 @@ class per_thread {
 };
 
 std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a relay: its machine's
+std::int64_t calendar_ns() noexcept;  // since 1970, as the host's clock is set: for people and files, never for order
 std::uint64_t ticks() noexcept;      // of the processor's even counter, half as dear as now_ns(); how long one is shows beside now_ns(). In a relay: now_ns()
 void sleep_ns(std::int64_t) noexcept;
 void yield_thread() noexcept;

@@ -19,6 +19,22 @@ struct block {
   clock::timeline* home = nullptr; // null: host memory
 };
 
+// What lies in one stretch of memory that is held of the driver, without a hole: its blocks and what is free, side by side.
+struct mapped_range {
+  enum class use : std::uint8_t { live, pending, free };
+  struct part {
+    std::uintptr_t at = 0;
+    std::size_t bytes = 0;      // the slot, or the piece
+    std::size_t requested = 0;  // live
+    use is = use::free;
+  };
+  std::uintptr_t at = 0;
+  std::size_t bytes = 0;
+  std::uint64_t stream = 0;     // whose allocations draw from it
+  bool slots = false;           // runs of slabs: small blocks
+  std::vector<part> parts;
+};
+
 class allocator {
  public:
   virtual ~allocator() = default;
@@ -42,6 +58,7 @@ class allocator {
   virtual void set_limit(std::size_t bytes) = 0;        // 0: none
   virtual memory_statistics statistics() const = 0;
   virtual memory_report report() const = 0;             // of now, nothing requested
+  virtual std::vector<mapped_range> layout() const = 0;   // by address; each stream's memory at one moment
   virtual void reset_peak() = 0;
   virtual void reset_accumulated() = 0;
   virtual std::vector<std::string> validate() const = 0;  // what of the invariants does not hold, by name; empty: all hold

@@ -12,6 +12,7 @@
 #include "runtime/memory/pending.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/counters.h"
+#include "runtime/observe/history.h"
 
 namespace weir::memory {
 
@@ -83,6 +84,7 @@ class device_allocator final : public allocator {
   void set_limit(std::size_t bytes) override { counts_.set_limit(bytes); }
   memory_statistics statistics() const override;
   memory_report report() const override;
+  std::vector<mapped_range> layout() const override;
   void reset_peak() override;
   void reset_accumulated() override;
   std::vector<std::string> validate() const override;
@@ -114,6 +116,7 @@ class device_allocator final : public allocator {
   void ask_the_retired();                         // whether their work is complete, so that they can be inherited
   std::vector<stream_memory*> memories() const;
   std::vector<observe::tally const*> tallies() const;
+  void tell_mapped(stream_memory const&, handle const&, observe::action) const noexcept;  // to the history, if somebody asks for it
   void tell_freed(located const&, clock::timeline& home, clock::timeline* last_use, here) const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
   static located locate(region&, address) noexcept;

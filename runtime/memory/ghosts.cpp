@@ -79,6 +79,7 @@ bool device_allocator::come_home(stream_memory& mine, ghost& g, mapped& out) {
 // Requires: the lock of `from`, which has reserved the handle's home. Where it goes is reserved, too.
 void device_allocator::leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator which, ghost* back, address to, mapped& out) {
   homed_handle& h = which->second;
+  tell_mapped(from, h, observe::action::unmap);
   clock::stamp const last{from.home.load()->id(), place.freed};
   place.in->set_pages(h, nullptr);
   auto node = from.handles.extract(which);

@@ -52,12 +52,14 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
     counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
+    tell_mapped(mine, h, observe::action::map);
   }
   while (!made.arrived.empty()) {
     homed_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
     in.set_pages(h, &h);
     counts_.handle_moved();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
+    tell_mapped(mine, h, observe::action::map);
   }
   if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
   if (!s.ok()) {
@@ -110,6 +112,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   }
   counts_.handle_mapped();
   mine.counts.mapped(static_cast<std::int64_t>(bytes));
+  tell_mapped(mine, h, observe::action::map);
   counts_.missed();
   out = warm(mine, r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};

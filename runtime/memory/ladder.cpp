@@ -204,6 +204,7 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
     m.handles.erase(h.at);
     counts_.handle_gone();
     m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+    tell_mapped(m, h, observe::action::unmap);
   }
   counts_.refund(bytes - back.orphaned);
   if (segment && gone == 0) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));

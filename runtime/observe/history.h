@@ -16,7 +16,7 @@
 
 namespace weir::observe {
 
-enum class action : std::uint8_t { alloc, free, out_of_memory };
+enum class action : std::uint8_t { alloc, free, out_of_memory, map, unmap };  // the last two: of memory held of the driver
 inline constexpr int pinned_memory_place = -1;  // in place of a device
 
 struct event {

@@ -1,0 +1,74 @@
+// What lies where in a device's memory, for people: ranges held of the driver, and in each what is live, pending and free.
+// Threads: any. Looks at everything, under one stream's lock after the other.
+#include <algorithm>
+
+#include "runtime/memory/device_allocator.h"
+#include "runtime/observe/history.h"
+
+namespace weir::memory {
+namespace {
+
+using part = mapped_range::part;
+using use = mapped_range::use;
+
+void add(mapped_range& to, part const& p) {
+  to.bytes += p.bytes;
+  if (p.is == use::free && !to.parts.empty() && to.parts.back().is == use::free) {
+    to.parts.back().bytes += p.bytes;
+  } else {
+    to.parts.push_back(p);
+  }
+}
+
+void add_slots(mapped_range& to, piece const& run) {
+  slab const& s = *run.cut;
+  address end = run.at;
+  for (std::uint32_t i = 0; i < s.slots; ++i) {
+    if (s.start(i) > end) add(to, {end, s.start(i) - end, 0, use::free});
+    end = s.start(i) + s.size;
+    switch (s.at(i)) {
+      case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
+      case slot::pending: add(to, {s.start(i), s.size, 0, use::pending}); break;
+      default: add(to, {s.start(i), s.size, 0, use::free}); break;
+    }
+  }
+  if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
+}
+
+}  // namespace
+
+std::vector<mapped_range> device_allocator::layout() const {
+  std::vector<mapped_range> all;
+  for (stream_memory* m : memories()) {
+    base::lock_guard hold(m->lock);
+    for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    std::uint64_t const stream = m->home.load()->id();
+    for (region* r : m->pieces.regions()) {
+      bool in_range = false;
+      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+        if (p->is == state::gap || p->is == state::reserved) {
+          in_range = false;
+          continue;
+        }
+        if (!in_range) all.push_back({p->at, 0, stream, true, {}});
+        in_range = true;
+        mapped_range& now = all.back();
+        switch (p->is) {
+          case state::slab: add_slots(now, *p); break;
+          case state::live: add(now, {p->at, p->bytes, p->requested, use::live}); break;
+          case state::pending: add(now, {p->at, p->bytes, 0, use::pending}); break;
+          default: add(now, {p->at, p->bytes, 0, use::free}); break;
+        }
+        now.slots &= p->is == state::slab || p->is == state::free;
+      }
+    }
+  }
+  std::sort(all.begin(), all.end(), [](mapped_range const& a, mapped_range const& b) { return a.at < b.at; });
+  return all;
+}
+
+void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_, {nullptr, nullptr, 0});
+}
+
+}  // namespace weir::memory

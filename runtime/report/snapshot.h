@@ -1,0 +1,34 @@
+// A snapshot of device memory as PyTorch's memory viewer reads it: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html and
+// torch/csrc/cuda/memory_snapshot.cpp (keys of segments, blocks, frames and traces).
+// Threads: any; values in, bytes out.
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weir/observe.h"
+
+namespace weir::report {
+
+struct trace_entry {
+  std::string_view action;  // alloc, free, oom, segment_map, segment_unmap
+  std::uintptr_t at = 0;
+  std::size_t bytes = 0;
+  std::uint64_t stream = 0;
+  std::int64_t us = 0;      // since 1970
+  here where{nullptr, nullptr, 0};
+  std::uint32_t stack = 0;  // of device_snapshot's `stacks`
+};
+struct device_snapshot {
+  int device = 0;
+  std::vector<memory_segment> segments;
+  std::vector<trace_entry> trace;  // oldest first
+};
+struct stack_of {
+  std::uint32_t number = 0;
+  std::vector<void const*> frames;  // innermost first
+};
+std::string snapshot(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view settings);
+
+}  // namespace weir::report

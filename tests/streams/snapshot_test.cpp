@@ -1,0 +1,202 @@
+// Snapshots: what lies where is a recount of the counters, and the file keeps the rules of PyTorch's viewer, which replays it backward.
+// Seeds as tests/support/seeds.h says. Threads: one, but where a test says so.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "tests/streams/pickle_reader.h"
+#include "tests/support/seeds.h"
+#include "weir/copy.h"
+#include "weir/observe.h"
+#include "weir/sim.h"
+#include "weir/stream.h"
+
+namespace weir {
+namespace {
+
+using testing_pickle::value;
+
+struct snapshot : testing::Test {
+  ~snapshot() override { stop_memory_history(); }
+  static void recount(device on) {
+    auto const all = memory_snapshot(on);
+    auto const n = memory_stats(on);
+    std::int64_t bytes = 0, live = 0, requested = 0, pending = 0, blocks = 0;
+    std::uintptr_t end = 0;
+    for (memory_segment const& s : all) {
+      EXPECT_GE(s.address, end);
+      std::uintptr_t next = s.address;
+      for (memory_block const& b : s.blocks) {
+        EXPECT_EQ(b.address, next) << "side by side";
+        next += b.bytes;
+        requested += static_cast<std::int64_t>(b.requested);
+        if (b.state == block_state::active_allocated) live += static_cast<std::int64_t>(b.bytes), ++blocks;
+        if (b.state == block_state::active_pending_free) pending += static_cast<std::int64_t>(b.bytes);
+      }
+      end = next;
+      EXPECT_EQ(next, s.address + s.bytes);
+      bytes += static_cast<std::int64_t>(s.bytes);
+    }
+    EXPECT_EQ(bytes, n.reserved_bytes.all.current);
+    EXPECT_EQ(live, n.allocated_bytes.all.current);
+    EXPECT_EQ(requested, n.requested_bytes.all.current);
+    EXPECT_EQ(pending, n.pending_bytes.all.current);
+    EXPECT_EQ(blocks, n.allocation.all.current);
+  }
+};
+
+struct blocks_of_a_program {  // taken and given back at random, on three streams, some used on a second one
+  explicit blocks_of_a_program(std::uint64_t seed) : random(seed) {}
+  std::mt19937_64 random;
+  std::array<stream, 3> on;
+  std::map<void*, stream_ref> live;
+
+  void step() {
+    if (live.empty() || random() % 5 < 3) {
+      stream_ref const home = on[random() % 3];
+      size_t const bytes = random() % 3 ? random() % 40'000 : random() % 9'000'000;
+      live.emplace(allocate(home, bytes), home);
+    } else {
+      auto const at = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
+      if (random() % 3 == 0) record_stream(at->first, on[random() % 3]);
+      deallocate(at->first);
+      live.erase(at);
+    }
+    if (random() % 40 == 0) empty_cache();
+  }
+  ~blocks_of_a_program() {
+    for (auto const& [p, s] : live) deallocate(p);
+  }
+};
+
+TEST_F(snapshot, what_lies_where_is_a_recount_of_the_counters) {
+  for (std::uint64_t const seed : tests::seeds("snapshot", 20)) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    runtime machine(simulated{.devices = 1, .memory = 1_GiB, .seed = seed});
+    runtime_guard const in(machine);
+    blocks_of_a_program program(seed);
+    for (int i = 0; i < 150; ++i) {
+      program.step();
+      if (i % 10 == 0) recount(0);
+    }
+    std::set<std::uintptr_t> found;
+    for (auto const& s : memory_snapshot()) {
+      for (auto const& b : s.blocks) {
+        if (b.state == block_state::active_allocated) found.insert(b.address);
+      }
+    }
+    std::set<std::uintptr_t> mine;
+    for (auto const& [p, s] : program.live) mine.insert(reinterpret_cast<std::uintptr_t>(p));
+    EXPECT_EQ(found, mine);
+  }
+}
+
+// As MemoryViz does: from the segments as they are now, backward through the trace; every block lies in a segment of its time.
+void replay_backward(value const& all, size_t device) {
+  std::map<std::int64_t, std::int64_t> mapped;  // address, end: merged with what follows at once
+  auto const add = [&](std::int64_t at, std::int64_t bytes) {
+    EXPECT_TRUE(mapped.emplace(at, at + bytes).second) << "mapped twice";
+  };
+  auto const covers = [&](std::int64_t at, std::int64_t bytes) {
+    auto found = mapped.upper_bound(at);
+    if (found == mapped.begin()) return false;
+    std::int64_t end = (--found)->second;
+    for (++found; found != mapped.end() && found->first == end; ++found) end = found->second;
+    return at + bytes <= end;
+  };
+  auto const remove = [&](std::int64_t at, std::int64_t bytes) {  // a segment of the file is several handles side by side
+    EXPECT_TRUE(covers(at, bytes)) << "unmapped is what was mapped";
+    auto found = std::prev(mapped.upper_bound(at));
+    while (found != mapped.end() && found->first < at + bytes) {
+      auto const [from, to] = *found;
+      found = mapped.erase(found);
+      if (from < at) mapped.emplace(from, at);
+      if (to > at + bytes) mapped.emplace(at + bytes, to);
+      if (from >= at + bytes) break;
+    }
+  };
+  std::map<std::int64_t, std::int64_t> active;
+  for (auto const& s : all["segments"].items) {
+    if (static_cast<size_t>((*s)["device"].number) != device) continue;
+    add((*s)["address"].number, (*s)["total_size"].number);
+    std::int64_t sum = 0, live = 0;
+    for (auto const& b : (*s)["blocks"].items) {
+      sum += (*b)["size"].number;
+      std::string const state = (*b)["state"].text;
+      if (state == "active_allocated") live += (*b)["size"].number;
+      if (state != "inactive") active[(*b)["address"].number] = (*b)["size"].number;
+    }
+    EXPECT_EQ(sum, (*s)["total_size"].number);
+    EXPECT_EQ(live, (*s)["allocated_size"].number);
+  }
+  auto const& trace = all["device_traces"].items.at(device)->items;
+  std::int64_t later = INT64_MAX;
+  for (size_t i = trace.size(); i-- > 0;) {
+    value const& e = *trace[i];
+    std::string const action = e["action"].text;
+    EXPECT_LE(e["time_us"].number, later);
+    later = e["time_us"].number;
+    if (action == "oom") continue;
+    std::int64_t const at = e["addr"].number, bytes = e["size"].number;
+    if (action == "segment_map") remove(at, bytes);
+    if (action == "segment_unmap") add(at, bytes);
+    if (action == "alloc") {
+      EXPECT_TRUE(covers(at, bytes)) << "a block taken lies in a segment";
+      EXPECT_EQ(active.erase(at), 1u) << "taken before it was given back";
+    }
+    if (action == "free_completed") {
+      EXPECT_TRUE(covers(at, bytes));
+      ASSERT_GT(i, 0u);
+      EXPECT_EQ((*trace[i - 1])["action"].text, "free_requested");
+      EXPECT_TRUE(active.emplace(at, bytes).second);
+    }
+    if (action == "free_requested" && (i + 1 == trace.size() || (*trace[i + 1])["action"].text != "free_completed")) {
+      EXPECT_TRUE(active.contains(at)) << "not completed is what is pending";
+    }
+  }
+}
+
+TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
+  auto const path = std::filesystem::temp_directory_path() / ("weir_snapshot_" + std::to_string(getpid()));
+  for (std::uint64_t const seed : tests::seeds("snapshot file", 10)) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    runtime machine(simulated{.devices = 2, .memory = 1_GiB, .seed = seed});
+    runtime_guard const in(machine);
+    blocks_of_a_program program(seed);
+    for (int i = 0; i < 20; ++i) program.step();
+    record_memory_history({.events = seed % 2 ? 100u : 10'000u});
+    for (int i = 0; i < 300; ++i) program.step();
+    dump_memory_snapshot(path.string());
+    std::ifstream file(path, std::ios::binary);
+    value const all = testing_pickle::reader(std::string(std::istreambuf_iterator<char>(file), {})).read();
+    ASSERT_EQ(all["device_traces"].items.size(), 2u);
+    EXPECT_GE(all["device_traces"].items[0]->items.size(), 100u);
+    replay_backward(all, 0);
+    bool named = false;
+    for (auto const& e : all["device_traces"].items[0]->items) {
+      for (auto const& f : (*e)["frames"].items) named |= (*f)["filename"].text.ends_with("snapshot_test.cpp") && (*f)["line"].number > 0;
+    }
+    EXPECT_TRUE(named) << "a frame says whose line it was";
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB});
+  runtime_guard const in(machine);
+  try {
+    dump_memory_snapshot("/no/such/folder/snapshot.pickle");
+    FAIL() << "nothing was thrown";
+  } catch (invalid_use const& e) {
+    EXPECT_NE(std::string(e.what()).find("/no/such/folder/snapshot.pickle"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace weir
