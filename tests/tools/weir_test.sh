@@ -69,6 +69,19 @@ run replay --json --devices sim --epsilon 0.5 "$work/small"
 expect 0 '"epsilon": 0.5, '
 run replay --devices sim
 expect 1 'no trace'
+run replay --devices sim --snapshot "$work/snapshot" "$work/small"
+expect 0 ''
+if python3 -c pass 2> /dev/null; then
+  python3 - "$work/snapshot" <<'PY' || { echo "FAILED: python does not read the snapshot"; failed=1; }
+import pickle, sys
+all = pickle.load(open(sys.argv[1], "rb"))
+assert [e["action"] for e in all["device_traces"][0]].count("alloc") == 10, all["device_traces"]
+for s in all["segments"]:
+    assert sum(b["size"] for b in s["blocks"]) == s["total_size"], s
+PY
+fi
+run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
+expect 1 'nowhere/snapshot'
 head -c 40 "$work/small.gz" > "$work/short.gz"
 run replay --devices sim "$work/short.gz"
 expect 1 'cut short or damaged'

@@ -112,6 +112,7 @@ struct settings {
   std::optional<double> epsilon;
   int rounds = 2;
   bool json = false;
+  std::string snapshot;     // a file; empty: none is wanted
 };
 
 // One device is enough. A simulated one is as large as an H200 unless its size was given; it costs what is touched, and nothing is.
@@ -148,6 +149,7 @@ outcome replay_one(trace const& t, settings const& s) {
     auto const driver = m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns;
     return {static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations, static_cast<double>(driver) / operations, after.moved - before.moved};
   };
+  if (!s.snapshot.empty()) record_memory_history({.events = size_t{1} << 20});
   spent const first = round();
   out.first_ns = first.host_ns, out.first_driver_ns = first.driver_ns;
   std::vector<spent> warm;
@@ -161,6 +163,7 @@ outcome replay_one(trace const& t, settings const& s) {
   out.moved = m.read().moved;
   out.memory = memory_stats(0);
   out.ladder = p.ladder();
+  if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
   return out;
 }
 
@@ -224,6 +227,7 @@ int replay(std::vector<std::string> const& arguments) {
       "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
       "rounds", po::value(&s.rounds), "so many replays in all, 2 unless said; of those after the first the medians are told")(
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
+      "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; recording costs about 20 ns an operation")(
       "trace", po::value(&paths), "files");
   po::positional_options_description files;
   files.add("trace", -1);
