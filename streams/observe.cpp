@@ -51,11 +51,16 @@ memory_report memory_report_now(device on) {
   return r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_report_now", here::current())).report();
 }
 
+std::vector<stream_memory_use> memory_by_stream(device on) {
+  memory::allocator const* const a = used(on, "memory_by_stream");
+  return a ? a->by_stream() : std::vector<stream_memory_use>{};
+}
+
 std::string memory_summary(device on) {
   runtime::impl& r = streams::current_runtime();
   memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", here::current()));
   memory_report const now = a.report();
-  return report::summary(a.statistics(), now);
+  return report::summary(a.statistics(), now, a.by_stream());
 }
 
 std::string memory_metrics() {

@@ -23,10 +23,13 @@ memory_statistics pinned_memory_stats();       // page-locked host memory, of al
 void reset_peak_memory_stats(device = gpu);         // peaks start again from what is current
 void reset_accumulated_memory_stats(device = gpu);  // what was allocated and freed so far counts from zero again
 
-// A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached.
+// A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached. Then a sentence for each thing
+// worth knowing: whose cached memory is, what pending blocks wait for, what rounding and holes cost, what others hold.
 std::string memory_summary(device = gpu);
 // All devices of the current runtime and page-locked memory (device="cpu") as Prometheus' text 0.0.4, for an HTTP answer.
 std::string memory_metrics();
+// Who has the device's memory: by stream, the most bytes first. Cached memory of an idle stream serves others when they run short.
+std::vector<stream_memory_use> memory_by_stream(device = gpu);
 // Where the device's memory is now, with the remedies of an out_of_memory.
 memory_report memory_report_now(device = gpu);
 

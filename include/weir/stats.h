@@ -29,6 +29,13 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   std::uint64_t pages_mapped;            // pieces of memory asked of the driver
   std::vector<std::pair<std::string, std::int64_t>> flat() const;  // torch's keys in torch's order; weir's own among them
 };
+struct stream_memory_use {  // what one stream's allocations draw from, of one device
+  std::uint64_t stream;
+  size_t allocated, pending, cached;  // bytes: live, rounded; given back and still in use elsewhere; free
+  size_t largest_free;                // bytes, of one piece
+  struct waiting { std::uint64_t stream; size_t bytes; };
+  std::vector<waiting> waits_for;     // pending bytes by the stream that holds them
+};
 struct rung { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed, or asked-for, moment
   device on = gpu;

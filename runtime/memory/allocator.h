@@ -59,6 +59,7 @@ class allocator {
   virtual memory_statistics statistics() const = 0;
   virtual memory_report report() const = 0;             // of now, nothing requested
   virtual std::vector<mapped_range> layout() const = 0;   // by address; each stream's memory at one moment
+  virtual std::vector<stream_memory_use> by_stream() const = 0;
   virtual void reset_peak() = 0;
   virtual void reset_accumulated() = 0;
   virtual std::vector<std::string> validate() const = 0;  // what of the invariants does not hold, by name; empty: all hold

@@ -85,6 +85,7 @@ class device_allocator final : public allocator {
   memory_statistics statistics() const override;
   memory_report report() const override;
   std::vector<mapped_range> layout() const override;
+  std::vector<stream_memory_use> by_stream() const override;
   void reset_peak() override;
   void reset_accumulated() override;
   std::vector<std::string> validate() const override;

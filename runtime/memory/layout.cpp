@@ -1,6 +1,7 @@
 // What lies where in a device's memory, for people: ranges held of the driver, and in each what is live, pending and free.
 // Threads: any. Looks at everything, under one stream's lock after the other.
 #include <algorithm>
+#include <map>
 
 #include "runtime/memory/device_allocator.h"
 #include "runtime/observe/history.h"
@@ -40,7 +41,7 @@ void add_slots(mapped_range& to, piece const& run) {
 std::vector<mapped_range> device_allocator::layout() const {
   std::vector<mapped_range> all;
   for (stream_memory* m : memories()) {
-    base::lock_guard hold(m->lock);
+    base::owned_lock hold(m->lock);
     for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
     std::uint64_t const stream = m->home.load()->id();
     for (region* r : m->pieces.regions()) {
@@ -65,6 +66,34 @@ std::vector<mapped_range> device_allocator::layout() const {
   }
   std::sort(all.begin(), all.end(), [](mapped_range const& a, mapped_range const& b) { return a.at < b.at; });
   return all;
+}
+
+std::vector<stream_memory_use> device_allocator::by_stream() const {
+  std::map<std::uint64_t, stream_memory_use> all;
+  for (mapped_range const& range : layout()) {
+    stream_memory_use& u = all[range.stream];
+    for (part const& p : range.parts) {
+      if (p.is == use::live) u.allocated += p.bytes;
+      if (p.is == use::pending) u.pending += p.bytes;
+      if (p.is == use::free) u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
+    }
+  }
+  for (stream_memory* m : memories()) {
+    base::owned_lock hold(m->lock);
+    auto const found = all.find(m->home.load()->id());
+    if (found == all.end()) continue;
+    std::map<std::uint64_t, std::size_t> waits;
+    m->pending.each([&](held_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+    for (auto const& [stream, bytes] : waits) found->second.waits_for.push_back({stream, bytes});
+  }
+  std::vector<stream_memory_use> out;
+  for (auto& [stream, u] : all) {
+    u.stream = stream;
+    out.push_back(std::move(u));
+  }
+  auto const bytes = [](stream_memory_use const& u) { return u.allocated + u.pending + u.cached; };
+  std::stable_sort(out.begin(), out.end(), [&](auto const& a, auto const& b) { return bytes(a) > bytes(b); });
+  return out;
 }
 
 void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {

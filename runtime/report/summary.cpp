@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "runtime/options.h"
+
 namespace weir {
 namespace report {
 namespace {
@@ -26,9 +28,53 @@ std::string row(char const* name, stat const& s) {
   return text;
 }
 
+std::string in_units(std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); }
+
+// Worth a sentence: at least an eighth of what is held, and a page.
+bool worth(std::int64_t bytes, std::int64_t of) { return bytes >= 2 << 20 && bytes >= of / 8; }
+
+std::string whose_cached(stat const& cached, std::int64_t reserved, std::span<stream_memory_use const> streams) {
+  std::string out = in_units(cached.current) + " of " + in_units(reserved) + " are free";
+  std::size_t told = 0;
+  for (stream_memory_use const& u : streams) {
+    if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3) continue;
+    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to stream " + std::to_string(u.stream) + (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
+  }
+  return out + ". Other streams get them when they run short; empty_cache() gives them to other programs.\n";
+}
+
+std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use const> streams) {
+  std::string out = in_units(pending) + " are given back but may still be in use:";
+  std::size_t told = 0;
+  for (stream_memory_use const& u : streams) {
+    for (auto const& w : u.waits_for) {
+      if (told < 4) out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of stream " + std::to_string(u.stream) + " on stream " + std::to_string(w.stream));
+    }
+  }
+  return out + ".\n";
+}
+
+// A plain sentence for each thing worth knowing.
+std::string sentences(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
+  std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current, pending = n.pending_bytes.all.current;
+  std::int64_t const rounding = n.allocated_bytes.all.current - n.requested_bytes.all.current;
+  auto const hole = static_cast<std::int64_t>(now.largest_hole);
+  std::string out;
+  if (worth(cached, reserved)) out += whose_cached(n.cached_bytes.all, reserved, streams);
+  if (worth(pending, reserved)) out += what_is_pending(pending, streams);
+  if (worth(cached, reserved) && hole < cached / 2) out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) + " free: a larger block moves free memory together, or takes more.\n";
+  if (worth(rounding, reserved)) out += in_units(rounding) + " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
+  if (worth(n.reserved_bytes.all.peak - reserved, reserved)) out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " + in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
+  if (worth(static_cast<std::int64_t>(now.other_processes), static_cast<std::int64_t>(now.capacity))) {
+    out += bytes_text(now.other_processes) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
+  }
+  if (n.num_ooms) out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") + " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
+  return out;
+}
+
 }  // namespace
 
-std::string summary(memory_statistics const& n, memory_report const& now) {
+std::string summary(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
   char head[160];
   std::snprintf(head, sizeof head, "%-14s %20s %20s %22s %22s\n", (now.on.str() + ", bytes").c_str(), "now", "peak", "taken in all", "given back in all");
   std::string out = head;
@@ -45,7 +91,7 @@ std::string summary(memory_statistics const& n, memory_report const& now) {
          " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(static_cast<std::int64_t>(now.other_processes)) + " B\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) + ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " +
          std::to_string(n.fences) + "\n";
-  return out;
+  return out + sentences(n, now, streams);
 }
 
 }  // namespace report

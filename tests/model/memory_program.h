@@ -17,15 +17,6 @@
 
 namespace weir::tests {
 
-struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: segments only
-  using faulty::faulty;
-  weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
-    i.value.maps = false;
-    return i;
-  }
-};
-
 class memory_program {
  public:
   explicit memory_program(std::uint64_t seed, bool policies = true)

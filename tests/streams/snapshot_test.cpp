@@ -187,6 +187,32 @@ TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
   std::filesystem::remove(path);
 }
 
+TEST_F(snapshot, the_summary_says_whose_free_memory_is_and_what_pending_blocks_wait_for) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime_guard const in(machine);
+  stream idle, busy, user;
+  deallocate(allocate(idle, 96_MiB));
+  void* const p = allocate(busy, 64_MiB);
+  buffer const other(1_MiB);
+  copy(user, p, other.data(), other.size());
+  record_stream(p, user);
+  deallocate(p);
+  auto const streams = memory_by_stream();
+  ASSERT_EQ(streams.size(), 3u);
+  EXPECT_EQ(streams[0].stream, idle.id());
+  EXPECT_EQ(streams[0].cached, 96_MiB);
+  EXPECT_EQ(streams[1].pending, 64_MiB);
+  ASSERT_EQ(streams[1].waits_for.size(), 1u);
+  EXPECT_EQ(streams[1].waits_for[0].stream, user.id());
+  std::string const text = memory_summary();
+  EXPECT_NE(text.find("96 MiB belong to stream " + std::to_string(idle.id()) + ", which holds nothing else"), text.npos) << text;
+  EXPECT_NE(text.find("64 MiB of stream " + std::to_string(busy.id()) + " on stream " + std::to_string(user.id())), text.npos) << text;
+  EXPECT_EQ(text.find("failed for want"), text.npos) << text;
+  while (simulation::of(machine).step(user)) {}
+  deallocate(allocate(busy, 64_MiB));
+  EXPECT_EQ(memory_summary().find("may still be in use"), std::string::npos) << memory_summary();
+}
+
 TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB});
   runtime_guard const in(machine);

@@ -10,6 +10,15 @@
 
 namespace weir::tests {
 
+struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: segments only
+  using faulty::faulty;
+  weir::driver::result<weir::driver::device_info> info(int device) override {
+    auto i = faulty::info(device);
+    i.value.maps = false;
+    return i;
+  }
+};
+
 struct memory_bench {
   explicit memory_bench(simulated const& like, options o = {}) : memory_bench(driver::sim::make(like), o) {}
   // `around` puts another driver in front of the machine.
