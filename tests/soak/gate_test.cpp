@@ -316,7 +316,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
   SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
   auto const below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  rig r(seed % 2 ? options{.device_limit = 12_MiB} : options{});
+  rig r(options{.device_limit = seed % 2 ? 12_MiB : 0, .fence_every = 1_MiB});  // so that streams wait for each other
   std::vector<std::unique_ptr<lane>> lanes;
   for (int i = 0; i < 4; ++i) lanes.push_back(std::make_unique<lane>());
   struct live_block { std::byte* at; std::size_t bytes; std::uint64_t id; lane* home; gatekeeper::gates others; };
