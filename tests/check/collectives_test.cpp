@@ -1,5 +1,5 @@
 // Collectives before the checker: programs that are right, and those that touch a buffer while a collective uses it.
-// Threads: one gives the parts of all ranks, which a simulated machine allows.
+// Threads: one. It gives the parts of all ranks, which a simulated machine allows.
 #include "peer/collective.h"
 #include "runtime/base/call_site.h"
 #include "runtime/driver/check/check.h"

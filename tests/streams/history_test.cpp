@@ -216,7 +216,7 @@ TEST_F(history, a_tracker_prints_what_appeared_and_vanished) {
   std::ostringstream out;
   memory_tracker tracker(out);
   buffer one(4096);
-  std::string const line = "streams/history_test.cpp:" + std::to_string(__LINE__ - 1);
+  auto const line = std::string("streams/history_test.cpp:").append(std::to_string(__LINE__ - 1));
   tracker.track();
   EXPECT_NE(out.str().find("+4 KiB in +1 of " + line), std::string::npos) << out.str();
   out.str("");
