@@ -40,6 +40,7 @@ constinit std::array<mapped_spaces::place, mapped_spaces::most> mapped_spaces::p
 
 void mapped_spaces::enter(address base, std::size_t bytes, address_space const& s) noexcept {
   base::lock_guard const hold(registered().lock);
+  base::undivided const whatever_was_there_before;  // places of a process' earlier runtimes change no course
   std::size_t const n = used_.load();
   std::size_t i = 0;
   while (i < n && places_[i].bytes.load() != 0) ++i;
@@ -53,6 +54,7 @@ void mapped_spaces::enter(address base, std::size_t bytes, address_space const& 
 
 void mapped_spaces::leave(address base) noexcept {
   base::lock_guard const hold(registered().lock);
+  base::undivided const whatever_was_there_before;
   for (place& p : places_) {
     if (p.bytes.load() != 0 && p.base.load() == base) p.bytes.store(0);
   }
@@ -196,6 +198,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
       }
     } else {
       if (all.spare.empty()) {
+        base::undivided const no_other_course;
         found = new_cache();
         if (!found) return nullptr;
       } else {
@@ -206,6 +209,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
     }
     base::owned_lock const with(m.lock);
     m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
+    base::undivided const whatever_it_was_used_for;
     found->forget();
     found->of.store(&m);
   }
@@ -236,6 +240,7 @@ void thread_caches::close(stream_memory& m) noexcept {
 }
 
 region const* mapped_spaces::find(address a) noexcept {
+  base::undivided const whatever_was_there_before;
   for (std::size_t i = 0, n = used_.load(base::memory_order_acquire); i < n; ++i) {
     place const& p = places_[i];
     std::size_t const bytes = p.bytes.load(base::memory_order_acquire);
