@@ -26,7 +26,9 @@ driver::status on_gpu(driver::driver& m, int device, driver::stream_handle s, ta
   if (auto const is = m.make_current(device); !is.ok()) return is;
   stir_words<<<4, 64, 0, native.value>>>(t);
   auto const error = cudaGetLastError();
-  return error == cudaSuccess ? driver::status{} : driver::status{driver::code::failed, static_cast<int>(error)};
+  if (error == cudaSuccess) return {};
+  bool const of_a_capture = error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+  return {of_a_capture ? driver::code::not_permitted : driver::code::failed, static_cast<int>(error)};
 }
 #else
 driver::status on_gpu(driver::driver&, int, driver::stream_handle, task const&) { return {driver::code::not_supported, 0}; }
