@@ -96,13 +96,14 @@ void steps(table& t, network& net, std::int64_t batch) {
   weir::reset_peak_memory_stats();
   backward(mean(net.forward(x)));
   std::int64_t const plain = peak() - before;
+  std::int64_t const library = weir::runtime::current().is_simulated() ? 0 : 32 << 20;  // bytes: a product's workspace on a GPU, in every peak
   net.clear_gradients();
   weir::reset_peak_memory_stats();
   std::int64_t const made = products_made();
   backward(mean(net.forward_checkpointed(x, 2)));
   std::int64_t const less = peak() - before;
   t.row("a step with checkpoint(2 layers)", {near(base + parameters, scalars), range{}}, "recomputed, not kept");
-  t.holds(less < plain * 2 / 3, "its peak is " + in_words(less) + " over the parameters, without " + in_words(plain));
+  t.holds(less - library < (plain - library) * 2 / 3, "its peak is " + in_words(less) + " over the parameters, without " + in_words(plain));
   t.holds(products_made() - made == 2 * layers && net.gradients() == right, "for twice the forward products, and the same gradients to the bit");
   net.clear_gradients();
   weir::reset_peak_memory_stats();
@@ -110,7 +111,7 @@ void steps(table& t, network& net, std::int64_t batch) {
   for (var& w : net.weights) w.gradient().mul_(0.25);
   std::int64_t const accumulated = peak() - before;
   t.row("four steps of a quarter batch, accumulated", {near(base + parameters, scalars), range{}}, "gradient accumulation");
-  t.holds(accumulated < plain * 2 / 3 && furthest(net.gradients(), right) < 1e-5, "its peak is " + in_words(accumulated) + ", and the gradients are those of the whole batch but for rounding");
+  t.holds(accumulated - library < (plain - library) * 2 / 3 && furthest(net.gradients(), right) < 1e-5, "its peak is " + in_words(accumulated) + ", and the gradients are those of the whole batch but for rounding");
   net.clear_gradients();
 }
 
