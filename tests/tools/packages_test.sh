@@ -14,7 +14,7 @@ machine() {
   rm -rf "$work/bin" "$work/system" "$work/deps" "$work/conflicts" "$work/calls"
   mkdir -p "$work/bin" "$work/system/usr/include/"{gtest,benchmark,"$triple"} "$work/system/usr/lib/$triple"
   touch "$work/system/usr/include/gtest/gtest.h" "$work/system/usr/lib/$triple/libgtest.a" "$work/system/usr/include/benchmark/benchmark.h" \
-    "$work/system/usr/include/$triple/cblas.h" "$work/system/usr/include/zlib.h" "$work/conflicts" "$work/calls"
+    "$work/system/usr/include/$triple/cblas.h" "$work/system/usr/lib/$triple/libopenblas.so" "$work/system/usr/include/zlib.h" "$work/conflicts" "$work/calls"
   printf '#!/bin/sh\necho 12\n' > "$work/bin/c++"
   printf '#!/bin/sh\necho cmake version 3.25.1\n' > "$work/bin/cmake"
   printf '#!/bin/sh\n' > "$work/bin/ninja"
@@ -22,7 +22,7 @@ machine() {
   cat > "$work/bin/apt-cache" <<STUB
 #!/bin/sh
 for name; do :; done
-case \$name in libboost-dev) echo "  Candidate: \$(cat $work/boost)" ;; *) echo "  Candidate: 1.81" ;; esac
+case \$name in libboost-dev) echo "  Candidate: \$(cat $work/boost)" ;; libopenblas-dev) echo "  Candidate: \$(cat $work/openblas)" ;; *) echo "  Candidate: 1.81" ;; esac
 STUB
   cat > "$work/bin/apt-get" <<STUB
 #!/bin/bash
@@ -45,10 +45,11 @@ STUB
 #!/bin/sh
 mkdir -p \$1/usr/include/boost \$1/usr/lib/$triple
 echo '#define BOOST_VERSION 108100' > \$1/usr/include/boost/version.hpp
-touch \$1/usr/lib/$triple/libboost_program_options.a
+touch \$1/usr/lib/$triple/libboost_program_options.a \$1/usr/lib/$triple/libopenblas.so
 STUB
   chmod +x "$work"/bin/*
   echo 1.74.0.3 > "$work/boost"
+  echo 0.3.21 > "$work/openblas"
 }
 packages() {
   PATH="$work/bin:/usr/bin:/bin" WEIR_DEPS=$work/deps WEIR_SYSTEM_ROOT=$work/system "$root/tools/packages" "$@" > "$work/out" 2>&1
@@ -94,6 +95,20 @@ printf '#!/bin/sh\necho 9\n' > "$work/bin/c++"
 chmod +x "$work/bin/"*
 if packages build < /dev/null; then fail "an old compiler that cannot be replaced is an error"; fi
 grep -q 'apt-get install g++' "$work/out" || fail "the error says what to ask for"
+
+reference_blas() {  # a machine whose only CBLAS is the slow one, and which lacks nothing else
+  machine
+  "$work/bin/give" "$work/system"
+  rm "$work/system/usr/lib/$triple/libopenblas.so"
+  touch "$work/system/usr/lib/$triple/libblas.so"
+}
+reference_blas
+packages build || fail "OpenBLAS is installed beside the reference BLAS"
+asked 'install -y --no-remove .*libopenblas-dev' || fail "the reference BLAS is not taken for OpenBLAS"
+reference_blas
+echo '(none)' > "$work/openblas"
+packages build || fail "where OpenBLAS cannot be had the reference BLAS serves"
+grep -q 'ten times' "$work/out" || fail "it is said that products will be slow"
 
 if packages frobnicate; then fail "an unknown group is refused"; fi
 
