@@ -223,14 +223,17 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
   }
 }
 
+// What was written up to one moment, of all threads: of two events that followed each other the later one is never gathered first.
 void history::gather() {
+  std::uint64_t const until = base::ticks();
   book& b = *book_;
   b.earlier_ends.swap(b.early_ends);
   b.early_ends.clear();
   b.batch.clear();
   std::size_t writers = 0;
   for (log* l : logs_) {
-    std::uint32_t const n = l->count.load(base::memory_order_acquire);
+    std::uint32_t n = l->count.load(base::memory_order_acquire);
+    while (n > l->gathered && l->events[n - 1].ticks > until) --n;
     if (n == l->gathered) continue;
     if (++writers == 1) b.only = std::span(l->events).subspan(l->gathered, n - l->gathered);
     else b.batch.insert(b.batch.end(), l->events.begin() + l->gathered, l->events.begin() + n);

@@ -53,11 +53,12 @@ class cache_program {
       return 0;
     }
     auto const at = reinterpret_cast<std::uintptr_t>(p);
+    // As the calls of the library do: before anybody else hears of the block, and may give it back.
+    observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, here::current());
     auto const above = live_.lower_bound(at);
     bool const apart = (above == live_.end() || at + bytes <= above->first) && (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
     if (!apart) t_.fail("a block was handed out that somebody has");
     live_.emplace(at, bytes);
-    observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, here::current());  // as the calls of the library do
     return at;
   }
   void give(std::uintptr_t at) {
@@ -72,6 +73,7 @@ class cache_program {
     if (!live_.empty()) give(std::next(live_.begin(), static_cast<std::ptrdiff_t>(t_.draw(64) % live_.size()))->first);
   }
   void step() {
+    if (written_ && t_.draw(4) == 0) return void(observe::history::process().live(static_cast<std::uint32_t>(bench_.core.id()), 0));  // read while others write
     clock::timeline& line = *lines_[t_.draw(4) == 3];
     std::size_t const bytes = sizes[t_.draw(3)];
     switch (t_.draw(8)) {
