@@ -138,6 +138,11 @@ if(TARGET examples_seeds_test)
   target_sources(examples_seeds_test PRIVATE ${parts})
 endif()
 
+# The tool's matrix of links, without its main.
+if(TARGET tools_topology_test)
+  target_sources(tools_topology_test PRIVATE ${PROJECT_SOURCE_DIR}/tools/weir/topology.cpp)
+endif()
+
 # The rules of the house, and the tests of the script that holds them.
 add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "peer/nvlinks.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -261,6 +262,12 @@ std::vector<link> links() {
   auto& r = streams::current_runtime();
   auto& all = links_of(r);
   std::vector<link> table;
+  std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
+  std::vector<std::vector<peer::nvlink_end>> ends(buses.size());
+  for (std::size_t i = 0; i < buses.size() && buses.size() > 1 && !r.machine().simulated(); ++i) {
+    buses[i] = r.machine().info(static_cast<int>(i)).value.pci_bus_id;
+    ends[i] = peer::nvlink_ends(buses[i]);
+  }
   for (int from = 0; from < r.device_count(); ++from) {
     for (int to = 0; to < r.device_count(); ++to) {
       if (from == to) {
@@ -271,7 +278,9 @@ std::vector<link> links() {
       try {
         verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
       } catch (out_of_memory const&) {}  // not now
-      auto const told = all.told(from, to).value;
+      auto told = all.told(from, to).value;
+      auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
+      if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
       auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
       table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
     }

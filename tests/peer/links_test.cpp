@@ -1,6 +1,7 @@
 // Links: claimed, proven, refused; memory opened to a peer when that was worth it.
 #include "peer/links.h"
 
+#include "peer/nvlinks.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/seeds.h"
 #include "weir/collective.h"
@@ -27,6 +28,18 @@ TEST(links, every_pair_is_listed_and_verified_by_bytes) {
     EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
   }
   EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
+}
+
+TEST(links, nvlinks_are_those_that_lead_straight_there_else_those_that_both_have_to_the_fabric) {
+  using peer::nvlink_end;
+  using is = nvlink_end::is;
+  std::string const a = "0000:1B:00.0", b = "00000000:1c:00.0", c = "0001:1c:00.0";
+  std::vector<nvlink_end> const fabric(18, {is::fabric, {}}), less(12, {is::fabric, {}}), to_b{{is::gpu, "0000:1c:00.0"}, {is::gpu, "0000:1C:00.0"}, {is::gpu, c}}, to_a{{is::gpu, "0000:1b:00.0"}, {is::gpu, a}};
+  EXPECT_EQ(peer::nvlinks_between(fabric, a, less, b), 12);
+  EXPECT_EQ(peer::nvlinks_between(to_b, a, to_a, b), 2);
+  EXPECT_EQ(peer::nvlinks_between(to_b, a, to_a, c), 1) << "the other has as many, or more";
+  EXPECT_EQ(peer::nvlinks_between(to_b, a, {}, c), 0) << "only one of them says so";
+  EXPECT_EQ(peer::nvlinks_between({}, a, fabric, b), 0);
 }
 
 TEST(links, a_pair_the_driver_refuses_is_host_and_nothing_can_be_granted_there) {

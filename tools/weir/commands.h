@@ -14,5 +14,9 @@ int doctor(std::vector<std::string> const& arguments);
 int replay(std::vector<std::string> const& arguments);
 // Measures allocators beside each other: `bench alloc`. Throws: as info
 int bench_alloc(std::vector<std::string> const& arguments);
+// Measures copies beside the driver's own calls: `bench copy`. Throws: as info
+int bench_copy(std::vector<std::string> const& arguments);
+// Measures a pipeline of copies and work against its slowest stage: `bench pipeline`. Throws: as info
+int bench_pipeline(std::vector<std::string> const& arguments);
 
 }  // namespace weir::tool

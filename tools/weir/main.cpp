@@ -13,14 +13,17 @@ char const* const usage =
     "usage: weir COMMAND [OPTIONS]\n"
     "  info     the machine: devices, memory, links   (weir info --help)\n"
     "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
-    "  bench    what allocations cost, next to malloc: bench alloc   (weir bench alloc --help)\n"
+    "  bench    what things cost here: bench alloc | copy | pipeline   (weir bench alloc --help)\n"
     "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n";
 
 // The benchmarks have a name each.
 int bench(std::vector<std::string> const& rest) {
   std::string const what = rest.empty() ? "" : rest.front();
-  if (what == "alloc") return weir::tool::bench_alloc({rest.begin() + 1, rest.end()});
-  std::fprintf(stderr, "weir bench: no benchmark '%s'; there is: alloc\n", what.c_str());
+  std::vector<std::string> const arguments(rest.begin() + (rest.empty() ? 0 : 1), rest.end());
+  if (what == "alloc") return weir::tool::bench_alloc(arguments);
+  if (what == "copy") return weir::tool::bench_copy(arguments);
+  if (what == "pipeline") return weir::tool::bench_pipeline(arguments);
+  std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline\n", what.c_str());
   return 2;
 }
 }

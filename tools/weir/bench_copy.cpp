@@ -1,0 +1,356 @@
+// weir bench copy: what weir::copy carries and costs for every pair of places, beside the driver's own call in the same run.
+// Threads: one; a thread a rank for the broadcast.
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "commands.h"
+#include "raw_calls.h"
+#include "runtime/base/os.h"
+#include "runtime/options.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+#include "weir/collective.h"
+#include "weir/copy.h"
+#include "weir/peer.h"
+
+namespace weir::tool {
+namespace {
+
+constexpr size_t small_bytes = 16_KiB;
+constexpr int small_copies = 200;  // between two waits: fewer than what makes a driver wait for room
+constexpr int large_copies = 4;
+
+enum class measure : std::uint8_t { rate, call, span };  // GB/s; µs of the host's a call; ms
+char const* unit_of(measure m) { return m == measure::rate ? "GB/s" : m == measure::call ? "us" : "ms"; }
+
+struct row {
+  std::string name;
+  size_t bytes = 0;  // of one copy
+  measure in = measure::rate;
+  std::function<double()> weir{}, raw{};  // one round's figure. No raw: there is no such call
+  std::string note{};
+};
+
+struct rig {
+  raw_calls raw;
+  size_t bytes;        // of a large copy
+  size_t fresh;        // of new pinned memory
+  size_t broadcast;
+  int devices = device_count();
+  stream on{device(0)};
+};
+using maker = std::function<std::optional<row>(rig&)>;
+
+double seconds_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-9; }
+
+// Large copies, back to back. Returns: GB/s; bytes count `times` over.
+template <class Copy>
+double rate(size_t bytes, Copy copies, double times = 1) {
+  std::int64_t const from = base::now_ns();
+  copies();
+  return static_cast<double>(bytes) * large_copies * times / seconds_since(from) * 1e-9;
+}
+// Small copies. Returns: microseconds of the host's to give one to the stream.
+template <class One, class Wait>
+double cost(One one, Wait wait) {
+  std::int64_t const from = base::now_ns();
+  for (int i = 0; i < small_copies; ++i) one();
+  double const us = seconds_since(from) / small_copies * 1e6;
+  wait();
+  return us;
+}
+
+struct place {  // memory of both kinds of one end
+  buffer ours;
+  std::unique_ptr<raw_calls::memory> theirs;
+};
+place on_device(rig& r, int ordinal, size_t bytes) { return {buffer(bytes, {.on = device(ordinal)}), r.raw.on_device(ordinal, bytes)}; }
+place in_pinned(rig& r, size_t bytes) {
+  place p{pinned(bytes), r.raw.pinned(bytes)};
+  std::memset(p.ours.data(), 1, bytes);
+  std::memset(p.theirs->data(), 1, bytes);
+  return p;
+}
+
+struct two_ends { place dst, src; };
+
+row large_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, double times = 1, char const* note = "") {
+  row out{name, r.bytes, measure::rate};
+  out.note = note;
+  out.weir = [&r, ends, times] {
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), r.bytes, non_blocking);
+      r.on.synchronize();
+    }, times);
+  };
+  out.raw = [&r, ends, times] {
+    r.raw.prepare(r.on);
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), r.bytes);
+      r.raw.synchronize();
+    }, times);
+  };
+  return out;
+}
+
+row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
+  row out{name, small_bytes, measure::call};
+  out.weir = [&r, ends] {
+    return cost([&] { copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), small_bytes, non_blocking); }, [&] { r.on.synchronize(); });
+  };
+  out.raw = [&r, ends] {
+    r.raw.prepare(r.on);
+    return cost([&] { r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), small_bytes); }, [&] { r.raw.synchronize(); });
+  };
+  return out;
+}
+
+row pageable_row(rig& r, char const* name, bool to_device) {
+  struct both {
+    std::vector<std::byte> host;
+    buffer gpu;
+  };
+  auto const ends = std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
+  row out{name, r.bytes, measure::rate};
+  out.note = to_device ? "" : "into touched memory";
+  out.weir = [&r, ends, to_device] {
+    return rate(r.bytes, [&] {
+      void* const host = ends->host.data();
+      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, non_blocking) : copy(r.on, host, ends->gpu.data(), r.bytes, non_blocking);
+      r.on.synchronize();
+    });
+  };
+  if (!r.raw.takes_pageable()) return out;
+  out.raw = [&r, ends, to_device] {
+    r.raw.prepare(r.on);
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(), to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
+      r.raw.synchronize();
+    });
+  };
+  return out;
+}
+
+std::optional<row> peer_row(rig& r) {
+  if (r.devices < 2) return {};
+  auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, r.bytes), on_device(r, 0, r.bytes)});
+  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), r.bytes, non_blocking);  // until it is worth a grant
+  r.on.synchronize();
+  r.raw.open_peer(0, 1);
+  row out = large_row(r, "peer", ends, 1, "gpu:0 to gpu:1, nothing enabled by hand; raw: access enabled");
+  out.raw = [&r, ends] {
+    r.raw.prepare(r.on);
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy_peer(ends->dst.theirs->data(), 1, ends->src.theirs->data(), 0, r.bytes);
+      r.raw.synchronize();
+    });
+  };
+  return out;
+}
+
+std::optional<row> new_pinned_row(rig& r) {
+  row out{"new_pinned", r.fresh, measure::span};
+  out.note = "memory that the pool does not have yet";
+  auto& pool = streams::current_runtime().part<streams::pinned_memory>();
+  pool.trim();
+  out.weir = [&r, &pool] {
+    std::int64_t const from = base::now_ns();
+    buffer fresh = pinned(r.fresh);
+    double const ms = seconds_since(from) * 1e3;
+    fresh.reset();
+    pool.trim();
+    return ms;
+  };
+  out.raw = [&r] {
+    std::int64_t const from = base::now_ns();
+    auto const fresh = r.raw.pinned(r.fresh);
+    return seconds_since(from) * 1e3;
+  };
+  return out;
+}
+
+// A thread a rank. Returns: seconds from the first to begin to the last to end.
+double broadcast_once(std::vector<communicator>& ranks, std::vector<buffer> const& parts) {
+  std::vector<std::int64_t> began(ranks.size()), ended(ranks.size());
+  std::vector<std::exception_ptr> failed(ranks.size());
+  auto const of_rank = [&](size_t i) {
+    try {
+      device_guard const on(ranks[i].device());
+      ranks[i].barrier();
+      began[i] = base::now_ns();
+      stamp last;
+      for (int k = 0; k < large_copies; ++k) last = ranks[i].broadcast({parts[i].data(), static_cast<std::int64_t>(parts[i].size()), uint8}, 0);
+      last.synchronize();
+      ended[i] = base::now_ns();
+    } catch (...) {
+      failed[i] = std::current_exception();
+      ranks[i].abort();
+    }
+  };
+  std::vector<base::thread> others;
+  for (size_t i = 1; i < ranks.size(); ++i) others.emplace_back([&, i] { of_rank(i); });
+  of_rank(0);
+  for (auto& one : others) one.join();
+  for (auto const& one : failed) {
+    if (one) std::rethrow_exception(one);
+  }
+  return static_cast<double>(*std::max_element(ended.begin(), ended.end()) - *std::min_element(began.begin(), began.end())) * 1e-9;
+}
+
+std::optional<row> broadcast_row(rig& r) {
+  if (r.devices < 2) return {};
+  struct all {
+    std::vector<communicator> ranks;
+    std::vector<buffer> ours;
+    std::vector<std::unique_ptr<raw_calls::memory>> theirs;
+    std::vector<stream> lanes;
+  };
+  auto const them = std::make_shared<all>();
+  std::vector<device> who;
+  for (int i = 0; i < r.devices; ++i) who.emplace_back(i);
+  double const receivers = r.devices - 1;
+  row out{"broadcast", r.broadcast, measure::rate};
+  out.note = "gpu:0 to all others, summed over receivers; raw: a copy to each";
+  for (int i = 0; i < r.devices; ++i) {
+    them->ours.emplace_back(r.broadcast, buffer_options{.on = device(i)});
+    them->theirs.push_back(r.raw.on_device(i, r.broadcast));
+    them->lanes.emplace_back(device(0));
+    if (i) r.raw.open_peer(0, i);
+  }
+  try {
+    them->ranks = communicator::in_process(who);
+    out.weir = [&r, them, receivers] { return static_cast<double>(r.broadcast) * large_copies * receivers / broadcast_once(them->ranks, them->ours) * 1e-9; };
+  } catch (not_supported const& e) {
+    out.note += std::string("; ") + e.what();
+  }
+  out.raw = [&r, them, receivers] {
+    return rate(r.broadcast, [&] {
+      for (int k = 0; k < large_copies; ++k) {
+        for (size_t i = 1; i < them->theirs.size(); ++i) {
+          r.raw.prepare(them->lanes[i]);
+          r.raw.copy_peer(them->theirs[i]->data(), static_cast<int>(i), them->theirs[0]->data(), 0, r.broadcast);
+        }
+      }
+      for (size_t i = 1; i < them->theirs.size(); ++i) r.raw.prepare(them->lanes[i]), r.raw.synchronize();
+    }, receivers);
+  };
+  return out;
+}
+
+std::vector<std::pair<std::string, maker>> all_rows() {
+  auto const ends = [](rig& r, bool up, size_t bytes) {
+    auto gpu = on_device(r, 0, bytes), host = in_pinned(r, bytes);
+    return std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
+  };
+  return {
+      {"pinned_h2d", [=](rig& r) { return large_row(r, "pinned_h2d", ends(r, true, r.bytes)); }},
+      {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", ends(r, false, r.bytes)); }},
+      {"small_h2d", [=](rig& r) { return small_row(r, "small_h2d", ends(r, true, small_bytes)); }},
+      {"small_d2h", [=](rig& r) { return small_row(r, "small_d2h", ends(r, false, small_bytes)); }},
+      {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
+      {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false); }},
+      {"d2d", [](rig& r) {
+        auto both = std::make_shared<two_ends>(two_ends{on_device(r, 0, r.bytes), on_device(r, 0, r.bytes)});
+        return large_row(r, "d2d", both, 2, "bytes read and written");
+      }},
+      {"peer", peer_row},
+      {"new_pinned", new_pinned_row},
+      {"broadcast", broadcast_row},
+  };
+}
+
+double median(std::vector<double> of) {
+  std::sort(of.begin(), of.end());
+  return of.empty() ? 0 : of.size() % 2 ? of[of.size() / 2] : (of[of.size() / 2 - 1] + of[of.size() / 2]) / 2;
+}
+
+std::string number_or(bool there, double value, char const* otherwise) {
+  if (!there) return otherwise;
+  char text[32];
+  std::snprintf(text, sizeof text, value < 10 ? "%.3f" : value < 100 ? "%.2f" : "%.1f", value);
+  return text;
+}
+
+void print(row const& r, double ours, double raw, bool json) {
+  std::string const w = number_or(bool(r.weir), ours, json ? "null" : "-"), d = number_or(bool(r.raw), raw, json ? "null" : "-");
+  std::string const ratio = number_or(r.weir && r.raw, ours / raw, json ? "null" : "-");
+  if (json) {
+    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str());
+  } else {
+    std::printf("%-13s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), r.note.c_str());
+  }
+  std::fflush(stdout);
+}
+
+// Rounds of both take turns, so that what disturbs the machine disturbs them alike. The first of each is not looked at.
+void run(row const& r, int rounds, bool json) {
+  std::vector<double> ours, raw;
+  for (int i = 0; i <= rounds; ++i) {
+    double const a = r.weir ? r.weir() : 0, b = r.raw ? r.raw() : 0;
+    if (i) ours.push_back(a), raw.push_back(b);
+  }
+  print(r, median(ours), median(raw), json);
+}
+
+}  // namespace
+
+int bench_copy(std::vector<std::string> const& arguments) {
+  namespace po = boost::program_options;
+  std::string devices, bytes, fresh, broadcast;
+  std::vector<std::string> names;
+  int rounds = 7;
+  bool json = false;
+  po::options_description all("weir bench copy [ROW…]: copies through weir and by the driver's own call, medians");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")("json", po::bool_switch(&json), "a line of JSON a row")(
+      "bytes", po::value(&bytes), "of a large copy; 256MiB, 16MiB on simulated devices")("pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
+      "broadcast-bytes", po::value(&broadcast), "1GiB, 16MiB on simulated devices")("row", po::value(&names), "only these");
+  po::positional_options_description rest;
+  rest.add("row", -1);
+  po::variables_map values;
+  po::store(po::command_line_parser(arguments).options(all).positional(rest).run(), values);
+  po::notify(values);
+  if (values.count("help")) {
+    std::cout << all;
+    return 0;
+  }
+  if (rounds < 1) throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+  auto const rows = all_rows();
+  std::string known;
+  for (auto const& [name, make] : rows) known += (known.empty() ? "" : ", ") + name;
+  for (std::string const& name : names) {
+    if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return one.first == name; })) {
+      throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, here::current());
+    }
+  }
+  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  device_guard const on(0);
+  bool const simulated = get_device_properties(0).simulated;
+  auto const size_or = [](std::string const& text, size_t otherwise) {
+    if (text.empty()) return otherwise;
+    auto const size = size_from_text(text);
+    if (!size || *size == 0) throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB", here::current());
+    return *size;
+  };
+  rig r{{}, size_or(bytes, simulated ? 16_MiB : 256_MiB), size_or(fresh, simulated ? 64_MiB : 1_GiB), size_or(broadcast, simulated ? 16_MiB : 1_GiB)};
+  if (!json) {
+    std::printf("%s, %d processors\n%-13s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
+  }
+  for (auto const& [name, make] : rows) {
+    if (!names.empty() && std::find(names.begin(), names.end(), name) == names.end()) continue;
+    if (auto const one = make(r)) run(*one, rounds, json);
+    for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // the next row begins as this one did
+  }
+  return 0;
+}
+
+}  // namespace weir::tool

@@ -1,0 +1,222 @@
+// weir bench pipeline: batches copied in, worked on and copied out on three streams, as a program would write it; how near a batch
+// comes to its slowest stage, each stage measured while all three run, and what memory that takes.
+// Threads: one.
+#include <algorithm>
+#include <array>
+#include <boost/program_options.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <vector>
+
+#include "commands.h"
+#include "runtime/options.h"
+#include "weir/observe.h"
+#include "weir/tensor.h"
+
+namespace weir::tool {
+namespace {
+
+struct settings {
+  size_t batch = 0;      // bytes
+  int batches = 48;
+  int depth = 4;         // batches the host is ahead
+  double work = 0.9;     // how long the work is, of the slower copy
+};
+
+struct stage_times {  // ms
+  double in = 0, work = 0, out = 0;
+  double slower_copy() const { return std::max(in, out); }
+  double slowest() const { return std::max(slower_copy(), work); }
+};
+struct figures {
+  stage_times stages;    // with all three running
+  double batch = 0;      // ms
+};
+
+class pipeline {
+ public:
+  explicit pipeline(settings const& s) : s_(s), columns_(s.batch >= 64_MiB ? 4096 : 512), rows_(static_cast<std::int64_t>(s.batch / sizeof(float)) / columns_) {
+    for (int i = 0; i < s_.depth; ++i) {
+      sources_.push_back(ones({rows_, columns_}, {.on = cpu, .kind = memory_kind::pinned}));
+      results_.push_back(zeros({rows_, columns_}, {.on = cpu, .kind = memory_kind::pinned}));
+    }
+    depth_of_work(rows_ / 4);
+  }
+
+  // The work is a product of a matrix of rows x k with the first k rows of the batch: every byte of the result is written, and
+  // how long it takes is chosen with k.
+  void depth_of_work(std::int64_t k) {
+    k_ = std::clamp<std::int64_t>(k, 1, rows_);
+    stream_guard const in{work_};
+    weights_ = full({rows_, k_}, 1.0 / static_cast<double>(k_));
+    work_.synchronize();
+  }
+  std::int64_t depth_of_work() const { return k_; }
+
+  // A part of the stages alone, or all: which ones run is for the caller to say.
+  figures run(bool in, bool work, bool out, int batches) {
+    std::vector<marks> timed(static_cast<size_t>(batches));
+    std::vector<stamp> done(static_cast<size_t>(batches));
+    tensor x, y;
+    for (int i = 0; i < batches; ++i) {
+      auto& at = timed[static_cast<size_t>(i)];
+      size_t const slot = static_cast<size_t>(i % s_.depth);
+      if (i >= s_.depth) done[static_cast<size_t>(i - s_.depth)].synchronize();  // whoever reads the result has it; the source may be filled anew
+      if (in || !x.defined()) {
+        stream_guard const on{in_};
+        x = empty({rows_, columns_});
+        at.start(0, in_);
+        x.copy_(sources_[slot], non_blocking);
+        at.end(0, in_);
+        work_.wait(in_);
+      }
+      if (work || !y.defined()) {
+        stream_guard const on{work_};
+        at.start(1, work_);
+        y = matmul(weights_, x.slice(0, 0, k_));
+        at.end(1, work_);
+        out_.wait(work_);
+      }
+      if (in) x = {};
+      if (out) {
+        stream_guard const on{out_};
+        at.start(2, out_);
+        results_[slot].copy_(y, non_blocking);
+        at.end(2, out_);
+      }
+      if (work) y = {};
+      done[static_cast<size_t>(i)] = (out ? out_ : work ? work_ : in_).stamp();
+    }
+    for (auto const* s : {&in_, &work_, &out_}) s->synchronize();
+    return sum(timed, {in, work, out});
+  }
+
+  bool right() const {
+    auto const is_one = [](float v) { return v > 0.999f && v < 1.001f; };
+    return std::all_of(results_.begin(), results_.end(), [&](tensor const& r) {
+      auto const values = r.host<float>();
+      return std::all_of(values.begin(), values.end(), is_one);
+    });
+  }
+
+ private:
+  struct marks {
+    std::array<event, 3> from{event{{.timing = true}}, event{{.timing = true}}, event{{.timing = true}}};
+    std::array<event, 3> to{event{{.timing = true}}, event{{.timing = true}}, event{{.timing = true}}};
+    void start(size_t stage, stream_ref s) { from[stage].record(s); }
+    void end(size_t stage, stream_ref s) { to[stage].record(s); }
+  };
+
+  // Of the batches in the middle: the first ones fill the pipeline, the last ones empty it.
+  figures sum(std::vector<marks> const& timed, std::array<bool, 3> ran) const {
+    size_t const skip = static_cast<size_t>(s_.depth), n = timed.size() - 2 * skip;
+    size_t const last = ran[2] ? 2 : ran[1] ? 1 : 0;
+    figures f;
+    for (size_t i = skip; i < skip + n; ++i) {
+      if (ran[0]) f.stages.in += timed[i].from[0].elapsed_time(timed[i].to[0]).count();
+      if (ran[1]) f.stages.work += timed[i].from[1].elapsed_time(timed[i].to[1]).count();
+      if (ran[2]) f.stages.out += timed[i].from[2].elapsed_time(timed[i].to[2]).count();
+    }
+    auto const each = static_cast<double>(n);
+    f.stages = {f.stages.in / each, f.stages.work / each, f.stages.out / each};
+    f.batch = timed[skip - 1].to[last].elapsed_time(timed[skip + n - 1].to[last]).count() / each;
+    return f;
+  }
+
+  settings const s_;
+  std::int64_t const columns_, rows_;
+  std::int64_t k_ = 1;
+  stream in_{device(0)}, work_{device(0)}, out_{device(0)};
+  std::vector<tensor> sources_, results_;
+  tensor weights_;
+};
+
+// The work's length follows from k nearly in proportion; twice is enough.
+void tune(pipeline& p, settings const& s) {
+  for (int i = 0; i < 4; ++i) {
+    figures const f = p.run(true, true, true, 4 * s.depth);
+    double const wanted = s.work * f.stages.slower_copy();
+    if (f.stages.work <= 0 || wanted <= 0) return;
+    p.depth_of_work(static_cast<std::int64_t>(static_cast<double>(p.depth_of_work()) * wanted / f.stages.work));
+  }
+}
+
+struct outcome {
+  figures all;
+  stage_times alone;
+  double ratio = 0, reserved_mib = 0, pinned_mib = 0;
+  bool right = false;
+};
+
+void print(outcome const& o, settings const& s, bool json) {
+  if (json) {
+    std::printf(
+        "{\"devices\": \"%s\", \"batch_bytes\": %zu, \"batches\": %d, \"in_ms\": %.4f, \"work_ms\": %.4f, \"out_ms\": %.4f, \"in_alone_ms\": %.4f, \"work_alone_ms\": %.4f, "
+        "\"out_alone_ms\": %.4f, \"batch_ms\": %.4f, \"ratio\": %.4f, \"reserved_mib\": %.1f, \"pinned_mib\": %.1f, \"right\": %s}\n",
+        runtime::current().description().c_str(), s.batch, s.batches, o.all.stages.in, o.all.stages.work, o.all.stages.out, o.alone.in, o.alone.work, o.alone.out, o.all.batch, o.ratio,
+        o.reserved_mib, o.pinned_mib, o.right ? "true" : "false");
+    return;
+  }
+  std::printf("%s; batches of %s\n", runtime::current().description().c_str(), bytes_text(s.batch).c_str());
+  std::printf("%-10s %12s %12s\n", "ms", "alone", "all running");
+  std::printf("%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n", "copy in", o.alone.in, o.all.stages.in, "work", o.alone.work, o.all.stages.work, "copy out", o.alone.out,
+              o.all.stages.out);
+  std::printf("%-10s %12s %12.3f  %.3f of its slowest stage\n", "a batch", "", o.all.batch, o.ratio);
+  std::printf("reserved %.0f MiB, pinned %.0f MiB; results are %s\n", o.reserved_mib, o.pinned_mib, o.right ? "right" : "WRONG");
+}
+
+}  // namespace
+
+int bench_pipeline(std::vector<std::string> const& arguments) {
+  namespace po = boost::program_options;
+  std::string devices, batch;
+  settings s;
+  int rounds = 5;
+  bool json = false, equal = false;
+  po::options_description all("weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")("json", po::bool_switch(&json), "a line of JSON")(
+      "batch", po::value(&batch), "its size; 64MiB, 1MiB on simulated devices")("batches", po::value(&s.batches)->default_value(s.batches), "a round")(
+      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")("work", po::value(&s.work)->default_value(s.work), "how long the work takes, of the slower copy")(
+      "equal", po::bool_switch(&equal), "all stages take as long: --work 1")("rounds", po::value(&rounds)->default_value(rounds), "the median counts");
+  po::variables_map values;
+  po::store(po::command_line_parser(arguments).options(all).positional({}).run(), values);
+  po::notify(values);
+  if (values.count("help")) {
+    std::cout << all;
+    return 0;
+  }
+  auto const refuse = [](std::string const& what, char const* remedy) { throw invalid_use("bench pipeline", what, remedy, here::current()); };
+  if (equal) s.work = 1;
+  if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");
+  if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "At least one batch is under way");
+  if (s.batches < 3 * s.depth) refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth), "Ask for three times the depth: the first and the last are not counted");
+  if (!(s.work > 0)) refuse("--work " + std::to_string(s.work), "Ask for more than 0");
+  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  device_guard const on(0);
+  bool const simulated = get_device_properties(0).simulated;
+  auto const size = batch.empty() ? std::optional<size_t>(simulated ? 1_MiB : 64_MiB) : size_from_text(batch);
+  if (!size || *size < 64_KiB) refuse("--batch \"" + batch + "\"", "Ask for 64KiB or more");
+  s.batch = *size / 64_KiB * 64_KiB;
+
+  pipeline p(s);
+  tune(p, s);
+  empty_cache();
+  reset_peak_memory_stats();
+  std::vector<figures> got;
+  for (int i = 0; i < rounds; ++i) got.push_back(p.run(true, true, true, s.batches));
+  auto const of = [](figures const& f) { return f.batch / f.stages.slowest(); };
+  std::sort(got.begin(), got.end(), [&](figures const& a, figures const& b) { return of(a) < of(b); });
+  outcome o;
+  o.all = got[got.size() / 2];
+  o.ratio = of(o.all);
+  o.reserved_mib = static_cast<double>(max_memory_reserved()) / 1_MiB;
+  o.pinned_mib = static_cast<double>(pinned_memory_stats().reserved_bytes.all.peak) / 1_MiB;
+  o.right = p.right();
+  o.alone = {p.run(true, false, false, s.batches).stages.in, p.run(false, true, false, s.batches).stages.work, p.run(false, false, true, s.batches).stages.out};
+  print(o, s, json);
+  return o.right ? 0 : 1;
+}
+
+}  // namespace weir::tool

@@ -1,0 +1,172 @@
+// The driver's own calls by name, and the same on the simulated machine.
+// Threads: one.
+#include "raw_calls.h"
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "runtime/base/os.h"
+#include "runtime/base/os_library.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+
+namespace weir::tool {
+namespace {
+
+using address = unsigned long long;  // CUdeviceptr
+
+void require_done(int code, char const* call) {
+  if (code != 0) throw driver_error(code, "bench", std::string(call) + " answers " + std::to_string(code), "Figures beside weir's need the driver's own calls", here::current());
+}
+address number(void const* p) { return reinterpret_cast<address>(p); }
+
+struct driver_calls {  // CUDA's, of the names and shapes of its ABI
+  int (*cuMemAlloc_v2)(address*, size_t) = nullptr;
+  int (*cuMemFree_v2)(address) = nullptr;
+  int (*cuMemHostAlloc)(void**, size_t, unsigned) = nullptr;
+  int (*cuMemFreeHost)(void*) = nullptr;
+  int (*cuMemcpyAsync)(address, address, size_t, CUstream_st*) = nullptr;
+  int (*cuMemcpyHtoDAsync_v2)(address, void const*, size_t, CUstream_st*) = nullptr;
+  int (*cuMemcpyDtoHAsync_v2)(void*, address, size_t, CUstream_st*) = nullptr;
+  int (*cuMemcpyPeerAsync)(address, void*, address, void*, size_t, CUstream_st*) = nullptr;
+  int (*cuStreamSynchronize)(CUstream_st*) = nullptr;
+  int (*cuCtxGetCurrent)(void**) = nullptr;
+  int (*cuCtxEnablePeerAccess)(void*, unsigned) = nullptr;
+};
+
+driver_calls find_calls() {
+  driver_calls all;
+  void* const library = os::load_library("libcuda.so.1");
+  auto const find = [&](auto& function, char const* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? os::find_symbol(library, name) : nullptr);
+    if (!function) throw not_supported("bench", std::string(name) + " is not in libcuda.so.1", "Figures beside weir's need it", here::current());
+  };
+#define WEIR_FIND(name) find(all.name, #name)
+  WEIR_FIND(cuMemAlloc_v2), WEIR_FIND(cuMemFree_v2), WEIR_FIND(cuMemHostAlloc), WEIR_FIND(cuMemFreeHost), WEIR_FIND(cuMemcpyAsync), WEIR_FIND(cuMemcpyHtoDAsync_v2),
+      WEIR_FIND(cuMemcpyDtoHAsync_v2), WEIR_FIND(cuMemcpyPeerAsync), WEIR_FIND(cuStreamSynchronize), WEIR_FIND(cuCtxGetCurrent), WEIR_FIND(cuCtxEnablePeerAccess);
+#undef WEIR_FIND
+  return all;
+}
+
+struct held final : raw_calls::memory {
+  template <class Give>
+  held(void* p, Give give) : give_(std::move(give)) { data_ = p; }
+  ~held() override { give_(data_); }
+  std::function<void(void*)> give_;
+};
+
+}  // namespace
+
+struct raw_calls::state {
+  runtime::impl& owner = streams::current_runtime();
+  bool const simulated = owner.machine().simulated();
+  driver_calls cuda = simulated ? driver_calls{} : find_calls();
+  clock::timeline* line = nullptr;
+  CUstream_st* native = nullptr;
+  std::map<int, void*> contexts;  // of devices that were opened to a peer
+
+  void on(int device) { require_done(owner.machine().make_current(device).native, "cuCtxSetCurrent"); }
+  void* context(int device) {
+    on(device);
+    void* current = nullptr;
+    require_done(cuda.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+    return current;
+  }
+};
+
+raw_calls::raw_calls() : state_(std::make_unique<state>()) {}
+raw_calls::~raw_calls() = default;
+
+std::unique_ptr<raw_calls::memory> raw_calls::on_device(int device, size_t bytes) {
+  auto& my = *state_;
+  my.owner.open(device, "bench", here::current());
+  if (my.simulated) {
+    auto const made = my.owner.machine().create_segment(device, bytes);
+    require(made.is, "bench", std::to_string(bytes) + " B of gpu:" + std::to_string(device), "Ask for less", here::current());
+    return std::make_unique<held>(reinterpret_cast<void*>(made.value), [&my, device](void* p) {  // NOLINT(performance-no-int-to-ptr): it is an address
+      static_cast<void>(my.owner.machine().release_segment(device, reinterpret_cast<driver::address>(p)));
+    });
+  }
+  my.on(device);
+  address p = 0;
+  require_done(my.cuda.cuMemAlloc_v2(&p, bytes), "cuMemAlloc");
+  return std::make_unique<held>(reinterpret_cast<void*>(p), [&my, device](void* at) {  // NOLINT(performance-no-int-to-ptr)
+    static_cast<void>(my.owner.machine().make_current(device));
+    my.cuda.cuMemFree_v2(number(at));
+  });
+}
+
+std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
+  auto& my = *state_;
+  my.owner.open(0, "bench", here::current());
+  if (my.simulated) {
+    void* const p = os::map_memory(bytes);
+    if (!p) throw driver_error(0, "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
+    require(my.owner.machine().pin(p, bytes), "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
+    return std::make_unique<held>(p, [&my, bytes](void* at) {
+      if (my.owner.machine().unpin(at).ok()) os::return_addresses(at, bytes);
+    });
+  }
+  my.on(0);
+  void* p = nullptr;
+  constexpr unsigned portable = 1;
+  require_done(my.cuda.cuMemHostAlloc(&p, bytes, portable), "cuMemHostAlloc");
+  return std::make_unique<held>(p, [&my](void* at) { my.cuda.cuMemFreeHost(at); });
+}
+
+void raw_calls::prepare(stream_ref s) {
+  auto& my = *state_;
+  my.line = &streams::line_of(s);
+  if (!my.simulated) my.native = s.native();  // and its device is current
+}
+
+void raw_calls::copy(void* dst, void const* src, size_t bytes) {
+  auto& my = *state_;
+  if (my.simulated) {
+    require(my.owner.machine().copy(my.line->device(), my.line->handle(), dst, src, bytes), "bench", "a copy", "", here::current());
+  } else {
+    require_done(my.cuda.cuMemcpyAsync(number(dst), number(src), bytes, my.native), "cuMemcpyAsync");
+  }
+}
+
+void raw_calls::copy_peer(void* dst, int to, void const* src, int from, size_t bytes) {
+  auto& my = *state_;
+  if (my.simulated) {
+    require(my.owner.machine().copy_peer(my.line->device(), my.line->handle(), dst, to, src, from, bytes), "bench", "a copy between devices", "", here::current());
+  } else {
+    require_done(my.cuda.cuMemcpyPeerAsync(number(dst), my.contexts.at(to), number(src), my.contexts.at(from), bytes, my.native), "cuMemcpyPeerAsync");
+  }
+}
+
+bool raw_calls::takes_pageable() const noexcept { return !state_->simulated; }
+
+void raw_calls::copy_pageable(void* dst, void const* src, size_t bytes, bool to_device) {
+  auto& my = *state_;
+  require_done(to_device ? my.cuda.cuMemcpyHtoDAsync_v2(number(dst), src, bytes, my.native) : my.cuda.cuMemcpyDtoHAsync_v2(dst, number(src), bytes, my.native), "cuMemcpyHtoDAsync");
+}
+
+void raw_calls::synchronize() {
+  auto& my = *state_;
+  if (my.simulated) {
+    require(my.owner.machine().synchronize_stream(my.line->device(), my.line->handle()), "bench", "a stream", "", here::current());
+  } else {
+    require_done(my.cuda.cuStreamSynchronize(my.native), "cuStreamSynchronize");
+  }
+}
+
+void raw_calls::open_peer(int from, int to) {
+  auto& my = *state_;
+  if (my.simulated) return;
+  constexpr int already_enabled = 704, cannot = 217;
+  void* const near = my.contexts[from] = my.context(from);
+  void* const far = my.contexts[to] = my.context(to);
+  auto const allow = [&](int reader, void* owner) {
+    my.on(reader);
+    if (int const code = my.cuda.cuCtxEnablePeerAccess(owner, 0); code != already_enabled && code != cannot) require_done(code, "cuCtxEnablePeerAccess");
+  };
+  allow(from, far);
+  allow(to, near);
+}
+
+}  // namespace weir::tool
