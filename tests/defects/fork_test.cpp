@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -284,14 +285,21 @@ int forks_while_another_thread_is_inside(std::string_view call) {
     (void)memory_stats();
   });
   if (!machine->wait_until_inside()) return 1;
-  pid_t const child = ::fork();
-  if (child == 0) {
-    ::alarm(10);
-    runtime_guard const in(*mine);
-    int const wrong = forked_child_uses_everything();
-    std::exit(wrong);
-  }
-  int const of_child = ended(child);
+  auto const child_ends = [mine] {
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      runtime_guard const in(*mine);
+      std::exit(forked_child_uses_everything());
+    }
+    return ended(child);
+  };
+  int of_child = child_ends();
+#ifdef __SANITIZE_ADDRESS__
+  // AddressSanitizer's allocator may be forked with a lock held, of a thread of the machine that was just starting, and the
+  // child waits for ever in `new`. By now these threads rest; the one that stands still stands, so that weir's own locks are as they were.
+  if (of_child == 100 + SIGALRM) of_child = child_ends();
+#endif
   machine->go_on();
   user.join();
   {
