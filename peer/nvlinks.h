@@ -1,6 +1,7 @@
 // How many NVLinks two GPUs share, where NVIDIA's management library can tell: it is found at run time, and nothing hangs on it.
 // Threads: any.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
