@@ -40,6 +40,23 @@ void arena::absorb_next(piece& p) noexcept {
   spare_.push_back(gone);
 }
 
+void arena::link_before(piece& right, piece& left) noexcept {
+  left.after = &right;
+  left.before = right.before;
+  (right.before ? right.before->after : right.in->first) = &left;
+  right.before = &left;
+}
+
+void arena::absorb_previous(piece& p) noexcept {
+  piece* const gone = p.before;
+  p.at = gone->at;
+  p.bytes += gone->bytes;
+  p.freed = std::max(p.freed, gone->freed);
+  p.before = gone->before;
+  (p.before ? p.before->after : p.in->first) = &p;
+  spare_.push_back(gone);
+}
+
 piece* arena::cut(piece& p, address at) {
   piece* const right = make(*p.in, at, p.end() - at, p.is);
   right->freed = p.freed;
@@ -51,34 +68,41 @@ piece* arena::cut(piece& p, address at) {
 void arena::enlist(piece& p) noexcept {
   list_of(p).insert(p);
   movable_.insert(p);
-  region& r = *p.in;
-  if (!r.large || p.at >= r.runs || p.bytes < region::large_pages * r.page_bytes) return;
-  std::size_t const i = r.page_index(p.at);
-  r.large->at[i] = &p;
-  r.large->sizes.set(i, static_cast<std::uint32_t>(p.bytes / bins::unit));
+  if (is_large(p)) p.in->large->insert(p);
 }
 
 // Before anything of the piece changes.
 void arena::delist(piece& p) noexcept {
   list_of(p).erase(p);
   movable_.erase(p);
-  region& r = *p.in;
-  if (r.large && p.at < r.runs && p.bytes >= region::large_pages * r.page_bytes) r.large->sizes.set(r.page_index(p.at), 0);
+  if (p.leaf != piece::no_leaf) p.in->large->erase(p);
+}
+
+// A free piece that loses its front or grows stays the one it is: in most lists nothing changes then.
+void arena::before_change(piece& p) noexcept { movable_.before_change(p); }
+
+void arena::after_change(piece& p) noexcept {
+  bins& mine = list_of(p);
+  if (p.bin != bins::bin_of(p.bytes)) mine.erase(p), mine.insert(p);
+  movable_.after_change(p);
+  bool const listed = p.leaf != piece::no_leaf, large = is_large(p);
+  if (listed && large) p.in->large->change(p);
+  else if (listed) p.in->large->erase(p);
+  else if (large) p.in->large->insert(p);
 }
 
 void arena::put_free(piece& p) noexcept {
   p.is = state::free;
-  piece* self = &p;
-  if (p.before && p.before->is == state::free && !apart(p)) {
-    self = p.before;
-    delist(*self);
-    absorb_next(*self);
-  }
-  if (self->after && self->after->is == state::free && !apart(*self->after)) {
-    delist(*self->after);
-    absorb_next(*self);
-  }
-  enlist(*self);
+  piece* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
+  piece* const right = p.after && p.after->is == state::free && !apart(*p.after) ? p.after : nullptr;
+  if (!left && !right) return enlist(p);
+  if (left && right) delist(*right);
+  piece& stays = left ? *left : *right;
+  before_change(stays);
+  if (left) absorb_next(*left);
+  if (left && right) absorb_next(*left);
+  if (!left) absorb_previous(*right);
+  after_change(stays);
 }
 
 void arena::put_gap(piece& p) noexcept {
@@ -100,15 +124,22 @@ void arena::put_gap(piece& p) noexcept {
 piece* arena::carve(piece* p, address at, std::size_t bytes) {
   // Both cuts may allocate: the pieces for them are there before anything changes.
   stock(2);
-  delist(*p);
   if (at > p->at) {
+    before_change(*p);
     piece* const right = cut(*p, at);
-    enlist(*p);
+    after_change(*p);
+    if (right->bytes > bytes) enlist(*cut(*right, at + bytes));
     p = right;
-  }
-  if (p->bytes > bytes) {
-    piece* const rest = cut(*p, at + bytes);
-    enlist(*rest);
+  } else if (p->bytes == bytes) {
+    delist(*p);
+  } else {  // what is left stays the piece that it is
+    piece* const front = make(*p->in, at, bytes, state::live);
+    front->freed = p->freed;
+    link_before(*p, *front);
+    before_change(*p);
+    p->at += bytes, p->bytes -= bytes;
+    after_change(*p);
+    p = front;
   }
   p->is = state::live;
   p->in->enter(*p);
@@ -126,7 +157,7 @@ void arena::give(piece& p, std::uint64_t freed) noexcept {
 
 void arena::add_region(region& r, state is) {
   regions_.reserve(regions_.size() + 1);
-  if (is == state::gap) r.large = std::make_unique<region::large_pieces>(r.bytes / r.page_bytes + 1);
+  if (is == state::gap && r.bytes / r.page_bytes < lowest_fit::most_pages) r.large = std::make_unique<lowest_fit>(r.bytes / r.page_bytes + 1);
   stock(2);
   // Nothing below allocates.
   piece* const p = make(r, r.base, r.bytes, is);
@@ -232,17 +263,15 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
   for (region const* r : regions_) {
     address at = r->base;
     piece const* before = nullptr;
-    std::size_t large_seen = 0, large_listed = 0;
-    for (std::size_t i = r->large ? r->large->sizes.find(1, 0) : lowest_fit::none; i != lowest_fit::none; i = r->large->sizes.find(1, i + 1)) ++large_listed;
+    std::size_t large_seen = 0;
+    std::size_t const large_listed = r->large ? r->large->validate([&](std::size_t leaf) { say("a large free piece is listed where it begins, of leaf", leaf); }) : 0;
     for (piece const* p = r->first; p; before = p, p = p->after) {
       if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
       at = p->end();
       free_seen += p->is == state::free;
-      if (p->is == state::free && r->large && p->at < r->runs && p->bytes >= region::large_pages * r->page_bytes) {
-        std::size_t const i = r->page_index(p->at);
-        ++large_seen;
-        if (r->large->at[i] != p || r->large->sizes.at(i) != p->bytes / bins::unit) say("a large free piece is listed where it begins", p->at);
-      }
+      bool const large = p->is == state::free && is_large(*p);
+      large_seen += large;
+      if (large != (p->leaf != piece::no_leaf)) say("a large free piece knows its leaf, and no other does", p->at);
       gaps_seen += p->is == state::gap;
       if (before && before->at < r->runs && p->end() > r->runs && p->at < r->runs) say("no piece lies on both sides of the runs", p->at);
       if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::gap)) say("no two neighbours are both free, or both gap", p->at);

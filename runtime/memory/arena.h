@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/memory/ghost.h"
+#include "runtime/memory/lowest_fit.h"
 #include "runtime/memory/movable.h"
 
 namespace weir::memory {
@@ -196,13 +197,11 @@ class arena {
   // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
   template <class Fits>
   piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
-    std::size_t const units = (bytes + bins::unit - 1) / bins::unit;
-    if (units > std::numeric_limits<std::uint32_t>::max()) return nullptr;
-    auto const wanted = static_cast<std::uint32_t>(units);
     for (region const* r : regions_) {
+      if (!r->large) continue;
       int left = looks;
-      for (std::size_t i = r->large->sizes.find(wanted, 0); i != lowest_fit::none && left-- > 0; i = r->large->sizes.find(wanted, i + 1)) {
-        if (piece* const p = r->large->at[i]; fits(*p)) return p;
+      for (piece* p = r->large->find(bytes); p && left-- > 0; p = r->large->find(bytes, r->page_index(p->at) + 1)) {
+        if (fits(*p)) return p;
       }
     }
     return nullptr;
@@ -210,7 +209,9 @@ class arena {
   void stock(std::size_t pieces);                 // Throws: bad_alloc. Ensures: so many can be made without allocating
   piece* make(region&, address, std::size_t bytes, state);
   void link_after(piece& left, piece& right) noexcept;
+  void link_before(piece& right, piece& left) noexcept;
   void absorb_next(piece&) noexcept;              // the next piece's bytes become this one's; the next is gone
+  void absorb_previous(piece&) noexcept;
   piece* cut(piece&, address);                    // the right part, same state; in no bin and no list
   piece* reserve(piece& free, address from, address to);
   void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
@@ -218,6 +219,9 @@ class arena {
   void put_free(piece&) noexcept;                 // merges and enlists
   void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
   void delist(piece&) noexcept;
+  void before_change(piece&) noexcept;            // of where a listed one begins or ends, or of its stamp
+  void after_change(piece&) noexcept;
+  static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= region::large_pages * p.in->page_bytes; }
   void put_gap(piece&) noexcept;
   void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
   void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }

@@ -1,97 +1,194 @@
-// Numbers in a row that answer "the first of at least v, from here on" in a few steps: where the lowest large piece begins.
+// The large free pieces of a region: which is the lowest that is large enough.
 // Threads: guarded by the lock of the stream_memory whose region it belongs to.
 //
-// Invariant: every number above the lowest row is at least the largest of the sixteen below it. One that is more is lowered by the
-// search that it led astray: blocks that come and go at one place change the lowest row alone.
+// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are looked at, four at a
+// time, so that one that comes, goes or changes its size is a store or two. A program seldom fills a second leaf.
+// Invariants
+//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0
+//   most_[r] is at least the size of each; the search that it led astray lowers it
+//   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made room for
 #pragma once
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
+#include <limits>
 
+#include "runtime/memory/piece.h"
 #include "runtime/memory/sparse_array.h"
 
 namespace weir::memory {
 
 class lowest_fit {
  public:
-  static constexpr std::size_t none = ~std::size_t{0};
-  explicit lowest_fit(std::size_t n) {
-    do {
-      n = (n + fan - 1) / fan;
-      rows_.push_back({sparse_array<std::uint32_t>(n * fan), n * fan});
-    } while (n > 1);
+  static constexpr std::size_t unit = 512;                        // bytes: sizes are counted in
+  static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; of larger ones nothing is kept
+  // Requires: no two pieces begin within two pages of each other.
+  explicit lowest_fit(std::size_t pages) : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
+    for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
   }
-  std::uint32_t at(std::size_t i) const noexcept { return rows_[0].of[i]; }
-  void set(std::size_t i, std::uint32_t v) noexcept {
-    rows_[0].of[i] = v;
-    for (int k = std::bit_width(v) - 1; k >= 0 && floors_[static_cast<std::size_t>(k)] > i; --k) floors_[static_cast<std::size_t>(k)] = i;
-    for (std::size_t row = 1; row < rows_.size(); ++row) {
-      std::uint32_t& most = rows_[row].of[i /= fan];
-      if (most >= v) return;
-      most = v;
+  void insert(piece& p) noexcept {
+    std::size_t const page = p.in->page_index(p.at);
+    std::size_t r = rank_of(page);
+    if (at(r).n == room) split(r), r = rank_of(page);
+    put(r, p, page);
+  }
+  void erase(piece& p) noexcept {
+    leaf& l = leaves_[p.leaf];
+    take_out(l, p);
+    if (count_ > 1) [[unlikely]] join_around(l.rank);
+  }
+  // It begins or ends elsewhere, with no other one between there and where it was.
+  void change(piece& p) noexcept {
+    leaf& l = leaves_[p.leaf];
+    std::size_t const page = p.in->page_index(p.at), r = l.rank;
+    if (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1])) [[unlikely]] return erase(p), insert(p);
+    set(l, p.seat, p, page);
+    most_[r] = std::max(most_[r], units(p.bytes));
+  }
+  // The lowest of at least so many bytes that begins in page `from` or later; null: there is none.
+  piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
+    if (bytes > (most_units - 1) * unit) return nullptr;
+    auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
+    for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
+      if (most_[r] < v) continue;
+      leaf& l = at(r);
+      std::int32_t const found = lowest_in(l, v, static_cast<std::int32_t>(from << seat_bits));
+      if (found != none) return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      if (!from) most_[r] = largest_in(l);
     }
+    return nullptr;
   }
-  // Requires: v > 0
-  std::size_t find(std::uint32_t v, std::size_t from) noexcept {
-    auto const k = static_cast<std::size_t>(std::bit_width(v) - 1);
-    if (from > floors_[k]) return search(v, from);
-    std::size_t const first = search(std::uint32_t{1} << k, floors_[k]);
-    for (std::size_t above = k; above < floors_.size() && floors_[above] < first; ++above) floors_[above] = first;
-    return first == none || at(first) >= v ? first : search(v, first + 1);
+  template <class Wrong>
+  std::size_t validate(Wrong wrong) const {  // how many there are
+    std::size_t all = 0;
+    for (std::size_t r = 0; r < count_; ++r) {
+      leaf const& l = at(r);
+      all += l.n;
+      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
+      for (std::uint32_t i = 0; i < room; ++i) {
+        if (i >= l.n) {
+          good &= l.sizes[i] == 0;
+          continue;
+        }
+        piece const& p = *l.at[i];
+        std::size_t const page = p.in->page_index(p.at);
+        good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) && most_[r] >= l.sizes[i];
+        good &= page >= starts_[r] && (r + 1 == count_ || page < starts_[r + 1]);
+      }
+      if (!good) wrong(r);
+    }
+    return all;
   }
 
  private:
-  std::size_t search(std::uint32_t v, std::size_t i) noexcept {
-    std::size_t row = 0;
-    if (i < rows_[0].size && rows_[0].of[i] >= v) return i;
-    while (i < rows_[row].size) {
-      std::size_t const group = i / fan * fan;
-      unsigned const found = reaching(&rows_[row].of[group], v) >> (i - group);
-      if (found) {
-        i += static_cast<std::size_t>(std::countr_zero(found));
-        if (row == 0) return i;
-        --row, i *= fan;  // down, to the first of them
-        continue;
-      }
-      if (++row == rows_.size()) return none;
-      if (i == group) rows_[row].of[group / fan] = largest(&rows_[row - 1].of[group]);
-      i = group / fan + 1;  // up, and on behind this group
-    }
-    return none;
+  static constexpr std::uint32_t room = 64, join_up_to = 48;
+  static constexpr int seat_bits = 6;
+  static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
+  static constexpr std::size_t most_units = none;
+  struct leaf {
+    std::array<std::int32_t, room> keys;   // the page it begins in, and its seat
+    std::array<std::int32_t, room> sizes;  // in units; 0: an empty seat
+    std::array<piece*, room> at;
+    std::uint32_t n;                       // seats taken: the first ones
+    std::uint32_t rank;
+  };
+  static std::size_t leaves_for(std::size_t pages) noexcept { return std::min<std::size_t>((pages / 2 + 1) * 2 / join_up_to + 4, std::numeric_limits<std::uint16_t>::max()); }
+  static std::int32_t units(std::size_t bytes) noexcept { return static_cast<std::int32_t>(std::min(bytes / unit, most_units - 1)); }
+  static std::int32_t key(std::size_t page, std::uint32_t seat) noexcept { return static_cast<std::int32_t>(page << seat_bits | seat); }
+  leaf& at(std::size_t rank) const noexcept { return leaves_[order_[rank]]; }
+  std::size_t rank_of(std::size_t page) const noexcept {
+    if (count_ == 1) [[likely]] return 0;
+    return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
   }
-  static constexpr std::size_t fan_bits = 4, fan = 1 << fan_bits;  // a cache line
-  using four = std::uint32_t __attribute__((vector_size(16)));
-  static four read(std::uint32_t const* at) noexcept {
+
+  static void set(leaf& l, std::uint32_t seat, piece& p, std::size_t page) noexcept {
+    l.keys[seat] = key(page, seat);
+    l.sizes[seat] = units(p.bytes);
+  }
+  void put(std::size_t r, piece& p, std::size_t page) noexcept {
+    leaf& l = at(r);
+    p.leaf = order_[r];
+    p.seat = static_cast<std::uint8_t>(l.n++);
+    l.at[p.seat] = &p;
+    set(l, p.seat, p, page);
+    most_[r] = std::max(most_[r], units(p.bytes));
+  }
+  static void take_out(leaf& l, piece& p) noexcept {  // the last one takes its seat
+    std::uint32_t const seat = p.seat, last = --l.n;
+    piece& moved = *l.at[last];
+    l.at[seat] = &moved;
+    l.keys[seat] = (l.keys[last] & ~static_cast<std::int32_t>(room - 1)) | static_cast<std::int32_t>(seat);
+    l.sizes[seat] = l.sizes[last];
+    moved.seat = static_cast<std::uint8_t>(seat);
+    l.sizes[last] = 0;
+    p.leaf = piece::no_leaf;
+  }
+  void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // those that begin there or later
+    leaf& l = at(from);
+    for (std::uint32_t i = l.n; i-- > 0;) {
+      piece& p = *l.at[i];
+      std::size_t const page = p.in->page_index(p.at);
+      if (page < first_page) continue;
+      take_out(l, p);
+      put(to, p, page);
+    }
+  }
+  void split(std::size_t r) noexcept {
+    std::array<std::int32_t, room> keys = at(r).keys;
+    std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
+    auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
+    std::rotate(&order_[r + 1], &order_[count_], &order_[count_ + 1]);
+    std::copy_backward(&starts_[r + 1], &starts_[count_], &starts_[count_ + 1]);
+    std::copy_backward(&most_[r + 1], &most_[count_], &most_[count_ + 1]);
+    ++count_;
+    starts_[r + 1] = static_cast<std::uint32_t>(half), most_[r + 1] = 0;
+    number_from(r + 1);
+    move_all(r, r + 1, half);
+    join_around(r + 1);
+    join_around(r);
+  }
+  void join_around(std::size_t r) noexcept {
+    join(r);
+    if (r > 0) join(r - 1);
+  }
+  void join(std::size_t r) noexcept {  // with its right neighbour, if they are few
+    if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to) return;
+    move_all(r + 1, r, 0);
+    std::rotate(&order_[r + 1], &order_[r + 2], &order_[count_]);
+    std::copy(&starts_[r + 2], &starts_[count_], &starts_[r + 1]);
+    std::copy(&most_[r + 2], &most_[count_], &most_[r + 1]);
+    --count_;
+    number_from(r + 1);
+  }
+  void number_from(std::size_t r) noexcept {
+    for (; r < count_; ++r) at(r).rank = static_cast<std::uint32_t>(r);
+  }
+
+  using four = std::int32_t __attribute__((vector_size(16)));
+  static four read(std::int32_t const* from) noexcept {
     four some;
-    std::memcpy(&some, at, sizeof some);
+    std::memcpy(&some, from, sizeof some);
     return some;
   }
-  // Which of a group's are at least v, a bit each: all sixteen at once, so that nothing hangs on guessing where they are.
-  static unsigned reaching(std::uint32_t const* group, std::uint32_t v) noexcept {
-    constexpr four bits = {1, 2, 4, 8};
-    four const all = ((read(group) >= v) & bits) | ((read(group + 4) >= v) & (bits << 4)) | ((read(group + 8) >= v) & (bits << 8)) | ((read(group + 12) >= v) & (bits << 12));
-    std::uint64_t halves[2];
-    std::memcpy(halves, &all, sizeof halves);
-    std::uint64_t const both = halves[0] | halves[1];
-    return static_cast<unsigned>(both | both >> 32);
+  static four all_of(std::int32_t v) noexcept { return four{v, v, v, v}; }
+  static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // its key
+    four const less = all_of(v - 1), before = all_of(from - 1), nothing = all_of(none);
+    four best = nothing;
+    for (std::size_t i = 0; i < l.n; i += 4) {
+      four const k = read(&l.keys[i]);
+      four const fits = (read(&l.sizes[i]) > less) & (k > before);
+      four const those = k | (nothing & ~fits);
+      best = those < best ? those : best;
+    }
+    return std::min(std::min(best[0], best[1]), std::min(best[2], best[3]));
   }
-  static std::uint32_t largest(std::uint32_t const* group) noexcept {
-    auto const larger = [](four a, four b) { return a > b ? a : b; };
-    four const most = larger(larger(read(group), read(group + 4)), larger(read(group + 8), read(group + 12)));
-    return std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
-  }
-  static std::array<std::size_t, 32> filled() noexcept {
-    std::array<std::size_t, 32> all;
-    all.fill(none);
-    return all;
-  }
-  struct row_of {
-    sparse_array<std::uint32_t> of;
-    std::size_t size;
-  };
-  std::vector<row_of> rows_;
-  std::array<std::size_t, 32> floors_ = filled();  // below floors_[k] there is none of at least 2^k; they rise with k
+  static std::int32_t largest_in(leaf const& l) noexcept { return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0; }
+
+  sparse_array<leaf> leaves_;
+  sparse_array<std::uint16_t> order_;  // the first count_: by address; the others are spare
+  sparse_array<std::uint32_t> starts_;
+  sparse_array<std::int32_t> most_;
+  std::size_t count_ = 1;
 };
 
 }  // namespace weir::memory

@@ -49,6 +49,14 @@ class movable {
     }
     p.sorted = piece::in_movable::no;
   }
+  // A listed piece is to begin or end elsewhere, or to have another stamp; one that is only noted stays so.
+  void before_change(piece& p) noexcept {
+    if (p.sorted != piece::in_movable::noted) erase(p);
+  }
+  void after_change(piece& p) noexcept {
+    if (p.sorted == piece::in_movable::no) insert(p);
+    else if (!concerns(p)) erase(p);
+  }
   // From the smallest up, until `enough(piece)` or `looks` were looked at.
   template <class Enough>
   void smallest(Enough enough, int looks) {

@@ -55,28 +55,32 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
     : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
 
+region::~region() = default;
+
 void region::set_pages(handle const& where, handle* value) noexcept {
   for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
 }
 
 void region::enter(piece& p) noexcept {
   std::size_t const first_granule = index(p.at);
-  std::size_t const last = p.is == state::slab ? index(p.at + p.bytes - 1) : first_granule;
-  for (std::size_t i = first_granule; i <= last; ++i) {
+  starts_[first_granule] = &p;
+  started_.insert(first_granule);
+  if (p.is != state::slab) return;
+  for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
     starts_[i] = &p;
     slabs_[i] = p.cut;
   }
-  started_.insert(first_granule);
 }
 
 void region::leave(piece& p) noexcept {
   std::size_t const first_granule = index(p.at);
-  std::size_t const last = p.is == state::slab ? index(p.at + p.bytes - 1) : first_granule;
-  for (std::size_t i = first_granule; i <= last; ++i) {
+  starts_[first_granule] = nullptr;
+  started_.erase(first_granule);
+  if (p.is != state::slab) return;
+  for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
     starts_[i] = nullptr;
     slabs_[i] = nullptr;
   }
-  started_.erase(first_granule);
 }
 
 piece* region::covering(address a) const noexcept {

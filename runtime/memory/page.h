@@ -11,13 +11,14 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
-#include "runtime/memory/lowest_fit.h"
+#include "runtime/memory/sparse_array.h"
 
 namespace weir::memory {
 
 using driver::address;
 inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule
 
+class lowest_fit;
 class stream_memory;
 struct ghost;
 struct piece;
@@ -62,6 +63,7 @@ struct homed_handle : handle {
 class region {
  public:
   region(address base, std::size_t bytes, std::size_t page_bytes, stream_memory* owner);
+  ~region();
   address const base;
   std::size_t const bytes;
   std::size_t const page_bytes;
@@ -69,14 +71,8 @@ class region {
   piece* first = nullptr;  // the piece at `base`
   address runs;            // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
-  // Free pieces below `runs` of `large_pages` pages and more by where they begin: no two begin in one page. Not in segments.
   static constexpr std::size_t large_pages = 2;
-  struct large_pieces {
-    explicit large_pieces(std::size_t pages) : sizes(pages), at(pages) {}
-    lowest_fit sizes;         // in units of 512 B; 0: none begins in this page
-    sparse_array<piece*> at;  // a page
-  };
-  std::unique_ptr<large_pieces> large;
+  std::unique_ptr<lowest_fit> large;  // free pieces below `runs` of `large_pages` pages and more. Null: a segment, or terabytes
 
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }

@@ -22,31 +22,35 @@ enum class state : std::uint8_t {
   gap,       // addresses without pages
 };
 
-struct piece {
+struct alignas(64) piece {  // what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
+  // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
+  enum class in_movable : std::uint8_t { no, noted, listed, none_inside };
+  using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  static constexpr std::uint16_t no_leaf = 0xffff;
+
   address at = 0;
   std::size_t bytes = 0;
   piece* before = nullptr;
   piece* after = nullptr;
-  piece* bin_before = nullptr;  // free, gap: in its bin
-  piece* bin_after = nullptr;
   region* in = nullptr;
-  // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
-  enum class in_movable : std::uint8_t { no, noted, listed, none_inside };
-  using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
-  piece* span_before = nullptr;
-  piece* span_after = nullptr;
-  std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
-  hook age;
-  hook place;                   // listed, and gaps: by address
   state is = state::gap;
   in_movable sorted = in_movable::no;
+  std::uint8_t seat = 0;
+  std::uint16_t leaf = no_leaf; // large and free: where lowest_fit.h has it
   std::uint16_t bin = 0;
-  std::uint16_t span_bin = 0;
+  piece* bin_before = nullptr;  // free, gap: in its bin
+  piece* bin_after = nullptr;
   std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
   clock::timeline* home = nullptr;         // live: the stream it was made for
   std::size_t requested = 0;               // live
   slab* cut = nullptr;                     // slab
   std::vector<clock::timeline*> marks;     // live: other streams that use it
+  piece* span_before = nullptr;
+  piece* span_after = nullptr;
+  std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
+  hook age;
+  hook place;                   // listed, and gaps: by address
+  std::uint16_t span_bin = 0;
 
   address end() const noexcept { return at + bytes; }
 };

@@ -111,17 +111,38 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
 }
 
 TEST(lowest_fit, agrees_with_a_scan) {
-  for (std::size_t n : {std::size_t{1}, std::size_t{16}, std::size_t{17}, std::size_t{5000}}) {
+  for (std::size_t n : {std::size_t{3}, std::size_t{100}, std::size_t{600}, std::size_t{5000}}) {  // pages; one leaf, a few, many
     std::mt19937_64 random(n);
-    lowest_fit tree(n);
-    std::vector<std::uint32_t> plain(n);
-    for (int i = 0; i < 3000; ++i) {
-      std::size_t const at = random() % n;
-      tree.set(at, plain[at] = random() % 3 ? 0 : static_cast<std::uint32_t>(random() % 100 + 1));
-      std::size_t const from = random() % (n + 1);
-      auto const v = static_cast<std::uint32_t>(random() % 100 + 1);
-      auto const found = std::find_if(plain.begin() + static_cast<std::ptrdiff_t>(from), plain.end(), [&](std::uint32_t x) { return x >= v; });
-      ASSERT_EQ(tree.find(v, from), found == plain.end() ? lowest_fit::none : static_cast<std::size_t>(found - plain.begin()));
+    region in(page, n * page, page, nullptr);
+    lowest_fit all(n);
+    std::map<std::size_t, std::unique_ptr<piece>> plain;  // by page: in every other one at most
+    for (int i = 0; i < 6000; ++i) {
+      std::size_t const at = random() % n / 2 * 2;
+      bool const more = random() % 300 == 0;  // now and then most go
+      auto& p = plain[at];
+      std::size_t const bytes = (2 + random() % 100) * lowest_fit::unit;
+      if (!p) {
+        p = std::make_unique<piece>();
+        p->in = &in, p->at = in.base + at * page + random() % 3 * bins::unit, p->bytes = bytes;
+        all.insert(*p);
+      } else if (random() % 3) {
+        p->at = in.base + at * page + random() % 3 * bins::unit, p->bytes = bytes;
+        all.change(*p);
+      } else {
+        all.erase(*p);
+        plain.erase(at);
+      }
+      if (more) {
+        std::erase_if(plain, [&](auto const& q) {
+          bool const goes = random() % 8 != 0;
+          if (goes) all.erase(*q.second);
+          return goes;
+        });
+      }
+      ASSERT_EQ(all.validate([&](std::size_t leaf) { ADD_FAILURE() << "leaf " << leaf << " of " << n << " pages, step " << i; }), plain.size());
+      std::size_t const from = random() % 2 ? 0 : random() % (n + 1), wanted = (random() % 110 + 1) * lowest_fit::unit - random() % 2;
+      auto const found = std::find_if(plain.lower_bound(from), plain.end(), [&](auto const& q) { return q.second->bytes >= wanted; });
+      ASSERT_EQ(all.find(wanted, from), found == plain.end() ? nullptr : found->second.get()) << n << " pages, step " << i;
     }
   }
 }
