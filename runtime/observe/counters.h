@@ -4,7 +4,8 @@
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
-// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of them.
+// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes`, an eighth of its bytes or its share of
+// an eighth of the peak for each of them.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <algorithm>
@@ -43,32 +44,55 @@ using level_values = std::array<by_pool, levels>;
 // The tallies of one device add up here when there are several of them.
 class shared_levels {
  public:
-  // A tally's level may reach `now` from now on; the others were told `told` before.
-  void tell(level_values const& now, level_values& told) noexcept {
+  void join() noexcept {
+    base::lock_guard const hold(lock_);
+    ++tallies_;
+  }
+  // What a tally has told of itself before, and the number that its levels stay below without telling more.
+  struct told_levels {
+    level_values upto{};
+    std::int64_t bytes = 0, blocks = 0;  // how much any level may rise at least
+    std::int64_t slack = 0;              // of bytes, at the last telling
+  };
+  // A tally is at `now` and may rise by some slack from now on. Levels that lie as far below what was told are not told again.
+  void tell(level_values const& now, told_levels& told, std::int64_t least_slack, std::int64_t slack_blocks) noexcept {
+    base::lock_guard const hold(lock_);
+    std::int64_t const share = peaks_[static_cast<std::size_t>(level::active_bytes)][2] / 8 / std::max<std::int64_t>(1, tallies_);
+    told.slack = std::max(least_slack, share * 7 / 16);
+    told.bytes = told.blocks = std::numeric_limits<std::int64_t>::max();
     for (std::size_t k = 0; k < levels; ++k) {
+      bool const blocks = k < static_cast<std::size_t>(level::allocated_bytes);
+      std::int64_t const slack = blocks ? slack_blocks : told.slack;
       for (std::size_t p = 0; p < 3; ++p) {
-        std::int64_t const change = now[k][p] - told[k][p];
-        if (change == 0) continue;
-        std::int64_t const sum = sums_[k][p].fetch_add(change, base::memory_order_relaxed) + change;
-        peaks_[k][p].raise(sum, base::memory_order_relaxed);
-        told[k][p] = now[k][p];
+        std::int64_t left = told.upto[k][p] - now[k][p];
+        if (left < slack / 2 || left > slack + slack / 2) {
+          peaks_[k][p] = std::max(peaks_[k][p], sums_[k][p] += slack - left);
+          told.upto[k][p] = now[k][p] + slack;
+          left = slack;
+        }
+        (blocks ? told.blocks : told.bytes) = std::min(blocks ? told.blocks : told.bytes, left);
       }
     }
   }
   void raise(level_values const& to) noexcept {
+    base::lock_guard const hold(lock_);
     for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].raise(to[k][p]);
+      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p] = std::max(peaks_[k][p], to[k][p]);
     }
   }
   void lower() noexcept {
-    for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].store(sums_[k][p].load());
-    }
+    base::lock_guard const hold(lock_);
+    peaks_ = sums_;
   }
-  std::int64_t peak(level k, std::size_t p) const noexcept { return peaks_[static_cast<std::size_t>(k)][p].load(base::memory_order_relaxed); }
+  std::int64_t peak(level k, std::size_t p) const noexcept {
+    base::lock_guard const hold(lock_);
+    return peaks_[static_cast<std::size_t>(k)][p];
+  }
 
  private:
-  std::array<std::array<base::atomic<std::int64_t>, 3>, levels> sums_{}, peaks_{};
+  mutable base::mutex lock_;  // taken last
+  level_values sums_{}, peaks_{};
+  std::int64_t tallies_ = 0;
 };
 
 // Of one stream's memory. Sums that only grow; what is now is their difference, and peaks are looked at where the direction turns.
@@ -120,6 +144,7 @@ class tally {
   void share(shared_levels& with) noexcept {
     if (shared_) return;
     shared_ = &with;
+    with.join();
     note_peaks();
     with.raise(peaks());
     tell();
@@ -185,7 +210,7 @@ class tally {
   }
   void drift(std::size_t bytes) noexcept {  // some levels fell, not all
     drifted_ += as(bytes);
-    if (drifted_ > most_credit_ && shared_) tell();
+    if (drifted_ > most_drift_ && shared_) tell();
   }
   void map(size_pool p, std::int64_t bytes) noexcept {
     mapped_[index(p)].add(bytes);
@@ -237,16 +262,12 @@ class tally {
     }
     cached_unnoted_ = false;
   }
+  // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
   void tell() noexcept {
-    auto now = current();
-    std::int64_t const bytes = std::max(slack_bytes / 8, now[3][all] / 64);
-    for (std::size_t p = 0; p < 3; ++p) {
-      for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += slack_blocks;
-      for (level k : {level::allocated_bytes, level::active_bytes, level::requested_bytes}) now[static_cast<std::size_t>(k)][p] += bytes;
-    }
-    shared_->tell(now, told_);
-    credit_ = bytes, credit_blocks_ = slack_blocks, drifted_ = 0;
-    most_credit_ = std::max(slack_bytes / 2, now[3][all] / 16);
+    auto const now = current();
+    shared_->tell(now, told_, std::max(slack_bytes, now[3][all] / 8) * 7 / 16, slack_blocks);
+    credit_ = told_.bytes, credit_blocks_ = told_.blocks, drifted_ = 0;
+    most_credit_ = credit_ + told_.slack / 2, most_drift_ = told_.slack / 4;
   }
 
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
@@ -260,9 +281,9 @@ class tally {
   std::array<room, 3> room_{};
   std::array<std::int64_t, 3> cached_room_{};
   bool unnoted_ = false, cached_unnoted_ = false;
-  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0;  // how much the level may still rise before the others must be told
+  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
-  level_values told_{};
+  shared_levels::told_levels told_;
 };
 
 class counters {
