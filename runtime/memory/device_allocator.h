@@ -33,6 +33,7 @@ class stream_memory {
   std::map<address, homed_handle> handles;  // by place
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes that are free at home
+  int sought = 0;                        // so many fences at home still come soon: another stream looked for memory here
   std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
   observe::tally counts;
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
@@ -200,6 +201,7 @@ class device_allocator final : public allocator {
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
   std::size_t fence_after(stream_memory const&, std::size_t part) const noexcept;  // bytes given back
+  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 32 : 4); }
   void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 

@@ -16,6 +16,7 @@ constexpr int most_polls = 64;                       // where nothing moves by i
 constexpr int looks = 64;                            // blocks or pieces of one stream that would do
 constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
 constexpr std::size_t fence_least = 16 << 20;        // bytes given back between two fences
+constexpr int fences_when_sought = 4;
 constexpr std::size_t ahead = 2;                     // so many blocks are left to those who still use them before a stream waits for one
 }  // namespace
 
@@ -132,6 +133,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
     if (other == &mine) continue;
     section const hold(*other);
     step(1);
+    other->sought = fences_when_sought;
     clock::timeline const& line = *other->home.load();
     std::uint64_t const up_to = home.covers_up_to(line);
     // What this stream itself gave back to the other one: ordered by being the same stream.

@@ -94,6 +94,32 @@ TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
   m.sound();
 }
 
+// While nobody else wants its memory a stream's fences are far apart; who looks there finds four soon after each other again.
+TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memory) {
+  machine m({.device_waits = waits::never});
+  constexpr std::size_t held = std::size_t{2} << 30, block = 16 << 20;
+  void* const room = m.take(m.a, held);
+  m.give(room);
+  (void)m.take(m.b, 100);  // a miss of its own, which looks at what `a` has
+  auto const frees_until_fenced = [&] {
+    std::uint64_t const before = m.stats().fences;
+    for (std::size_t n = 1; n < 1000; ++n) {
+      m.give(m.take(m.a, block));
+      if (m.stats().fences != before) return n;
+    }
+    return std::size_t{0};
+  };
+  (void)frees_until_fenced();
+  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
+  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
+  m.busy(m.a);
+  (void)m.take(m.b, block);
+  (void)frees_until_fenced();
+  for (int i = 1; i < 4; ++i) EXPECT_EQ(frees_until_fenced(), held / 32 / block) << i;
+  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
+  m.sound();
+}
+
 TEST(reuse, over_wait_is_counted_where_no_fence_stood_behind_the_last_use) {
   for (bool const fenced : {false, true}) {
     machine m({.device_waits = waits::when_short}, 4 << 20);
