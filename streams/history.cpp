@@ -28,10 +28,8 @@ std::string_view name_of(observe::action a) noexcept {
     case observe::action::alloc: return "alloc";
     case observe::action::free: return "free";
     case observe::action::out_of_memory: return "oom";
-    case observe::action::map:
-    case observe::action::unmap: break;  // in a snapshot only
+    default: return "";  // in a snapshot only
   }
-  return "?";
 }
 
 std::string line_text(here const& at) {
@@ -60,7 +58,7 @@ std::vector<memory_event> memory_history(device on) {
   auto const scale = h.scale();
   std::vector<memory_event> out;
   for (observe::event const& e : h.events(its.runtime, its.device)) {
-    if (e.what == observe::action::map || e.what == observe::action::unmap) continue;
+    if (name_of(e.what).empty()) continue;
     out.push_back({scale(e.ticks), name_of(e.what), e.at, e.bytes, e.stream, e.thread, {e.file, e.function, e.line}, e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
   }
   return out;

@@ -350,7 +350,9 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         clock::timeline* const other = clock::find(s.stream);
         if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);
       }
+      std::uint64_t const first = stamps.front().stream;
       m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
+      tell_held(observe::action::held, b.start, rounded, first);
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
       m.counts.held(pool, rounded, requested);
       m.held_since_fence = due ? 0 : m.held_since_fence + rounded;

@@ -100,4 +100,8 @@ void device_allocator::tell_mapped(stream_memory const& m, handle const& h, obse
   observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_, {nullptr, nullptr, 0});
 }
 
+void device_allocator::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime_.id(), device_, {nullptr, nullptr, 0});
+}
+
 }  // namespace weir::memory

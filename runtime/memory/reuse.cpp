@@ -67,6 +67,7 @@ void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r)
 
 void device_allocator::settled(stream_memory& m, held_block const& b) noexcept {
   m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
+  tell_held(observe::action::settled, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes, 0);
   if (b.whole) {
     m.pieces.give(*b.whole, m.home.load()->now().n);
   } else if (m.small.give(*b.cut, b.index)) {
@@ -143,6 +144,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
     };
     if (other->pending.take(home.id(), suits, b)) {
       other->counts.held_no_more(observe::size_pool::large, b.bytes);
+      tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
       b.whole->is = state::live;
       b.whole->marks.clear();
       return hand_out(*other, *b.whole, r, &home);

@@ -16,7 +16,11 @@
 
 namespace weir::observe {
 
-enum class action : std::uint8_t { alloc, free, out_of_memory, map, unmap };  // the last two: of memory held of the driver
+enum class action : std::uint8_t {
+  alloc, free, out_of_memory,
+  map, unmap,     // memory held of the driver
+  held, settled,  // a free block that another stream may still use (the event names that one), and when no more
+};
 inline constexpr int pinned_memory_place = -1;  // in place of a device
 
 struct event {
