@@ -1,10 +1,8 @@
-// Rules of the viewer, which replays a trace backward from the segments: a block's two ends stand next to each other unless it is
-// still pending; addresses of a trace lie in segments of that time; lists of more than a thousand items are written in parts.
+// Rules of the viewer, which replays a trace backward from the segments: a block's end is asked for, and is complete: a
+// moment later or much later; addresses of a trace lie in segments of that time; lists of more than a thousand items are written in parts.
 #include "runtime/report/snapshot.h"
 
-#include <boost/stacktrace/frame.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
-#include <boost/unordered/unordered_flat_set.hpp>
 
 #include "runtime/report/pickle.h"
 
@@ -80,40 +78,19 @@ class writer {
   }
 
   void trace(device_snapshot const& d) {
-    // The last free of a block that is pending still has no second end.
-    boost::unordered_flat_set<std::uintptr_t> pending;
-    for (memory_segment const& s : d.segments) {
-      for (memory_block const& b : s.blocks) {
-        if (b.state == block_state::active_pending_free) pending.insert(b.address);
-      }
-    }
-    std::vector<bool> open(d.trace.size());
-    for (std::size_t i = d.trace.size(); i-- > 0;) {
-      trace_entry const& e = d.trace[i];
-      if (e.action == "alloc") pending.erase(e.at);
-      open[i] = e.action == "free" && pending.erase(e.at);
-    }
     out_.open_list();
-    std::size_t written = 0;
-    for (std::size_t i = 0; i < d.trace.size(); ++i) {
-      trace_entry const& e = d.trace[i];
-      if (e.action == "free") {
-        entry(written++, "free_requested", e);
-        if (!open[i]) entry(written++, "free_completed", e);
-      } else {
-        entry(written++, e.action, e);
-      }
-    }
+    for (std::size_t i = 0; i < d.trace.size(); ++i) entry(i, d.trace[i]);
     out_.close_list();
   }
-  void entry(std::size_t index, std::string_view action, trace_entry const& e) {
+  void entry(std::size_t index, trace_entry const& e) {
     item(index);
     out_.open_dict();
-    out_.key("action").text(action);
-    field(action == "oom" ? "device_free" : "addr", e.at);
+    out_.key("action").text(e.action);
+    field(e.action == "oom" ? "device_free" : "addr", e.at);
     field("size", e.bytes);
     field("stream", e.stream);
     field("time_us", static_cast<std::uint64_t>(e.us));
+    if (e.user) field("still_used_by", e.user);
     out_.key("frames");
     frames(e.where, e.stack);
     out_.close_dict();
@@ -129,7 +106,7 @@ class writer {
     out_.open_list();
     if (where.file) frame(where.function ? where.function : "", where.file, where.line);
     if (auto const found = stacks_.find(stack); found != stacks_.end()) {
-      for (void const* const p : found->second->frames) frame(boost::stacktrace::frame(p).name(), "", 0);
+      for (report::frame const& f : found->second->frames) frame(f.name, f.file, f.line);
     }
     out_.close_list();
     at->second = out_.remember();

@@ -12,22 +12,27 @@
 namespace weir::report {
 
 struct trace_entry {
-  std::string_view action;  // alloc, free, oom, segment_map, segment_unmap
+  std::string_view action;  // alloc, free_requested, free_completed, oom, segment_map, segment_unmap. Completed: no stream uses it any more
   std::uintptr_t at = 0;
   std::size_t bytes = 0;
   std::uint64_t stream = 0;
   std::int64_t us = 0;      // since 1970
   here where{nullptr, nullptr, 0};
-  std::uint32_t stack = 0;  // of device_snapshot's `stacks`
+  std::uint32_t stack = 0;  // number of a stack; 0: none
+  std::uint64_t user = 0;   // of a free_requested: the stream that still uses the block; 0: none, or not known
 };
 struct device_snapshot {
   int device = 0;
   std::vector<memory_segment> segments;
   std::vector<trace_entry> trace;  // oldest first
 };
+struct frame {
+  std::string name, file;
+  std::uint32_t line = 0;
+};
 struct stack_of {
   std::uint32_t number = 0;
-  std::vector<void const*> frames;  // innermost first
+  std::vector<frame> frames;  // innermost first
 };
 std::string snapshot(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view settings);
 

@@ -1,0 +1,23 @@
+// What the history recorded and where memory is now, as files are made of it.
+// Threads: any.
+#pragma once
+#include <vector>
+
+#include "runtime/report/snapshot.h"
+#include "weir/runtime.h"
+
+namespace weir::streams {
+
+// By address; blocks of `device` that the history knows have their line.
+std::vector<memory_segment> segments_of(runtime::impl&, int device);
+
+struct recording {
+  std::vector<report::device_snapshot> devices;
+  std::vector<report::stack_of> stacks;  // of the traces, by number
+};
+recording take_recording(runtime::impl&);
+
+// Throws: invalid_use (the file cannot be written, and why)
+void write_file(std::string const& path, std::string_view bytes, char const* operation, here);
+
+}  // namespace weir::streams
