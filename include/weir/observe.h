@@ -55,6 +55,8 @@ std::vector<memory_segment> memory_snapshot(device = gpu);
 // events as traces): PyTorch's viewer (its web page, or python -m torch.cuda._memory_viz) opens it. While other threads allocate,
 // traces and segments may differ by what happened in between. Throws: invalid_use (the file cannot be written, and why)
 void dump_memory_snapshot(std::string const& path, here = here::current());
+// The same as a page for a browser, one file that needs no network: memory over time, and what lies where at any moment. Likewise
+void dump_memory_page(std::string const& path, std::string const& title = {}, here = here::current());
 
 // History: every block taken and given back, with time, thread, stream and line. Off until it is asked for; then about 30 ns an
 // allocation and as much a free. weir's own scratch memory (staging, trials of links) is not in it. One history a process.

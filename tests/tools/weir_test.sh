@@ -85,6 +85,20 @@ PY
 fi
 run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
 expect 1 'nowhere/snapshot'
+# The same as a page, by replay and from the file.
+run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" "$work/small"
+expect 0 ''
+run snapshot "$work/snapshot" --html "$work/snapshot.html"
+expect 0 'events'
+for page in replay snapshot; do
+  [ "$(grep -c '"data":"' "$work/$page.html")" = 1 ] && [ "$(tail -1 "$work/$page.html")" = '</html>' ] || { echo "FAILED: $page.html is no whole page"; failed=1; }
+done
+run snapshot "$work/small"
+expect 1 'byte 0: this is no pickle'
+run snapshot "$work/nowhere.pickle"
+expect 1 'nowhere.pickle'
+run snapshot
+expect 1 'weir snapshot FILE.pickle'
 head -c 40 "$work/small.gz" > "$work/short.gz"
 run replay --devices sim "$work/short.gz"
 expect 1 'cut short or damaged'

@@ -12,6 +12,8 @@ int info(std::vector<std::string> const& arguments);
 int doctor(std::vector<std::string> const& arguments);
 // Replays traces of allocations and prints what they took. Returns 1 when one did not fit. Throws: as info
 int replay(std::vector<std::string> const& arguments);
+// Prints what a memory snapshot holds, and makes a page of it. Throws: as info
+int snapshot(std::vector<std::string> const& arguments);
 // Measures allocators beside each other: `bench alloc`. Throws: as info
 int bench_alloc(std::vector<std::string> const& arguments);
 // Measures copies beside the driver's own calls: `bench copy`. Throws: as info

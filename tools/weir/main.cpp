@@ -14,7 +14,8 @@ char const* const usage =
     "  info     the machine: devices, memory, links   (weir info --help)\n"
     "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
     "  bench    what things cost here: bench alloc | copy | pipeline   (weir bench alloc --help)\n"
-    "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n";
+    "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n"
+    "  snapshot a memory snapshot, of weir's or PyTorch's: what it holds, and a page for a browser   (weir snapshot --help)\n";
 
 // The benchmarks have a name each.
 int bench(std::vector<std::string> const& rest) {
@@ -35,11 +36,12 @@ int main(int argc, char** argv) try {
   if (command == "doctor") return weir::tool::doctor(rest);
   if (command == "bench") return bench(rest);
   if (command == "replay") return weir::tool::replay(rest);
+  if (command == "snapshot") return weir::tool::snapshot(rest);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(usage, stdout);
     return 0;
   }
-  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "doctor", "bench", "replay", "help"})).c_str(), usage);
+  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "doctor", "bench", "replay", "snapshot", "help"})).c_str(), usage);
   return 2;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "weir: %s\n", e.what());

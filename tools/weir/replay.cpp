@@ -112,7 +112,7 @@ struct settings {
   std::optional<double> epsilon;
   int rounds = 2;
   bool json = false;
-  std::string snapshot;     // a file; empty: none is wanted
+  std::string snapshot, page;  // files; empty: none is wanted
 };
 
 // One device is enough. A simulated one is as large as an H200 unless its size was given; it costs what is touched, and nothing is.
@@ -123,7 +123,7 @@ machine_choice one_device(settings const& s) {
   return m;
 }
 
-outcome replay_one(trace const& t, settings const& s) {
+outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   auto opened = open_machine(one_device(s));
   auto made = std::make_unique<meter>(std::move(opened.machine));
   meter& m = *made;
@@ -149,7 +149,7 @@ outcome replay_one(trace const& t, settings const& s) {
     auto const driver = m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns;
     return {static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations, static_cast<double>(driver) / operations, after.moved - before.moved};
   };
-  if (!s.snapshot.empty()) record_memory_history({.events = size_t{1} << 20});
+  if (!s.snapshot.empty() || !s.page.empty()) record_memory_history({.events = size_t{1} << 21});
   spent const first = round();
   out.first_ns = first.host_ns, out.first_driver_ns = first.driver_ns;
   std::vector<spent> warm;
@@ -164,6 +164,7 @@ outcome replay_one(trace const& t, settings const& s) {
   out.memory = memory_stats(0);
   out.ladder = p.ladder();
   if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
+  if (!s.page.empty()) dump_memory_page(s.page, path.substr(path.rfind('/') + 1) + " on " + out.devices);
   return out;
 }
 
@@ -228,6 +229,7 @@ int replay(std::vector<std::string> const& arguments) {
       "rounds", po::value(&s.rounds), "so many replays in all, 2 unless said; of those after the first the medians are told")(
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
       "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; recording costs about 20 ns an operation")(
+      "html", po::value(&s.page), "write a page for a browser to this file: memory over time, and what lies where at any moment")(
       "trace", po::value(&paths), "files");
   po::positional_options_description files;
   files.add("trace", -1);
@@ -249,7 +251,7 @@ int replay(std::vector<std::string> const& arguments) {
   bool fits = true;
   for (std::string const& path : paths) {
     trace const t = read_trace(path);
-    outcome const o = replay_one(t, s);
+    outcome const o = replay_one(path, t, s);
     s.json ? print_json(path, t, o) : print_text(path, t, o, s);
     if (!o.ladder.empty()) std::fprintf(s.json ? stderr : stdout, "%s\n", o.ladder.c_str());
     std::fflush(stdout);

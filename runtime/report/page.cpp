@@ -1,0 +1,248 @@
+// What the page carries: names as JSON, and the events of each device as numbers of 7 bits a byte, in base64. page/data.js reads it.
+// A trace begins somewhere: what was there before it is found by going backward from how memory is now, and told as its first events.
+#include "runtime/report/page.h"
+
+#include <boost/unordered/unordered_flat_map.hpp>
+#include <map>
+
+namespace weir::report {
+
+extern std::string_view const page_frame, page_style, page_script;  // page/*, embedded by the build
+
+namespace {
+
+enum class kind : std::uint8_t { alloc, free, ask, settle, map, unmap, oom };  // free: asked for and complete at once
+
+std::string escaped(std::string_view text) {  // in JSON, and in a page
+  std::string out = "\"";
+  for (char const c : text) {
+    char code[8];
+    if (static_cast<unsigned char>(c) < 0x20 || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&') std::snprintf(code, sizeof code, "\\u%04x", c), out += code;
+    else out += c;
+  }
+  return out + '"';
+}
+std::string plain(std::string_view text) {  // between tags
+  std::string out;
+  for (char const c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
+  return out;
+}
+
+std::string base64(std::string_view bytes) {
+  constexpr char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t three = 0;
+    for (std::size_t k = 0; k < 3; ++k) three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    for (std::size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : letters[three >> (18 - 6 * k) & 63];
+  }
+  return out;
+}
+
+// Lines of the program and streams, by number; said once for all devices.
+class names {
+ public:
+  explicit names(std::span<stack_of const> stacks) {
+    for (stack_of const& s : stacks) stacks_[s.number] = &s;
+  }
+  std::uint32_t site(here const& at, std::uint32_t stack) {
+    auto const [found, fresh] = numbers_.try_emplace({at.file ? at.file : "", at.line, stack}, static_cast<std::uint32_t>(numbers_.size()));
+    if (fresh) sites_ += (sites_.empty() ? "[" : ",[") + escaped(label(at, stack)) + ',' + escaped(calls(at, stack)) + ']';
+    return found->second;
+  }
+  std::uint32_t stream(std::uint64_t id) {
+    auto const [found, fresh] = streams_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
+    if (fresh) stream_list_ += (stream_list_.empty() ? "" : ",") + escaped(std::to_string(id));
+    return found->second;
+  }
+  std::string json() const { return "\"sites\":[" + sites_ + "],\"streams\":[" + stream_list_ + "]"; }
+
+ private:
+  std::string label(here const& at, std::uint32_t stack) const {
+    if (at.file) {
+      std::string_view file = at.file;
+      if (std::size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
+        if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
+      }
+      return std::string(file) + (at.line ? ":" + std::to_string(at.line) : "");
+    }
+    auto const found = stacks_.find(stack);
+    return found == stacks_.end() || found->second->frames.empty() ? "(line not known)" : found->second->frames.front().name;
+  }
+  std::string calls(here const& at, std::uint32_t stack) const {
+    std::string out;
+    if (at.file) out = std::string(at.function ? at.function : "") + "\n  " + at.file + ':' + std::to_string(at.line);
+    auto const found = stacks_.find(stack);
+    if (found == stacks_.end()) return out;
+    for (frame const& f : found->second->frames) {
+      out += (out.empty() ? "" : "\n") + f.name;
+      if (!f.file.empty()) out += "\n  " + f.file + ':' + std::to_string(f.line);
+    }
+    return out;
+  }
+  boost::unordered_flat_map<std::uint32_t, stack_of const*> stacks_;
+  std::map<std::tuple<std::string_view, unsigned, std::uint32_t>, std::uint32_t> numbers_;
+  std::map<std::uint64_t, std::uint32_t> streams_;
+  std::string sites_, stream_list_;
+};
+
+struct block_there {
+  std::size_t bytes = 0;
+  std::uint64_t stream = 0;
+  here where{nullptr, nullptr, 0};
+  bool given_back = false;
+};
+using ranges = std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>>;  // bytes and stream by address, none overlap
+
+// Takes a range out of those that are there, cutting what it lies in.
+void cut(ranges& all, std::uintptr_t at, std::size_t bytes) {
+  auto found = all.upper_bound(at);
+  if (found != all.begin()) --found;
+  while (found != all.end() && found->first < at + bytes) {
+    auto const [from, what] = *found;
+    std::uintptr_t const to = from + what.first;
+    if (to <= at) {
+      ++found;
+      continue;
+    }
+    found = all.erase(found);
+    if (from < at) all[from] = {at - from, what.second};
+    if (to > at + bytes) all[at + bytes] = {to - at - bytes, what.second};
+  }
+}
+
+struct beginning {
+  std::map<std::uintptr_t, block_there> blocks;
+  ranges mapped;
+};
+beginning before_the_trace(device_snapshot const& d) {
+  beginning b;
+  for (memory_segment const& s : d.segments) {
+    b.mapped[s.address] = {s.bytes, s.stream};
+    for (memory_block const& m : s.blocks) {
+      if (m.state != block_state::inactive) b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes, s.stream, m.where, m.state == block_state::active_pending_free};
+    }
+  }
+  for (std::size_t i = d.trace.size(); i-- > 0;) {
+    trace_entry const& e = d.trace[i];
+    if (e.action == "alloc") b.blocks.erase(e.at);
+    else if (e.action == "free_completed") b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, true};
+    else if (e.action == "free_requested") b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, false};
+    else if (e.action == "segment_map" || e.action == "segment_alloc") cut(b.mapped, e.at, e.bytes);
+    else if (e.action == "segment_unmap" || e.action == "segment_free") b.mapped[e.at] = {e.bytes, e.stream};
+  }
+  return b;
+}
+
+class writer {
+ public:
+  explicit writer(names& n) : names_(n) {}
+
+  void write(device_snapshot const& d) {
+    std::int64_t const first = d.trace.empty() ? 0 : d.trace.front().us;
+    beginning const before = before_the_trace(d);
+    us_ = first;
+    for (auto const& [at, what] : before.mapped) range(kind::map, first, at, what.first, what.second);
+    for (auto const& [at, b] : before.blocks) {
+      take(first, at, b.bytes, b.stream, names_.site(b.where, 0));
+      if (b.given_back) give(kind::ask, first, at, 0);
+    }
+    before_ = events_;
+    for (std::size_t i = 0; i < d.trace.size(); ++i) entry(d.trace[i], i + 1 < d.trace.size() ? &d.trace[i + 1] : nullptr);
+    first_ = first;
+  }
+  std::string json(int device) const {
+    return "{\"device\":" + std::to_string(device) + ",\"before\":" + std::to_string(before_) + ",\"events\":" + std::to_string(events_) + ",\"blocks\":" + std::to_string(blocks_) +
+           ",\"ranges\":" + std::to_string(ranges_) + ",\"begin_us\":" + std::to_string(first_) + ",\"data\":\"" + base64(out_) + "\"}";
+  }
+
+ private:
+  void entry(trace_entry const& e, trace_entry const* next) {
+    if (joined_) {
+      joined_ = false;
+      return;
+    }
+    if (e.action == "alloc") return take(e.us, e.at, e.bytes, e.stream, names_.site(e.where, e.stack));
+    if (e.action == "oom") return no_memory(e);
+    if (e.action == "segment_map" || e.action == "segment_alloc") return range(kind::map, e.us, e.at, e.bytes, e.stream);
+    if (e.action == "segment_unmap" || e.action == "segment_free") return range(kind::unmap, e.us, e.at, e.bytes, e.stream);
+    if (e.action == "free_requested") {
+      joined_ = next && next->action == "free_completed" && next->at == e.at;
+      return give(joined_ ? kind::free : kind::ask, e.us, e.at, e.user);
+    }
+    if (e.action == "free_completed") give(kind::settle, e.us, e.at, 0);
+  }
+  void take(std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t site) {
+    if (there_.contains(at)) give(kind::free, us, at, 0);  // its end was not seen
+    event(kind::alloc, us).near(at, block_at_).number(bytes).number(site).number(names_.stream(stream));
+    there_[at] = blocks_++;
+  }
+  void give(kind k, std::int64_t us, std::uintptr_t at, std::uint64_t user) {
+    auto const found = there_.find(at);
+    if (found == there_.end()) return;  // a block of which nobody knows anything
+    event(k, us).number(blocks_ - found->second);
+    if (k == kind::ask) number(user ? names_.stream(user) + 1 : 0);
+    else there_.erase(found);
+  }
+  void range(kind k, std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream) {
+    event(k, us).near(at, range_at_).number(bytes).number(names_.stream(stream));
+    ranges_ += k == kind::map;
+  }
+  void no_memory(trace_entry const& e) { event(kind::oom, e.us).number(e.bytes).number(names_.site(e.where, e.stack)).number(names_.stream(e.stream)); }
+
+  writer& event(kind k, std::int64_t us) {
+    ++events_;
+    out_ += static_cast<char>(k);
+    std::int64_t const later = std::max<std::int64_t>(us - us_, 0);
+    us_ += later;
+    return number(static_cast<std::uint64_t>(later));
+  }
+  writer& near(std::uintptr_t at, std::uintptr_t& last) {
+    auto const away = static_cast<std::int64_t>(at - last);
+    last = at;
+    return number(static_cast<std::uint64_t>(away) << 1 ^ static_cast<std::uint64_t>(away >> 63));
+  }
+  writer& number(std::uint64_t n) {
+    for (; n >= 128; n >>= 7) out_ += static_cast<char>(n | 128);
+    out_ += static_cast<char>(n);
+    return *this;
+  }
+
+  names& names_;
+  std::string out_;
+  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> there_;  // number of the block at an address
+  std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;
+  std::uintptr_t block_at_ = 0, range_at_ = 0;
+  std::int64_t us_ = 0, first_ = 0;
+  bool joined_ = false;
+};
+
+// The frame has a place for each part, by name.
+std::string filled(std::string_view frame, std::initializer_list<std::pair<std::string_view, std::string_view>> parts) {
+  std::string out;
+  for (auto const& [place, text] : parts) {
+    std::size_t const at = frame.find(place);
+    out += frame.substr(0, at);
+    out += text;
+    frame.remove_prefix(at + place.size());
+  }
+  return out += frame;
+}
+
+}  // namespace
+
+std::string page(std::span<device_snapshot const> devices, std::span<stack_of const> stacks, std::string_view title) {
+  names all(stacks);
+  std::string recordings;
+  for (device_snapshot const& d : devices) {
+    if (d.trace.empty() && d.segments.empty()) continue;
+    writer w(all);
+    w.write(d);
+    recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device);
+  }
+  std::string const data = "{\"title\":" + escaped(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
+  return filled(page_frame, {{"<!-- title -->", plain(title)}, {"<!-- style -->", page_style}, {"<!-- recording -->", data}, {"<!-- script -->", page_script}});
+}
+
+}  // namespace weir::report

@@ -1,0 +1,10 @@
+// A page for a browser: memory over time, and what lies where at any moment. One file, no network.
+// Threads: any; values in, bytes out.
+#pragma once
+#include "runtime/report/snapshot.h"
+
+namespace weir::report {
+
+std::string page(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view title);
+
+}  // namespace weir::report

@@ -1,0 +1,194 @@
+// The page: what is chosen and hovered, and what follows from it. Everything is drawn at most once a frame.
+const its = id => document.getElementById(id);
+const names = JSON.parse(its("recording").textContent);
+const chart = new Chart(its("chart")), overview = new Overview(its("overview"), chart), map = new MemoryMap(its("map"), its("map_frame"), its("map_height"), names);
+const state = {by: names.sites.length > 2 ? "line" : "size", moment: 0, hovered: null, chosen: -1, lit: -1, changed: true};
+let recording, stack, lastDraw = 0;
+
+function text(at, content) { if (at.textContent !== content) at.textContent = content; }
+function rows(table, header, lines) {
+  table.replaceChildren(...[header, ...lines].map((line, i) => {
+    const row = document.createElement("tr");
+    row.className = line.kind || "";
+    if (line.at !== undefined) row.dataset.at = line.at;
+    for (const cell of line.cells) {
+      const td = row.appendChild(document.createElement(i ? "td" : "th"));
+      if (cell.colour) Object.assign(td.appendChild(document.createElement("i")), {className: "swatch"}).style.background = cell.colour;
+      td.append(cell.text ?? cell), td.title = cell.title || "";
+    }
+    return row;
+  }));
+}
+
+function choice(at, options, chosen, choose) {
+  for (const [value, label] of options) {
+    const button = at.appendChild(Object.assign(document.createElement("button"), {textContent: label}));
+    button.setAttribute("role", "radio"), button.setAttribute("aria-checked", value === chosen);
+    button.onclick = () => {
+      for (const b of at.children) b.setAttribute("aria-checked", b === button);
+      choose(value), redraw();
+    };
+  }
+}
+
+const recordings = new Map();
+function showDevice(i) {
+  if (!recordings.has(i)) {
+    const r = new Recording(names.devices[i]);
+    delete names.devices[i].data;
+    recordings.set(i, {r, peaks: new Peaks(r)});
+  }
+  recording = recordings.get(i).r;
+  chart.view = null;
+  chart.show(recording, recordings.get(i).peaks);
+  map.show(recording);
+  state.moment = recording.peak, state.hovered = null;
+  its("arena").replaceChildren(new Option("all streams", ""), ...map.lanes.map(l => new Option("stream " + names.streams[l.stream], l.stream)));
+  restack(state.by), facts();
+}
+function restack(by) {
+  state.by = by, state.chosen = -1;
+  stack = new Stack(recording, by, names);
+}
+function facts() {
+  const r = recording, most = r.live[r.peak] + r.pending[r.peak];
+  let reserved = 0;
+  for (let i = r.before; i < r.events; ++i) reserved = Math.max(reserved, r.reserved[i]);
+  const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.events - r.before)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
+  if (r.failures.length) all.push(["out of memory", countText(r.failures.length) + " times"]);
+  its("facts").replaceChildren(...all.map(([what, value]) => {
+    const span = document.createElement("span");
+    span.append(what + " ", Object.assign(document.createElement("b"), {textContent: value}));
+    return span;
+  }));
+}
+
+function siteText(site) { return names.sites[site][0]; }
+function eventText(i) {
+  const r = recording, kind = r.kind[i], what = r.what[i];
+  if (i < r.before) return "before the recording began";
+  if (kind === MAP || kind === UNMAP) return (kind === MAP ? "memory taken from" : "memory given back to") + " the driver";
+  if (kind === OOM) return "OUT OF MEMORY: " + bytesText(r.failures[what].bytes) + " for stream " + names.streams[r.failures[what].stream] + " at " + siteText(r.failures[what].site);
+  const block = bytesText(r.bytes[what]) + " of stream " + names.streams[r.stream[what]] + ", taken at " + siteText(r.site[what]);
+  if (kind === ALLOC) return "took " + block;
+  if (kind === SETTLE) return "no longer used by another stream: " + block;
+  return "gave back " + block + (kind === ASK ? ", which " + (r.user[what] ? "stream " + names.streams[r.user[what] - 1] : "another stream") + " still uses" : "");
+}
+function blockText(b, moment) {
+  const r = recording, pending = r.freed[b] <= moment;
+  const when = i => i < r.before ? "before the recording" : "operation " + countText(i - r.before) + " (" + timeText(r.us[i] - r.us[r.before]) + ")";
+  return bytesText(r.bytes[b]) + (pending ? ", given back; " + (r.user[b] ? "stream " + names.streams[r.user[b] - 1] : "another stream") + " still uses it" : ", live") +
+    "\nstream " + names.streams[r.stream[b]] + ", at 0x" + r.at[b].toString(16) +
+    "\ntaken: " + when(r.born[b]) + "\ngiven back: " + (r.freed[b] < r.events ? when(r.freed[b]) : "not in this recording") +
+    "\n" + (names.sites[r.site[b]][1] || siteText(r.site[b]));
+}
+
+function drawLegend(moment) {
+  const now = [...stack.at(moment)], r = recording, top = [...stack.at(r.peak)], k = stack.names.length;
+  const lines = [];
+  for (let i = k; i-- > 0;) lines.push({at: i, kind: state.chosen === i ? "chosen" : "", cells: [{text: stack.names[i], title: stack.details[i] || stack.names[i], colour: stack.colours[i]}, bytesText(now[i]), bytesText(top[i])]});
+  const live = m => r.live[m], pending = m => r.pending[m], reserved = m => r.reserved[m];
+  const total = (what, of, kind, title, colour) => lines.push({kind, cells: [{text: what, title, colour}, bytesText(of(moment)), bytesText(of(r.peak))]});
+  total("live", live, "total", "blocks that were not given back");
+  total("pending", pending, "", "given back, and another stream may still use it", "repeating-linear-gradient(135deg, var(--soft) 0 2px, transparent 2px 4px)");
+  total("free", m => reserved(m) - live(m) - pending(m), "", "held of the driver, in no block; what rounding leaves is in it", "var(--free)");
+  total("reserved", reserved, "total", "held of the driver: the black line");
+  rows(its("legend"), {cells: [{size: "block size", line: "line of the program", stream: "stream"}[state.by], "now", "at the peak"]}, lines);
+}
+function draw() {
+  state.changed = false;
+  const begin = performance.now(), moment = state.hovered ?? state.moment, r = recording;
+  chart.draw(stack, {moment: state.moment, hovered: state.hovered, chosen: state.chosen, life: state.lit >= 0 ? [r.born[state.lit], r.gone[state.lit]] : null});
+  overview.draw(stack);
+  map.draw(stack, moment, state.lit);
+  const held = holes(r, map.layout);
+  text(its("moment_text"), "Operation " + countText(moment - r.before) + ", " + timeText(r.us[moment] - r.us[r.before]) + ": " + bytesText(r.live[moment]) + " live, " +
+    (r.pending[moment] ? bytesText(r.pending[moment]) + " pending, " : "") + bytesText(held.bytes) + " free in " + countText(held.count) + (held.count === 1 ? " hole, " : " holes, ") + bytesText(r.reserved[moment]) + " reserved");
+  text(its("moment_event"), eventText(moment));
+  text(its("scale"), bytesText(map.rowBytes) + " a row");
+  drawLegend(moment);
+  lastDraw = performance.now() - begin;
+}
+function redraw() {
+  if (!state.changed) state.changed = true, requestAnimationFrame(draw);
+}
+function setMoment(moment) {
+  state.moment = Math.min(Math.max(moment, recording.before), recording.events - 1);
+  chart.reveal(state.moment), redraw();
+}
+function tip(event, content) {
+  const box = its("tip");
+  box.hidden = !content;
+  if (!content) return;
+  text(box, content);
+  const x = event.clientX + 16, y = event.clientY + 16;
+  box.style.left = Math.min(x, innerWidth - box.offsetWidth - 8) + "px";
+  box.style.top = (y + box.offsetHeight > innerHeight - 8 ? event.clientY - box.offsetHeight - 12 : y) + "px";
+}
+
+function dragged(canvas, moved, clicked) {
+  let from = null, far = 0;
+  canvas.addEventListener("pointerdown", e => { from = e.offsetX, far = 0, canvas.setPointerCapture(e.pointerId); });
+  canvas.addEventListener("pointermove", e => {
+    if (from === null) return;
+    far += Math.abs(e.offsetX - from);
+    if (far > 3) moved(e.offsetX, from), from = e.offsetX, redraw();
+  });
+  canvas.addEventListener("pointerup", e => {
+    if (from !== null && far <= 3) clicked(e.offsetX);
+    from = null;
+  });
+}
+function listen() {
+  const at = its("chart");
+  at.addEventListener("wheel", e => { e.preventDefault(), chart.zoom(1.0018 ** e.deltaY, e.offsetX), redraw(); }, {passive: false});
+  its("overview").addEventListener("wheel", e => { e.preventDefault(), chart.zoom(1.0018 ** e.deltaY, chart.pixelOf(overview.xAt(e.offsetX))), redraw(); }, {passive: false});
+  dragged(at, (to, from) => chart.moveBy(chart.xAt(from) - chart.xAt(to)), x => setMoment(chart.momentUnder(x)));
+  dragged(its("overview"), (to, from) => chart.moveBy(overview.xAt(to) - overview.xAt(from)), x => chart.moveBy(overview.xAt(x) - (chart.view[0] + chart.view[1]) / 2));
+  at.addEventListener("pointermove", e => {
+    state.hovered = e.offsetX < chart.left ? null : chart.momentUnder(e.offsetX);
+    redraw();
+    if (state.hovered === null) return tip(e, "");
+    const m = state.hovered, r = recording;
+    tip(e, bytesText(r.live[m] + r.pending[m]) + " live and pending, " + bytesText(r.reserved[m]) + " reserved\noperation " + countText(m - r.before) + ", " + timeText(r.us[m] - r.us[r.before]) + "\n" + eventText(m));
+  });
+  at.addEventListener("pointerleave", e => { state.hovered = null, tip(e, ""), redraw(); });
+  its("map").addEventListener("pointermove", e => {
+    const found = map.under(e.offsetX, e.offsetY);
+    state.lit = found && found.block !== undefined ? found.block : -1;
+    redraw();
+    if (!found) return tip(e, "");
+    if (found.block !== undefined) return tip(e, blockText(found.block, map.moment));
+    tip(e, found.hole ? bytesText(found.hole.bytes) + " free\nof stream " + names.streams[found.hole.stream] + ", at 0x" + found.hole.at.toString(16) : "not mapped at this moment");
+  });
+  its("map").addEventListener("pointerleave", e => { state.lit = -1, tip(e, ""), redraw(); });
+  its("map_frame").addEventListener("scroll", redraw);
+  its("legend").onclick = e => {
+    const row = e.target.closest("tr[data-at]");
+    if (row) state.chosen = state.chosen === +row.dataset.at ? -1 : +row.dataset.at, redraw();
+  };
+  const show = () => { chart.view = [...chart.whole], redraw(); };
+  its("whole").onclick = show, its("peak").onclick = () => setMoment(recording.peak);
+  its("closer").onclick = () => { map.scale(map.closeness + 1), redraw(); };
+  its("farther").onclick = () => { map.scale(map.closeness - 1), redraw(); };
+  its("arena").onchange = e => { map.choose(e.target.value === "" ? undefined : +e.target.value), redraw(); };
+  its("device").onchange = e => { showDevice(+e.target.value), redraw(); };
+  addEventListener("keydown", e => {
+    if (e.target.matches("select") || e.ctrlKey || e.metaKey) return;
+    const act = {ArrowLeft: () => setMoment(state.moment - 1), ArrowRight: () => setMoment(state.moment + 1), p: () => setMoment(recording.peak), 0: show, "+": its("closer").onclick, "-": its("farther").onclick}[e.key];
+    if (act) act(), e.preventDefault();
+  });
+  new ResizeObserver(redraw).observe(document.body);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+}
+
+text(its("title"), names.title);
+if (names.devices.length) {
+  its("device").replaceChildren(...names.devices.map((d, i) => new Option("gpu:" + d.device, i)));
+  its("device_choice").hidden = names.devices.length < 2;
+  choice(its("by"), [["size", "By size"], ["line", "By line"], ["stream", "By stream"]], state.by, restack);
+  choice(its("axis"), [["operations", "Operations"], ["time", "Time"]], "operations", axis => chart.setAxis(axis));
+  showDevice(0), listen(), draw();
+} else {
+  text(its("facts"), "Nothing was recorded.");
+}

@@ -1,0 +1,99 @@
+// Live bytes by category at any moment, without going through all events: sums are kept before each CHUNK of events, and a
+// pyramid knows in which event of any range most was in use. So a picture costs as much with 10 events as with 10 million.
+const CHUNK = 64, MOST = 11;
+
+class Peaks {
+  constructor(recording) {
+    this.value = i => recording.live[i] + recording.pending[i];
+    const n = recording.events, first = new Uint32Array(Math.ceil(n / CHUNK));
+    for (let c = 0; c < first.length; ++c) first[c] = this.best(c * CHUNK, Math.min(n, (c + 1) * CHUNK));
+    this.levels = [first];
+    for (let below = first; below.length > 1;) {
+      const level = new Uint32Array(Math.ceil(below.length / 2));
+      for (let k = 0; k < level.length; ++k) level[k] = this.higher(below[2 * k], below[Math.min(2 * k + 1, below.length - 1)]);
+      this.levels.push(below = level);
+    }
+  }
+  higher(a, b) { return this.value(b) > this.value(a) ? b : a; }
+  best(from, to) {
+    let at = from;
+    for (let i = from + 1; i < to; ++i) at = this.higher(at, i);
+    return at;
+  }
+  // The moment in [from, to) when most was in use. Requires: from < to
+  in(from, to) {
+    const first = Math.ceil(from / CHUNK), last = Math.floor(to / CHUNK);
+    if (first >= last) return this.best(from, to);
+    let at = first * CHUNK > from ? this.best(from, first * CHUNK) : from;
+    if (last * CHUNK < to) at = this.higher(at, this.best(last * CHUNK, to));
+    for (let low = first, high = last, level = 0; low < high; low >>= 1, high >>= 1, ++level) {
+      if (low & 1) at = this.higher(at, this.levels[level][low++]);
+      if (high & 1) at = this.higher(at, this.levels[level][--high]);
+    }
+    return at;
+  }
+}
+
+const SIZES = [[4 << 10, "up to 4 KiB"], [32 << 10, "up to 32 KiB"], [256 << 10, "up to 256 KiB"], [1 << 20, "up to 1 MiB"], [4 << 20, "up to 4 MiB"], [16 << 20, "up to 16 MiB"],
+  [64 << 20, "up to 64 MiB"], [256 << 20, "up to 256 MiB"], [2 ** 30, "up to 1 GiB"], [Infinity, "above 1 GiB"]];
+const SIZE_COLOURS = ["#3b4cc0", "#5a78e4", "#7fa1f7", "#8fc3e8", "#7ecbb0", "#9bd27a", "#e3cf57", "#f2a541", "#e2673b", "#b7233a"];
+const COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#c2a93b", "#5f7f95", "#a3a7ad"];
+
+// names: of the categories, colours likewise; of: the category of each block.
+class Stack {
+  constructor(recording, by, recordingNames) {
+    this.recording = recording;
+    this.of = new Uint8Array(recording.blocks);
+    if (by === "size") this.bySize();
+    else if (by === "stream") this.byKey(recording.stream, k => "stream " + recordingNames.streams[k]);
+    else this.byKey(recording.site, k => recordingNames.sites[k][0], k => recordingNames.sites[k][1]);
+    const k = this.names.length, n = recording.events;
+    this.sums = new Float64Array(k * Math.ceil(n / CHUNK)), this.now = new Float64Array(k), this.nowAt = -1;
+    for (let i = 0; i < n; ++i) {
+      if (i % CHUNK === 0) this.sums.set(this.now, k * i / CHUNK);
+      this.apply(i);
+    }
+  }
+  bySize() {
+    const used = new Map();
+    const size = b => { let c = 0; while (this.recording.bytes[b] > SIZES[c][0]) ++c; return c; };
+    for (let b = 0; b < this.of.length; ++b) used.set(this.of[b] = size(b), 0);
+    const all = [...used.keys()].sort((a, b) => a - b);
+    const number = new Uint8Array(SIZES.length);
+    all.forEach((c, i) => number[c] = i);
+    for (let b = 0; b < this.of.length; ++b) this.of[b] = number[this.of[b]];
+    this.names = all.map(c => SIZES[c][1]), this.colours = all.map(c => SIZE_COLOURS[c]), this.details = all.map(() => "");
+  }
+  // The keys with the highest peaks of their own, and all others as one.
+  byKey(key, nameOf, detailOf = () => "") {
+    const r = this.recording, now = new Map(), peak = new Map();
+    for (let i = 0; i < r.events; ++i) {
+      const b = r.what[i];
+      if (r.kind[i] === ALLOC) {
+        const bytes = (now.get(key[b]) || 0) + r.bytes[b];
+        now.set(key[b], bytes);
+        if (bytes > (peak.get(key[b]) || 0)) peak.set(key[b], bytes);
+      } else if (r.kind[i] <= ASK) {
+        now.set(key[b], now.get(key[b]) - r.bytes[b]);
+      }
+    }
+    const byPeak = [...peak.keys()].sort((a, b) => peak.get(b) - peak.get(a));
+    const shown = byPeak.slice(0, byPeak.length <= MOST + 1 ? MOST + 1 : MOST), number = new Map(shown.map((k, i) => [k, i]));
+    const others = byPeak.length - shown.length;
+    for (let b = 0; b < this.of.length; ++b) { const n = number.get(key[b]); this.of[b] = n === undefined ? shown.length : n; }
+    this.names = shown.map(nameOf), this.details = shown.map(detailOf), this.colours = shown.map((_, i) => COLOURS[i % COLOURS.length]);
+    if (others) this.names.push(countText(others) + " others"), this.details.push(""), this.colours.push("#a3a7ad");
+  }
+  apply(i) {
+    const r = this.recording, kind = r.kind[i];
+    if (kind === ALLOC) this.now[this.of[r.what[i]]] += r.bytes[r.what[i]];
+    else if ((kind === FREE || kind === ASK) && r.freed[r.what[i]] === i) this.now[this.of[r.what[i]]] -= r.bytes[r.what[i]];
+  }
+  // Bytes by category at a moment; the same array each time.
+  at(moment) {
+    const chunk = Math.floor(moment / CHUNK), k = this.names.length;
+    if (!(this.nowAt <= moment && Math.floor(this.nowAt / CHUNK) === chunk)) this.now.set(this.sums.subarray(chunk * k, chunk * k + k)), this.nowAt = chunk * CHUNK - 1;
+    while (this.nowAt < moment) this.apply(++this.nowAt);
+    return this.now;
+  }
+}

@@ -1,0 +1,99 @@
+// weir snapshot: what a snapshot's pickle holds, as text and as a page for a browser.
+// Threads: one.
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <map>
+
+#include "commands.h"
+#include "runtime/options.h"
+#include "runtime/report/page.h"
+#include "runtime/report/unpickle.h"
+
+namespace weir::tool {
+namespace {
+
+std::string contents(std::string const& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(file), {});
+  if (!file.good() && !file.eof()) throw invalid_use("snapshot", path + ": " + std::strerror(errno), "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot", here::current());
+  return bytes;
+}
+
+struct sums {
+  size_t reserved = 0, live = 0, requested = 0, pending = 0, blocks = 0, holes = 0, largest = 0;
+};
+sums sums_of(report::device_snapshot const& d) {
+  sums s;
+  for (memory_segment const& g : d.segments) {
+    s.reserved += g.bytes;
+    for (memory_block const& b : g.blocks) {
+      if (b.state == block_state::active_allocated) s.live += b.bytes, s.requested += b.requested, ++s.blocks;
+      if (b.state == block_state::active_pending_free) s.pending += b.bytes;
+      if (b.state == block_state::inactive) ++s.holes, s.largest = std::max(s.largest, b.bytes);
+    }
+  }
+  return s;
+}
+
+// Live blocks by the line that took them, the most bytes first.
+void print_lines(report::device_snapshot const& d) {
+  struct line {
+    std::string where;
+    size_t bytes = 0, blocks = 0;
+  };
+  std::map<std::pair<std::string, unsigned>, line> all;
+  for (memory_segment const& g : d.segments) {
+    for (memory_block const& b : g.blocks) {
+      if (b.state != block_state::active_allocated) continue;
+      line& l = all[{b.where.file ? b.where.file : "", b.where.line}];
+      l.where = b.where.file ? std::string(b.where.file) + ":" + std::to_string(b.where.line) : "(line not known: taken before the recording began)";
+      l.bytes += b.bytes, ++l.blocks;
+    }
+  }
+  std::vector<line> sorted;
+  for (auto& [key, l] : all) sorted.push_back(std::move(l));
+  std::sort(sorted.begin(), sorted.end(), [](line const& a, line const& b) { return a.bytes > b.bytes; });
+  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 10); ++i) std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].bytes).c_str(), sorted[i].blocks, sorted[i].where.c_str());
+  if (sorted.size() > 10) std::printf("  and %zu more lines\n", sorted.size() - 10);
+}
+
+void print(report::device_snapshot const& d) {
+  sums const s = sums_of(d);
+  std::printf("gpu:%d: %s reserved, %s in use by %zu blocks (%s asked for), %s given back and still used, %s free in %zu holes (the largest %s); %zu events\n", d.device, bytes_text(s.reserved).c_str(),
+              bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(), bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes, bytes_text(s.largest).c_str(), d.trace.size());
+  print_lines(d);
+}
+
+}  // namespace
+
+int snapshot(std::vector<std::string> const& arguments) {
+  namespace po = boost::program_options;
+  std::string path, html;
+  po::options_description all("weir snapshot FILE.pickle: what a memory snapshot holds, of weir's or PyTorch's");
+  all.add_options()("help,h", "this text")("html", po::value(&html), "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
+      "file", po::value(&path), "the snapshot");
+  po::positional_options_description files;
+  files.add("file", 1);
+  po::variables_map values;
+  po::store(po::command_line_parser(arguments).options(all).positional(files).run(), values);
+  po::notify(values);
+  if (values.count("help")) {
+    std::cout << all;
+    return 0;
+  }
+  if (path.empty()) throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", here::current());
+  auto const loaded = report::read_snapshot(contents(path), path);
+  for (report::device_snapshot const& d : loaded.devices) print(d);
+  if (html.empty()) return 0;
+  std::ofstream out(html, std::ios::binary | std::ios::trunc);
+  out << report::page(loaded.devices, loaded.stacks, path.substr(path.rfind('/') + 1)) << std::flush;
+  if (!out) throw invalid_use("snapshot", html + ": " + std::strerror(errno), "Name a file in a folder that is there and may be written", here::current());
+  return 0;
+}
+
+}  // namespace weir::tool
