@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/os.h"
+
 namespace weir {
 namespace {
 
@@ -245,9 +247,34 @@ bool guard_wanted(options const& o) {
   return text ? std::string_view(text) != "0" : races_wanted(o);
 }
 
+std::vector<int> visible_devices(std::string_view text, int count) {
+  constexpr std::string_view uuid = "SIM-";
+  std::vector<int> shown;
+  for (std::size_t at = 0; at <= text.size();) {
+    std::size_t const end = std::min(text.find(',', at), text.size());
+    std::string_view word = text.substr(at, end - at);
+    at = end + 1;
+    while (word.starts_with(' ')) word.remove_prefix(1);
+    while (word.ends_with(' ')) word.remove_suffix(1);
+    auto const n = whole_number(word.starts_with(uuid) ? word.substr(uuid.size()) : word);
+    if (!n || *n >= static_cast<size_t>(count)) break;
+    if (std::find(shown.begin(), shown.end(), static_cast<int>(*n)) != shown.end()) return {};
+    shown.push_back(static_cast<int>(*n));
+  }
+  return shown;
+}
+
 machine_choice devices_from_environment() {
   char const* const text = variable("WEIR_DEVICES");
-  return text ? parse_devices(text) : machine_choice{};
+  machine_choice choice = text ? parse_devices(text) : machine_choice{};
+  auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // empty is a word, too: none
+  if (!visible || choice.which == machine_choice::kind::cuda) return choice;
+  choice.visible = visible_devices(*visible, choice.sim.devices);
+  if (choice.visible.empty() && choice.which == machine_choice::kind::simulated) {
+    throw not_supported("runtime", "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " + std::to_string(choice.sim.devices) + " simulated devices",
+                        "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it", here::current());
+  }
+  return choice;
 }
 
 found_options find_options() {

@@ -14,7 +14,8 @@ namespace weir {
 
 struct machine_choice {
   enum class kind : std::uint8_t { automatic, cuda, simulated } which = kind::automatic;
-  simulated sim{};  // of automatic and simulated
+  simulated sim{};           // of automatic and simulated
+  std::vector<int> visible;  // of these simulated devices; empty: all
 };
 
 // One row an option: the parser, docs/options.md and `weir doctor` read this table and nothing else.
@@ -40,7 +41,10 @@ found_options find_options();  // Throws: invalid_use (a file that cannot be rea
 
 machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: invalid_use
 options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
-machine_choice devices_from_environment();
+machine_choice devices_from_environment();  // WEIR_DEVICES and, for simulated devices, CUDA_VISIBLE_DEVICES. Throws: invalid_use, not_supported (none is visible)
+// What CUDA_VISIBLE_DEVICES shows of `count` simulated devices, by CUDA's rules: numbers or UUIDs (SIM-2) with commas, up to the first
+// that is none; nothing when one comes twice.
+std::vector<int> visible_devices(std::string_view text, int count);
 bool guard_wanted(options const&);                    // of a simulated machine: with a race check, unless WEIR_SIM_GUARD=0
 bool races_wanted(options const&);                    // by these options, or by WEIR_CHECK_RACES for the whole process
 // The candidate with the fewest edits from `word`.

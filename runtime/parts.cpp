@@ -18,22 +18,22 @@ base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without 
 
 base::atomic<std::uint64_t> next_runtime_id{1};
 
-driver::opened open_simulated(simulated const& like, std::string because) {
-  auto made = driver::sim::make(like);
-  int const n = like.devices;
+driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
+  auto made = driver::sim::make(like, std::move(visible));
+  int const n = made.machine->device_count();
   return {std::move(made.machine), std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
 }
 
 }  // namespace
 
 driver::opened open_machine(machine_choice const& asked) {
-  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, "");
+  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "");
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
     throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", here::current());
   }
-  return open_simulated(asked.sim, " (no GPU: " + found.why + ")");
+  return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
 }
 
 int detail::new_part_slot() noexcept {
@@ -142,7 +142,7 @@ runtime::runtime(simulated like, weir::options o) {
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", here::current());
   }
   like.guarded |= guard_wanted(o);
-  driver::opened c = open_simulated(like, "");
+  driver::opened c = open_simulated(like, {}, "");
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
 }
 

@@ -1,4 +1,5 @@
 // Topic 6: which device a tensor is on, by guards, by name and by what it is made of; and an error that names its line.
+#include <cstdlib>
 #include <string>
 
 #include "examples/seeds/topics.h"
@@ -52,6 +53,17 @@ float anywhere(weir::device on) {
   return weir::sum(weir::mul(x, net)).item<float>();
 }
 
+// What a process started with CUDA_VISIBLE_DEVICES=2,0 finds. Simulated devices are looked for again here; CUDA reads it once, as a process starts.
+void chosen_by_the_environment(table& t) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "2,0", 1);
+  weir::runtime rt{weir::options{}};
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  weir::runtime_guard const in{rt};
+  bool const both = weir::device_count() == 2 && weir::get_device_properties(0).uuid == "SIM-2" && weir::get_device_properties(1).uuid == "SIM-0";
+  t.holds(both, "CUDA_VISIBLE_DEVICES=2,0: there are " + std::to_string(weir::device_count()) + " devices, gpu:0 is " + weir::get_device_properties(0).uuid + " and gpu:1 is " +
+                    weir::get_device_properties(1).uuid);
+}
+
 // Work that fails when it runs, and which line is told. Always on simulated devices: a real one would be lost for good.
 struct told {
   unsigned launched, named;  // lines
@@ -78,6 +90,7 @@ int devices(settings const& with) {
   t.row("", {exactly(0), exactly(0)}, "", 0);
   if (weir::device_count() >= 3) the_articles_lines(t);
   else with.out << "  (" << weir::device_count() << " GPUs: the article's lines want three)\n";
+  if (!with.on_gpus) chosen_by_the_environment(t);
   like_another(t);
   t.holds(anywhere(weir::cpu) == anywhere(weir::is_available() ? weir::gpu : weir::cpu), "code that asks is_available() gives the same on the cpu and on a device");
   told const late = late_error(false), blocking = late_error(true);

@@ -19,7 +19,7 @@ struct memory_info {  // bytes, of the whole device, other processes included
 };
 
 bool is_available() noexcept;  // a GPU, real or simulated
-int device_count() noexcept;   // honours CUDA_VISIBLE_DEVICES on GPUs, not yet on simulated devices; makes no context. 0 when no machine can be had
+int device_count() noexcept;   // honours CUDA_VISIBLE_DEVICES, on simulated devices too; makes no context. 0 when no machine can be had
 device current_device();
 
 // The calling thread's current device from now on, for weir and for CUDA. Makes the device's context. cpu: no effect.

@@ -8,6 +8,10 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "weir/copy.h"
+#include "weir/device.h"
+#include "weir/memory.h"
+
 namespace weir {
 namespace {
 
@@ -143,6 +147,56 @@ TEST(options, an_unknown_machine_is_refused_with_the_nearest_right_one) {
   EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is no number of devices"));
   EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is no number of GiB"));
   EXPECT_TRUE(has(refused([] { parse_devices("cuda:1"); }), "CUDA_VISIBLE_DEVICES"));
+}
+
+TEST(options, visible_devices_are_chosen_by_the_rules_of_cuda) {
+  using list = std::vector<int>;
+  EXPECT_EQ(visible_devices("2,0", 4), (list{2, 0}));
+  EXPECT_EQ(visible_devices(" 1 , SIM-3", 4), (list{1, 3}));
+  EXPECT_EQ(visible_devices("0,1,7,2", 4), (list{0, 1})) << "up to the first that is none";
+  EXPECT_EQ(visible_devices("0,-1,2", 4), (list{0}));
+  EXPECT_EQ(visible_devices("0,2,0", 4), list{}) << "one comes twice";
+  for (char const* none : {"", "-1", ",0", "GPU-1", "x", "4"}) EXPECT_EQ(visible_devices(none, 4), list{}) << none;
+}
+
+struct visible_to {  // the environment, for one test
+  explicit visible_to(char const* list, char const* devices = "sim:4:1") {
+    ::setenv("CUDA_VISIBLE_DEVICES", list, 1);
+    ::setenv("WEIR_DEVICES", devices, 1);
+  }
+  ~visible_to() {
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    ::unsetenv("WEIR_DEVICES");
+  }
+};
+
+TEST(options, simulated_devices_that_are_not_visible_are_not_there) {
+  visible_to const these("3,1");
+  runtime rt{options{}};
+  EXPECT_EQ(rt.description(), "2 simulated devices of 1 GiB");
+  runtime_guard const in{rt};
+  EXPECT_EQ(device_count(), 2);
+  EXPECT_EQ(get_device_properties(0).uuid, "SIM-3");
+  EXPECT_EQ(get_device_properties(1).pci_bus_id, "sim:1");
+  buffer const a(1000, {.on = 0}), b(1000, {.on = 1});
+  copy(b.data(), a.data(), 1000);
+  synchronize();
+  EXPECT_TRUE(has(refused([] { set_device(2); }), "gpu:2 of 2 devices"));
+}
+
+TEST(options, when_none_is_visible_that_is_said_and_a_machine_that_was_not_asked_for_is_whole) {
+  {
+    visible_to const none("", "sim:4:1");
+    std::string said;
+    try {
+      runtime rt{options{}};
+    } catch (not_supported const& e) {
+      said = e.what();
+    }
+    EXPECT_TRUE(has(said, "CUDA_VISIBLE_DEVICES=\"\" shows none of 4 simulated devices")) << said;
+  }
+  visible_to const none("-1", "auto");
+  EXPECT_TRUE(devices_from_environment().visible.empty());
 }
 
 }  // namespace

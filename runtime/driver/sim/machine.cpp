@@ -61,7 +61,7 @@ controls* controls_of(driver& d) noexcept {
   return nullptr;
 }
 
-made make(weir::simulated const& like) {
+made make(weir::simulated const& like, std::vector<int> visible) {
   watch_process();
   tape* const lent = lent_tape::here();
   std::uint64_t seed = lent && like.seed == 0 ? lent->seed() : like.seed;
@@ -69,13 +69,14 @@ made make(weir::simulated const& like) {
     seed = os::random_number() | 1;
     os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
   }
-  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed, lent));
+  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed, lent, std::move(visible)));
   controls* const control = whole.get();
   return {std::move(whole), control};
 }
 
-machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent)
-    : devices_(std::clamp(like.devices, 0, 64)),
+machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, std::vector<int> visible)
+    : visible_(std::move(visible)),
+      devices_(visible_.empty() ? std::clamp(like.devices, 0, 64) : static_cast<int>(visible_.size())),
       how_(like.how),
       granularity_(page_of(like.how)),
       bytes_(like.memory / granularity_ * granularity_),
@@ -91,7 +92,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent)
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {
     for (int to = 0; to < devices_; ++to) {
-      bool const linked = from != to && (like.peers == links::all || (like.peers == links::pairs && from / 2 == to / 2));
+      bool const linked = from != to && (like.peers == links::all || (like.peers == links::pairs && whole_number_of(from) / 2 == whole_number_of(to) / 2));
       if (!linked) continue;
       pages_.link(from, to, true);
       if (takes_.on(freedom::wrong_bytes) && tape_.coin(10)) pages_.corrupt(from, to);
@@ -191,8 +192,8 @@ result<device_info> machine::info(int device) {
   i.granularity = granularity_;
   i.major = 9;
   i.multi_processor_count = 1;
-  i.pci_bus_id = "sim:" + std::to_string(device);
-  i.uuid = "SIM-" + std::to_string(device);
+  i.pci_bus_id = "sim:" + std::to_string(whole_number_of(device));
+  i.uuid = "SIM-" + std::to_string(whole_number_of(device));
   i.maps = maps_;
   return {fine, std::move(i)};
 }

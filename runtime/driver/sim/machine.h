@@ -49,7 +49,8 @@ struct made {
   std::unique_ptr<driver> machine;
   controls* control;  // lives as long as machine
 };
-made make(simulated const&);
+// `visible`: which of its devices the process sees, in its order, as CUDA_VISIBLE_DEVICES says; empty: all.
+made make(simulated const&, std::vector<int> visible = {});
 controls* controls_of(driver&) noexcept;  // null: a real machine
 
 }  // namespace weir::driver::sim

@@ -13,7 +13,7 @@ namespace weir::driver::sim {
 
 class machine final : public driver, public controls {
  public:
-  machine(weir::simulated const&, std::uint64_t seed, tape* lent);
+  machine(weir::simulated const&, std::uint64_t seed, tape* lent, std::vector<int> visible);
   ~machine() override;
 
   bool simulated() const noexcept override { return true; }
@@ -130,6 +130,9 @@ class machine final : public driver, public controls {
   template <class... Numbers>
   void note(Numbers... numbers);                             // Requires: the lock
 
+  int whole_number_of(int device) const { return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)]; }  // among all of the machine's
+
+  std::vector<int> const visible_;
   int const devices_;
   weir::simulated::running const how_;
   std::size_t const granularity_, bytes_;
