@@ -38,11 +38,13 @@ bool may_overlap(tensor const& a, tensor const& b) {
   tensor const &first = address(a) <= address(b) ? a : b, &second = address(a) <= address(b) ? b : a;
   if (first.numel() == 0 || second.numel() == 0 || address(first) + reads(first).bytes <= address(second)) return false;
   std::optional<matrix> const m = as_matrix(first), n = as_matrix(second);
-  if (!m || !n || m->transposed != n->transposed || m->ld != n->ld) return true;
+  if (!m || !n || m->transposed != n->transposed || m->ld != n->ld || a.dtype() != b.dtype()) return true;
   int const along = m->transposed ? 0 : 1;
-  auto const start = static_cast<std::int64_t>((address(second) - address(first)) / sizeof(float) % static_cast<std::uintptr_t>(m->ld));
+  auto const start = static_cast<std::int64_t>((address(second) - address(first)) / size_of(a.dtype()) % static_cast<std::uintptr_t>(m->ld));
   return start < first.shape()[along] || start + second.shape()[along] > m->ld;
 }
+
+bool has_product(dtype type) { return type == float32 || type == float16 || type == bfloat16; }
 
 struct extents { std::int64_t m, n, k; };
 
@@ -54,8 +56,9 @@ extents check(tensor const& a, tensor const& b, transposed how, here at) {
     return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() + (right ? " transposed" : "");
   };
   if (a.dim() != 2 || b.dim() != 2) throw invalid_use("matmul", operands(), "Both must have two dimensions: view them so", at);
-  tensors::require_float32(a, "matmul", "left", at);
-  tensors::require_float32(b, "matmul", "right", at);
+  if (!has_product(a.dtype()) || a.dtype() != b.dtype()) {
+    throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())), "Both are float32, float16 or bfloat16: convert with to(dtype)", at);
+  }
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
   extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
   std::int64_t const of_right = b.shape()[right ? 1 : 0];
@@ -72,7 +75,9 @@ extents check(tensor const& a, tensor const& b, transposed how, here at) {
 void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed how, double beta, here at) {
   extents const e = check(left, right, how, at);
   tensors::require_defined(out, "matmul_out", "out", at);
-  tensors::require_float32(out, "matmul_out", "out", at);
+  if (out.dtype() != float32 && out.dtype() != left.dtype()) {
+    throw not_supported("matmul_out", "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())), "out has their dtype, or float32", at);
+  }
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
   if (out.shape() != weir::shape{e.m, e.n}) {
     throw invalid_use("matmul_out", "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
@@ -81,7 +86,8 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   if (e.m == 0 || e.n == 0) return;
   if (e.k == 0) {
     if (beta == 0) out.zero_(at);
-    else out.mul_(beta, at);
+    else if (out.dtype() == float32) out.mul_(beta, at);
+    else out.copy_(out.to(float32).mul_(beta, at), blocking::yes, at);
     return;
   }
   if (may_overlap(out, left) || may_overlap(out, right)) {
@@ -89,7 +95,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   }
   std::optional<matrix> const c = as_matrix(out);
   if (!c) {  // no BLAS writes with gaps both ways
-    tensor whole = tensors::empty_at(out, out.shape(), float32, at);
+    tensor whole = tensors::empty_at(out, out.shape(), out.dtype(), at);
     if (beta != 0) whole.copy_(out, blocking::yes, at);
     matmul_out(whole, left, right, how, beta, at);
     out.copy_(whole, blocking::yes, at);
@@ -98,13 +104,14 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   readable const a = readable_of(left, at), b = readable_of(right, at);
   bool const a_turned = a.as.transposed != (how == transposed::left || how == transposed::both);
   bool const b_turned = b.as.transposed != (how == transposed::right || how == transposed::both);
-  auto const* const pa = static_cast<float const*>(a.t.data());
-  auto const* const pb = static_cast<float const*>(b.t.data());
-  auto* const pc = static_cast<float*>(out.data());
+  void const* const pa = a.t.data();
+  void const* const pb = b.t.data();
+  void* const pc = out.data();
+  dtype const in = left.dtype(), to = out.dtype();
   auto const scale = static_cast<float>(beta);
   // Columns of `out` together: its transpose, which is right' x left', has its rows together.
-  ops::product const p = c->transposed ? ops::product{e.n, e.m, e.k, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, pc, c->ld, scale}
-                                       : ops::product{e.m, e.n, e.k, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, pc, c->ld, scale};
+  ops::product const p = c->transposed ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
+                                       : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
   ops::place const where = tensors::place_of(out);
   if (size_t const bytes = ops::product_workspace(where)) {
     tensor const workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
@@ -117,7 +124,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
 
 tensor matmul(tensor const& left, tensor const& right, transposed how, here at) {
   extents const e = check(left, right, how, at);
-  tensor out = tensors::empty_at(left, {e.m, e.n}, float32, at);
+  tensor out = tensors::empty_at(left, {e.m, e.n}, left.dtype(), at);
   matmul_out(out, left, right, how, 0, at);
   return out;
 }

@@ -11,6 +11,7 @@
 #include "runtime/base/os_library.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
+#include "tensor/number.h"
 #include "tensor/ops.h"
 
 // OpenBLAS's own; another CBLAS has none and none is called.
@@ -26,7 +27,7 @@ struct cublas_functions {
   int (*destroy)(handle) = nullptr;
   int (*set_stream)(handle, CUstream_st*) = nullptr;
   int (*set_workspace)(handle, void*, size_t) = nullptr;
-  int (*sgemm)(handle, int, int, int, int, int, float const*, float const*, int, float const*, int, float const*, float*, int) = nullptr;
+  int (*gemm)(handle, int, int, int, int, int, void const*, void const*, int, int, void const*, int, int, void const*, void*, int, int, int, int) = nullptr;
   char const* missing = nullptr;
 
   cublas_functions() {
@@ -46,10 +47,13 @@ struct cublas_functions {
     find(destroy, "cublasDestroy_v2");
     find(set_stream, "cublasSetStream_v2");
     find(set_workspace, "cublasSetWorkspace_v2");
-    find(sgemm, "cublasSgemm_v2");
+    find(gemm, "cublasGemmEx");
   }
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
+constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
+constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
+constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }  // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
 
 class cublas {  // a part of the runtime: a handle a GPU, made on first use
  public:
@@ -83,9 +87,11 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
     require(functions_.set_workspace(its.made, workspace, bytes), "cublasSetWorkspace");
     float const one = 1;
     // Its matrices have their columns together: the transpose of c is op(b)' x op(a)'.
-    require(functions_.sgemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned, static_cast<int>(p.n), static_cast<int>(p.m),
-                             static_cast<int>(p.k), &one, p.b, static_cast<int>(p.ldb), p.a, static_cast<int>(p.lda), &p.beta, p.c, static_cast<int>(p.ldc)),
-            "cublasSgemm");
+    int const in = code_of(p.in);
+    require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned, static_cast<int>(p.n), static_cast<int>(p.m),
+                            static_cast<int>(p.k), &one, p.b, in, static_cast<int>(p.ldb), p.a, in, static_cast<int>(p.lda), &p.beta, p.c, code_of(p.out),
+                            static_cast<int>(p.ldc), compute_float32, any_algorithm),
+            "cublasGemmEx");
   }
 
  private:
@@ -110,12 +116,33 @@ void share_cores(int devices) {
   (void)once;
 }
 
-void multiply_on_host(product const& p) {
+void multiply_floats(product const& p, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
   cblas_sgemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans, static_cast<int>(p.m), static_cast<int>(p.n),
-              static_cast<int>(p.k), 1.0f, p.a, static_cast<int>(p.lda), p.b, static_cast<int>(p.ldb), p.beta, p.c, static_cast<int>(p.ldc));
+              static_cast<int>(p.k), 1.0f, a, static_cast<int>(lda), b, static_cast<int>(ldb), p.beta, c, static_cast<int>(ldc));
 }
 
-size_t bytes_of(std::int64_t rows, std::int64_t columns, std::int64_t ld) { return static_cast<size_t>((rows - 1) * ld + columns) * sizeof(float); }
+std::vector<float> floats_of(dtype type, void const* from, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+  std::vector<float> to(static_cast<size_t>(rows * columns));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) to[static_cast<size_t>(i * columns + j)] = static_cast<float>(load(type, from, i * ld + j));
+  }
+  return to;
+}
+
+// No CBLAS multiplies halves: floats do, and the sum is rounded once, as on a GPU.
+void multiply_on_host(product const& p) {
+  if (p.in == float32) return multiply_floats(p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb, static_cast<float*>(p.c), p.ldc);
+  std::int64_t const a_columns = p.a_transposed ? p.m : p.k, b_columns = p.b_transposed ? p.k : p.n;
+  std::vector<float> const a = floats_of(p.in, p.a, p.m * p.k / a_columns, a_columns, p.lda), b = floats_of(p.in, p.b, p.k * p.n / b_columns, b_columns, p.ldb);
+  if (p.out == float32) return multiply_floats(p, a.data(), a_columns, b.data(), b_columns, static_cast<float*>(p.c), p.ldc);
+  std::vector<float> c = p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
+  multiply_floats(p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
+  for (std::int64_t i = 0; i < p.m; ++i) {
+    for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
+  }
+}
+
+size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t ld) { return static_cast<size_t>((rows - 1) * ld + columns) * size_of(type); }
 
 }  // namespace
 
@@ -134,9 +161,9 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
   clock::timeline const& line = streams::line_of(*where);
   runtime::impl& r = line.owner();
   if (r.machine().simulated()) share_cores(r.device_count());
-  use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.m, p.n, p.ldc)},
-                     reads(p.a, p.a_transposed ? bytes_of(p.k, p.m, p.lda) : bytes_of(p.m, p.k, p.lda)),
-                     reads(p.b, p.b_transposed ? bytes_of(p.n, p.k, p.ldb) : bytes_of(p.k, p.n, p.ldb)),
+  use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.out, p.m, p.n, p.ldc)},
+                     reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
+                     reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
                      writes(workspace, workspace_bytes)};
   launch(*where, all, [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); }, [p] { multiply_on_host(p); }, at);
 }

@@ -1,11 +1,9 @@
 // One element of any dtype, read and written on the host and on devices alike. Values only.
 // Threads: any.
 #pragma once
-#include <bit>
 #include <cstdint>
 
-#include "weir/parallel_for.h"
-#include "weir/types.h"
+#include "weir/half.h"
 
 namespace weir::ops {
 
@@ -13,32 +11,10 @@ WEIR_FN constexpr bool is_integer(dtype type) noexcept {
   return type == int8 || type == uint8 || type == int16 || type == int32 || type == int64 || type == boolean;
 }
 
-WEIR_FN inline float float_of_bfloat16(std::uint16_t bits) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-WEIR_FN inline std::uint16_t bfloat16_of_float(float f) noexcept {  // to nearest, ties to even
-  auto const bits = std::bit_cast<std::uint32_t>(f);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
-  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-WEIR_FN inline float float_of_float16(std::uint16_t bits) noexcept {
-  std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  float const tiny = static_cast<float>(fraction) * 0x1p-24f;
-  return sign ? -tiny : tiny;
-}
-
-WEIR_FN inline std::uint16_t float16_of_float(float f) noexcept {  // to nearest, ties to even
-  auto const bits = std::bit_cast<std::uint32_t>(f);
-  auto const sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
-  std::uint32_t const size = bits & 0x7fffffffu;
-  if (size > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);    // NaN
-  if (size >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);   // rounds to 65536 or more: infinity
-  if (size >= 0x38800000u) return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
-  // Below 2^-14 steps are 2^-24: adding 0.5 leaves them in the last bits of the sum, rounded as the sum was.
-  return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u));
-}
+using detail::bfloat16_of_float;
+using detail::float16_of_float;
+using detail::float_of_bfloat16;
+using detail::float_of_float16;
 
 WEIR_FN inline std::int64_t load_integer(dtype type, void const* p, std::int64_t i) noexcept {
   switch (type) {

@@ -42,12 +42,14 @@ void apply(place const&, elementwise, operand const& out, operand const& a, oper
 std::int64_t sum_workspace(std::int64_t n) noexcept;
 void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, here);
 
-// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c; row-major, float32; ld in elements. m, n, k > 0.
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c; row-major; ld in elements. m, n, k > 0. Sums are float32.
 struct product {
   std::int64_t m, n, k;
-  float const* a; std::int64_t lda; bool a_transposed;
-  float const* b; std::int64_t ldb; bool b_transposed;
-  float* c; std::int64_t ldc;
+  dtype in;   // of a and b: float32, float16, bfloat16
+  void const* a; std::int64_t lda; bool a_transposed;
+  void const* b; std::int64_t ldb; bool b_transposed;
+  dtype out;  // of c: the same, or float32
+  void* c; std::int64_t ldc;
   float beta;
 };
 size_t product_workspace(place const&);  // bytes the GPU's library wants; 0 on the simulated machine

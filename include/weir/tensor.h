@@ -236,12 +236,12 @@ tensor sin(tensor const&, here = here::current());  // to the last bit or two th
 tensor sum(tensor const&, here = here::current());
 tensor mean(tensor const&, here = here::current());
 
-// Products of two dimensions, float32 in full precision. Which operand is read transposed; strides say the same: views made
+// Products of two dimensions. float32 in full precision; float16 and bfloat16 by float16 or bfloat16, summed in float32. Which operand is read transposed; strides say the same: views made
 // by t() are read as they are, without a copy.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here = here::current());
 // out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a GPU, the
-// library's workspace. Requires: out shares no element with the operands.
+// library's workspace. out has the operands' dtype, or float32. Requires: out shares no element with the operands.
 void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0, here = here::current());
 
 std::ostream& operator<<(std::ostream&, tensor const&);  // str()

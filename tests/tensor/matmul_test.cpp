@@ -106,6 +106,42 @@ TEST_F(TensorMatmul, RefusalsNameBothShapes) {
   EXPECT_EQ(sum(out).item<float>(), 4);
 }
 
+TEST_F(TensorMatmul, HalvesAreSummedInFloat32AndRoundedOnce) {
+  for (int round = 0; round < 120; ++round) {
+    auto const place = random.one_of(places);
+    dtype const type = random.between(0, 1) ? float16 : bfloat16, to = random.between(0, 1) ? type : float32;
+    auto const m = random.between(1, 10), n = random.between(1, 10), k = random.between(1, 20);
+    auto const how = static_cast<transposed>(random.between(0, 3));
+    bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
+    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place), b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
+    tensor const x = a.t.to(type), y = b.t.to(type), xs = x.to(float32).contiguous().cpu(), ys = y.to(float32).contiguous().cpu();
+    double const beta = random.between(0, 1) ? 0 : 0.5;
+    tensor out = full({m, n}, beta == 0 ? NAN : 3, options_at(place)).to(to);
+    matmul_out(out, x, y, how, beta);
+    ASSERT_EQ(out.dtype(), to);
+    tensor const is = out.to(float32).cpu();
+    double const steps = to == float32 ? 1e-5 : type == float16 ? 0x1p-11 : 0x1p-8;  // of the result's size, rounded once
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        double should = beta * 3, size = 3;
+        for (std::int64_t l = 0; l < k; ++l) {
+          double const p = static_cast<double>(xs.host<float>()[static_cast<size_t>(left ? l * m + i : i * k + l)]) * ys.host<float>()[static_cast<size_t>(right ? j * k + l : l * n + j)];
+          should += p, size += std::abs(p);
+        }
+        ASSERT_NEAR(is.host<float>()[static_cast<size_t>(i * n + j)], should, steps * std::abs(should) + 1e-5 * size) << "round " << round << ": " << m << " x " << k << " x " << n;
+      }
+    }
+  }
+  EXPECT_EQ(matmul(ones({2, 3}).to(float16), ones({3, 2}).to(float16)).dtype(), float16);
+  tensor kept = full({2, 2}, 4).to(bfloat16);
+  matmul_out(kept, empty({2, 0}, {.type = bfloat16}), empty({0, 2}, {.type = bfloat16}), transposed::none, 0.5);
+  EXPECT_EQ(sum(kept.to(float32)).item<float>(), 8);
+  expect_refusal([&] { (void)matmul(ones({2, 2}).to(float16), ones({2, 2})); }, {"float16", "float32"});
+  tensor other = ones({2, 2}).to(bfloat16);
+  expect_refusal([&] { matmul_out(other, ones({2, 2}).to(float16), ones({2, 2}).to(float16)); }, {"out bfloat16", "float16"});
+  EXPECT_EQ(sum(other.to(float32)).item<float>(), 4);
+}
+
 TEST_F(TensorMatmul, EmptyProductsAreZeroOrWhatBetaLeaves) {
   tensor out = full({2, 3}, 4);
   matmul_out(out, empty({2, 0}), empty({0, 3}), transposed::none, 0.5);

@@ -96,4 +96,16 @@ TEST(Number, WhatNoIntegerCanHoldIsBounded) {
   EXPECT_EQ(byte, 1);
 }
 
+TEST(halves, KernelsReadAndWriteHalvesAsTheirOwnTypes) {
+  weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
+  weir::runtime_guard const in(machine);
+  tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}), brains = full({3}, 1.5, {.type = bfloat16, .on = cpu});
+  for (float16_t& h : halves.host<float16_t>()) h = h * 2 + 1;
+  for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // 1: it has 8 digits
+  EXPECT_EQ(halves.to(float32).host<float>()[2], 4);
+  EXPECT_EQ(brains.to(float32).host<float>()[2], 1);
+  EXPECT_THROW((void)halves.data<bfloat16_t>(), invalid_use);
+  EXPECT_EQ(halves.data<std::uint16_t>()[0], 0x4400);
+}
+
 }  // namespace
