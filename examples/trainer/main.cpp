@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "progress.h"
+#include "table.h"
 #include "train.h"
 #include "weir/observe.h"
 
@@ -27,8 +28,9 @@ using trainer::settings;
 
 struct asked {
   settings with;
-  std::string devices;
+  std::string devices, type = "fp32";
   int replicas = 0;
+  bool table = false;
 };
 
 std::size_t edits(std::string const& a, std::string const& b) {  // letters to change, add or leave out to make b of a
@@ -42,6 +44,13 @@ std::size_t edits(std::string const& a, std::string const& b) {  // letters to c
     }
   }
   return row.back();
+}
+
+weir::dtype type_of(std::string const& name) {
+  for (auto const& [known, type] : {std::pair{"fp32", weir::float32}, std::pair{"bf16", weir::bfloat16}, std::pair{"fp16", weir::float16}}) {
+    if (name == known) return type;
+  }
+  throw std::runtime_error("--dtype " + name + ": choose fp32, bf16 or fp16");
 }
 
 std::optional<asked> parse(int argc, char** argv) {
@@ -59,6 +68,10 @@ std::optional<asked> parse(int argc, char** argv) {
       ("embedding", po::value(&s.shape.embedding)->default_value(s.shape.embedding), "numbers a character becomes")
       ("hidden", po::value(&s.shape.hidden)->default_value(s.shape.hidden), "width of a dense layer")
       ("layers", po::value(&s.shape.layers)->default_value(s.shape.layers), "dense layers before the last one")
+      ("dtype", po::value(&a.type)->default_value(a.type), "fp32 | bf16 | fp16: what products read and activations are kept in; parameters stay fp32, and with fp16 losses are scaled")
+      ("checkpoint", po::bool_switch(&s.how.recompute), "keep few activations and make the others again in the backward pass")
+      ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate), "parts that a replica's share of a batch is worked off in")
+      ("table", po::bool_switch(&a.table), "memory and time of a step in each of these ways, and no more (--steps: 20 unless given)")
       ("rate", po::value(&s.rate)->default_value(s.rate, "0.2"), "learning rate, at its highest")
       ("momentum", po::value(&s.momentum)->default_value(s.momentum, "0.9"), "momentum of SGD")
       ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
@@ -84,7 +97,10 @@ std::optional<asked> parse(int argc, char** argv) {
     if (v < 1) throw std::runtime_error(std::string("--") + name + " " + std::to_string(v) + ": must be at least 1");
   };
   positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context), positive("embedding", s.shape.embedding);
-  positive("hidden", s.shape.hidden), positive("layers", s.shape.layers);
+  positive("hidden", s.shape.hidden), positive("layers", s.shape.layers), positive("accumulate", s.accumulate);
+  if (a.table && values["steps"].defaulted()) s.steps = 20;
+  if (a.table) positive("steps", s.steps - 1);
+  s.how.type = type_of(a.type);
   if (!std::isfinite(s.rate) || !std::isfinite(s.momentum)) throw std::runtime_error("--rate and --momentum: must be numbers");
   return a;
 }
@@ -131,10 +147,17 @@ int run(asked a) {
   int const replicas = a.replicas ? a.replicas : available;
   if (replicas < 1 || replicas > available) throw std::runtime_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
   if (s.batch % replicas) throw std::runtime_error("--batch " + std::to_string(s.batch) + " cannot be divided among " + std::to_string(replicas) + " replicas; take a multiple");
+  if (s.batch / replicas % s.accumulate) {
+    throw std::runtime_error("--accumulate " + std::to_string(s.accumulate) + ": a replica's " + std::to_string(s.batch / replicas) + " rows cannot be cut in so many parts; take a divisor");
+  }
   std::int64_t count = 0;
   for (auto const& row : trainer::parameter_table(s.shape)) count += row.count();
   std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(), s.shape.vocabulary, static_cast<long long>(count), s.batch, replicas, replicas == 1 ? "" : "s");
 
+  if (a.table) {
+    std::printf("%s", trainer::table_of(trainer::compare_ways(s, text, replicas)).c_str());
+    return 0;
+  }
   trainer::report report(replicas, s.steps, from ? from->step : 0);
   std::thread watcher([&] { watch(s, report, report.first_step); });
   trainer::outcome out;
@@ -148,6 +171,7 @@ int run(asked a) {
   watcher.join();
   std::printf("validation loss %.4f over %lld characters\n", out.validation_loss, static_cast<long long>(out.validation_rows));
   std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets, out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
+  if (s.how.type == weir::float16) std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by), out.scale.steps_skipped, out.scale.steps_skipped == 1 ? " was" : "s were");
   if (s.sample > 0) std::printf("\n--- a sample ---\n%s\n----------------\n\n", out.sample.c_str());
   if (!s.losses_file.empty()) {
     std::ofstream file(s.losses_file);

@@ -1,114 +1,19 @@
-// The model's kernels and the order they run in: one source for GPUs and for simulated devices.
+// The order in which the model's kernels run.
 // Threads: see model.h.
 #include "model.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "kernels.h"
 #include "text.h"
 #include "weir/copy.h"
-#include "weir/parallel_for.h"
 
 namespace trainer {
 namespace {
 
-using std::int32_t;
+using namespace kernels;
 using std::int64_t;
-using std::size_t;
-
-using index = std::uint32_t;  // no activation has 2^32 elements, and dividing 32 bits is many times faster
-
-struct look_up {  // x[r, c, e] = table[inputs[r, c], e]
-  float* x;
-  float const* table;
-  int32_t const* inputs;
-  index embedding;
-  WEIR_FN void operator()(size_t i) const {
-    index const place = static_cast<index>(i) / embedding, e = static_cast<index>(i) % embedding;
-    x[i] = table[static_cast<index>(inputs[place]) * embedding + e];
-  }
-};
-
-struct add_bias {
-  float* y;
-  float const* bias;
-  index columns;
-  WEIR_FN void operator()(size_t i) const { y[i] += bias[static_cast<index>(i) % columns]; }
-};
-
-struct add_bias_relu {
-  float* y;
-  float const* bias;
-  index columns;
-  WEIR_FN void operator()(size_t i) const {
-    float const v = y[i] + bias[static_cast<index>(i) % columns];
-    y[i] = v > 0 ? v : 0;
-  }
-};
-
-struct relu_backward {  // dh is zero where the activation was
-  float* dh;
-  float const* h;
-  WEIR_FN void operator()(size_t i) const {
-    if (!(h[i] > 0)) dh[i] = 0;
-  }
-};
-
-struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logits become scale * their gradient
-  float* logits;
-  float* losses;
-  int32_t const* targets;
-  int vocabulary;
-  float scale;
-  WEIR_FN void operator()(size_t r) const {
-    float* const row = logits + r * vocabulary;
-    float top = row[0];
-    for (int j = 1; j < vocabulary; ++j) top = row[j] > top ? row[j] : top;
-    float const of_target = row[targets[r]];
-    float sum = 0;
-    for (int j = 0; j < vocabulary; ++j) sum += row[j] = expf(row[j] - top);
-    losses[r] = logf(sum) + top - of_target;
-    float const factor = scale / sum;
-    for (int j = 0; j < vocabulary; ++j) row[j] *= factor;
-    row[targets[r]] -= scale;
-  }
-};
-
-struct column_sums {  // out[j] = sum over the rows, in order
-  float* out;
-  float const* in;
-  int rows, columns;
-  WEIR_FN void operator()(size_t j) const {
-    float sum = 0;
-    for (int r = 0; r < rows; ++r) sum += in[static_cast<size_t>(r) * columns + j];
-    out[j] = sum;
-  }
-};
-
-struct embedding_gradient {  // the sum over the places where character i / embedding stands, in their order
-  float* out;
-  float const* dx;
-  int32_t const* starts;
-  int32_t const* places;
-  int embedding;
-  WEIR_FN void operator()(size_t i) const {
-    size_t const character = i / embedding, e = i % embedding;
-    float sum = 0;
-    for (int32_t k = starts[character]; k < starts[character + 1]; ++k) sum += dx[static_cast<size_t>(places[k]) * embedding + e];
-    out[i] = sum;
-  }
-};
-
-struct momentum_step {
-  float* value;
-  float* velocity;
-  float const* gradient;
-  float rate, momentum;
-  WEIR_FN void operator()(size_t i) const {
-    velocity[i] = momentum * velocity[i] + gradient[i];
-    value[i] -= rate * velocity[i];
-  }
-};
 
 template <class F>
 void run(std::int64_t n, std::initializer_list<weir::use> uses, F f, weir::here at = weir::here::current()) {
@@ -127,6 +32,16 @@ float normal(std::uint64_t seed, std::uint64_t place, float deviation) {
   return deviation * static_cast<float>(std::sqrt(-2 * std::log(u)) * std::cos(two_pi * v));
 }
 
+// f(T{}) with the type that a half or a float is computed from.
+template <class F>
+void with_type(weir::dtype type, F f) {
+  switch (type) {
+    case weir::float16: return f(weir::float16_t{});
+    case weir::bfloat16: return f(weir::bfloat16_t{});
+    default: return f(float{});
+  }
+}
+
 }  // namespace
 
 std::vector<parameter_row> parameter_table(model_shape const& s) {
@@ -140,6 +55,12 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
     inputs = outputs;
   }
   return rows;
+}
+
+bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
+  if (!how.recompute) return true;
+  int const segment = static_cast<int>(std::ceil(std::sqrt(static_cast<double>(s.layers))));
+  return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;  // the last segment's backward pass begins at once
 }
 
 std::size_t bucket_bytes(model_shape const& s) {
@@ -159,88 +80,138 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
   return b;
 }
 
-model::model(model_shape shape, weir::communicator& ranks, weir::gradient_buckets& buckets, std::uint64_t seed)
-    : shape_(shape), buckets_(buckets), table_(parameter_table(shape)) {
+model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets, std::uint64_t seed)
+    : shape_(shape), options_(options), buckets_(buckets), table_(parameter_table(shape)) {
   for (auto const& row : table_) buckets_.add(row.name, row.count(), weir::float32);
   buckets_.build();
   std::uint64_t place = 0;
   for (int i = 0; i < static_cast<int>(table_.size()); ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
-    parameter p{look_at(buckets_.parameter(i), row, ranks.device()), look_at(buckets_.gradient(i), row, ranks.device()), weir::zeros({row.rows, row.columns})};
+    parameter p{look_at(buckets_.parameter(i), row, ranks.device()), look_at(buckets_.gradient(i), row, ranks.device()), weir::zeros({row.rows, row.columns}), {}};
     weir::tensor first = weir::empty({row.rows, row.columns}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
     bool const is_bias = row.rows == 1;
     float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
     for (float& v : first.host<float>()) v = is_bias ? 0 : normal(seed, place++, deviation);
     p.value.copy_(first, weir::non_blocking);
     ranks.broadcast(buckets_.parameter(i), 0);
+    if (options_.type != weir::float32 && i % 2 == 1) p.half = weir::empty({row.rows, row.columns}, {.type = options_.type});
     parameters_.push_back(std::move(p));
+  }
+  if (options_.type == weir::float16) {
+    scaling_ = weir::zeros({loss_scale::count});
+    scaling_.slice(0, loss_scale::scale, loss_scale::scale + 1).fill_(loss_scale::at_first);
+  }
+  round_weights();
+}
+
+void model::round_weights() {
+  for (auto& p : parameters_) {
+    if (p.half.defined()) p.half.copy_(p.value, weir::non_blocking);
   }
 }
 
-model::trace model::forward(device_batch const& b) {
+void model::hidden(trace& t, int layer) const {
+  weir::tensor const& in = layer ? t.h[static_cast<size_t>(layer - 1)] : t.x;
+  weir::tensor h = weir::empty({in.size(0), shape_.hidden}, {.type = options_.type});
+  weir::matmul_out(h, in, factor(layer));
+  weir::tensor const& b = bias(layer).value;
+  with_type(options_.type, [&]<class T>(T) {
+    run(h.numel(), {weir::reads(b), weir::updates(h)}, add_bias_relu<T>{h.data<T>(), b.data<float>(), static_cast<index>(shape_.hidden)});
+  });
+  t.h[static_cast<size_t>(layer)] = std::move(h);
+}
+
+model::trace model::forward(device_batch const& b, bool for_training) const {
   trace t;
   int64_t const width = int64_t{shape_.context} * shape_.embedding;
-  t.x = weir::empty({b.rows, width});
+  t.x = weir::empty({b.rows, width}, {.type = options_.type});
   weir::tensor const& table = parameters_[0].value;
-  run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)}, look_up{t.x.data<float>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
-  weir::tensor const* in = &t.x;
+  with_type(options_.type, [&]<class T>(T) {
+    run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)}, look_up<T>{t.x.data<T>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
+  });
+  t.h.resize(static_cast<size_t>(shape_.layers));
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    weir::tensor h = weir::empty({b.rows, shape_.hidden});
-    weir::matmul_out(h, *in, weight(layer).value);
-    run(h.numel(), {weir::reads(bias(layer).value), weir::updates(h)}, add_bias_relu{h.data<float>(), bias(layer).value.data<float>(), static_cast<index>(shape_.hidden)});
-    t.h.push_back(std::move(h));
-    in = &t.h.back();
+    hidden(t, layer);
+    if (layer && !(for_training && kept_until_backward(shape_, options_, layer - 1))) t.h[static_cast<size_t>(layer - 1)] = {};
   }
   t.logits = weir::empty({b.rows, shape_.vocabulary});
-  weir::matmul_out(t.logits, *in, weight(shape_.layers).value);
-  run(t.logits.numel(), {weir::reads(bias(shape_.layers).value), weir::updates(t.logits)},
-      add_bias{t.logits.data<float>(), bias(shape_.layers).value.data<float>(), static_cast<index>(shape_.vocabulary)});
+  weir::matmul_out(t.logits, t.h.back(), factor(shape_.layers));
+  weir::tensor const& last = bias(shape_.layers).value;
+  run(t.logits.numel(), {weir::reads(last), weir::updates(t.logits)}, add_bias{t.logits.data<float>(), last.data<float>(), static_cast<index>(shape_.vocabulary)});
   return t;
 }
 
-weir::tensor model::logits(device_batch const& b) { return forward(b).logits; }
+weir::tensor const& model::activation(trace& t, int layer) const {
+  int from = layer;
+  while (from >= 0 && !t.h[static_cast<size_t>(from)].defined()) --from;
+  while (from < layer) hidden(t, ++from);
+  return t.h[static_cast<size_t>(layer)];
+}
 
-weir::tensor model::loss(device_batch const& b) {
-  trace t = forward(b);
+weir::tensor model::logits(device_batch const& b) const { return forward(b, false).logits; }
+
+weir::tensor model::loss(device_batch const& b) const {
+  trace t = forward(b, false);
   weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)}, softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, 0.f});
+  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)}, softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, 0.f, nullptr});
   return weir::sum(rows);
 }
 
-weir::tensor model::forward_backward(device_batch const& b, float scale) {
-  trace t = forward(b);
+weir::tensor model::forward_backward(device_batch const& b, float scale, part_of_step part) {
+  trace t = forward(b, true);
   weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)},
-      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale});
+  run(b.rows, {weir::reads(b.storage), weir::reads(scaling_), weir::updates(t.logits), weir::writes(rows)},
+      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale, scaling()});
   weir::tensor total = weir::sum(rows).mul_(scale);
 
-  weir::tensor d = std::move(t.logits);  // the gradient of what the layer at hand gave out
+  auto const ready = [&](int gradient) {
+    if (part.last) buckets_.ready(gradient, weir::current_stream());
+  };
+  weir::tensor d = std::move(t.logits).to(options_.type);  // the gradient of what the layer at hand gave out
   for (int layer = shape_.layers; layer >= 0; --layer) {
-    weir::tensor const& in = layer ? t.h[static_cast<size_t>(layer - 1)] : t.x;
+    weir::tensor const in = layer ? activation(t, layer - 1) : t.x;
     int const outputs = static_cast<int>(d.size(1));
-    run(outputs, {weir::reads(d), weir::writes(bias(layer).gradient)}, column_sums{bias(layer).gradient.data<float>(), d.data<float>(), b.rows, outputs});
-    buckets_.ready(2 + 2 * layer, weir::current_stream());
-    weir::matmul_out(weight(layer).gradient, in, d, weir::transposed::left);
-    buckets_.ready(1 + 2 * layer, weir::current_stream());
-    weir::tensor din = weir::empty({b.rows, in.size(1)});
-    weir::matmul_out(din, d, weight(layer).value, weir::transposed::right);
+    weir::tensor& of_bias = bias(layer).gradient;
+    with_type(options_.type, [&]<class T>(T) {
+      run(outputs, {weir::reads(d), weir::updates(of_bias)}, column_sums<T>{of_bias.data<float>(), d.data<T>(), b.rows, outputs, !part.first});
+    });
+    ready(2 + 2 * layer);
+    weir::matmul_out(weight(layer).gradient, in, d, weir::transposed::left, part.first ? 0 : 1);
+    ready(1 + 2 * layer);
+    weir::tensor din = weir::empty({b.rows, in.size(1)}, {.type = options_.type});
+    weir::matmul_out(din, d, factor(layer), weir::transposed::right);
     if (layer) {
-      run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward{din.data<float>(), in.data<float>()});
-      t.h.pop_back();  // this activation's memory serves the next allocation
+      with_type(options_.type, [&]<class T>(T) { run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward<T>{din.data<T>(), in.data<T>()}); });
+      t.h.pop_back();  // with `in`: this activation's memory serves the next allocation
     }
     d = std::move(din);
   }
   weir::tensor& table = parameters_[0].gradient;
-  run(table.numel(), {weir::reads(d), weir::reads(b.storage), weir::writes(table)}, embedding_gradient{table.data<float>(), d.data<float>(), b.starts, b.places, shape_.embedding});
-  buckets_.ready(0, weir::current_stream());
+  with_type(options_.type, [&]<class T>(T) {
+    run(table.numel(), {weir::reads(d), weir::reads(b.storage), weir::updates(table)},
+        embedding_gradient<T>{table.data<float>(), d.data<T>(), b.starts, b.places, shape_.embedding, !part.first});
+  });
+  ready(0);
   return total;
 }
 
 void model::update(float rate, float momentum) {
-  for (auto& p : parameters_) {
-    run(p.value.numel(), {weir::updates(p.value), weir::updates(p.velocity), weir::reads(p.gradient)},
-        momentum_step{p.value.data<float>(), p.velocity.data<float>(), p.gradient.data<float>(), rate, momentum});
+  if (scaling_.defined()) {
+    weir::span_of const all = buckets_.gradients();
+    run(all.count, {weir::reads(all.data, static_cast<size_t>(all.count) * sizeof(float)), weir::updates(scaling_)}, look_for_overflow{static_cast<float const*>(all.data), scaling()});
   }
+  for (auto& p : parameters_) {
+    run(p.value.numel(), {weir::updates(p.value), weir::updates(p.velocity), weir::reads(p.gradient), weir::reads(scaling_)},
+        momentum_step{p.value.data<float>(), p.velocity.data<float>(), p.gradient.data<float>(), rate, momentum, scaling()});
+  }
+  if (scaling_.defined()) run(1, {weir::updates(scaling_)}, next_scale{scaling()});
+  round_weights();
+}
+
+scaled model::scale() const {
+  if (!scaling_.defined()) return {};
+  weir::tensor const now = scaling_.cpu();
+  return {now.host<float>()[loss_scale::scale], static_cast<int>(now.host<float>()[loss_scale::skipped])};
 }
 
 std::vector<float> model::save() const {
@@ -263,6 +234,7 @@ void model::load(std::vector<float> const& all) {
       at += static_cast<size_t>(part->numel());
     }
   }
+  round_weights();
 }
 
 }  // namespace trainer

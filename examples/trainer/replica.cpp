@@ -3,6 +3,7 @@
 #include "replica.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -27,7 +28,7 @@ double report::loss(std::int64_t step) const noexcept {
 }
 
 replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
-    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size()), buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}), model_(s.shape, ranks, buckets_, s.seed) {
+    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size() / s.accumulate), buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}), model_(s.shape, s.how, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
   for (slot& at : slots_) at.host = pinned({elements}, weir::int32);
   for (weir::tensor& at : loss_) at = pinned({}, weir::float32);
@@ -44,16 +45,17 @@ void replica::send(slot& at, int rows) {
   at.arrived = at.device.copy_(at.host.slice(0, 0, elements), weir::non_blocking);
 }
 
-void replica::prefetch(std::int64_t step) {
-  slot& at = slot_of(step);
-  at.arrived.synchronize();  // the copy of two steps ago has read this memory; long over
+void replica::prefetch(std::int64_t part) {
+  slot& at = slot_of(part);
+  at.arrived.synchronize();  // the copy of two parts ago has read this memory; long over
   batch_view const into = view_batch(at.host.host<std::int32_t>(), rows_, settings_.shape.context, settings_.shape.vocabulary);
-  draw_batch(text_, settings_.seed, step, ranks_.rank() * rows_, into);
+  auto const of_share = static_cast<int>(part % settings_.accumulate);
+  draw_batch(text_, settings_.seed, part / settings_.accumulate, (ranks_.rank() * settings_.accumulate + of_share) * rows_, into);
   send(at, rows_);
 }
 
-device_batch replica::take(std::int64_t step) {
-  slot& at = slot_of(step);
+device_batch replica::take(std::int64_t part) {
+  slot& at = slot_of(part);
   weir::current_stream().wait(at.arrived);
   return split_batch(std::move(at.device), rows_, settings_.shape);
 }
@@ -66,6 +68,8 @@ float replica::rate_at(std::int64_t step) const {
 }
 
 void replica::train(std::int64_t first_step, std::int64_t last_step) {
+  using clock = std::chrono::steady_clock;
+  clock::time_point first_done;
   weir::stamp told[2];
   auto const tell = [&](std::int64_t step) {  // the loss of a step that is at least one behind
     told[step % 2].synchronize();
@@ -73,17 +77,26 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
     report_.losses[static_cast<std::size_t>(step) * report_.replicas + rank] = loss_[step % 2].host<float>()[0];
     report_.done[rank].store(step + 1, std::memory_order_release);
   };
-  if (first_step < last_step) prefetch(first_step);
+  int const parts = settings_.accumulate;
+  std::int64_t part = first_step * parts;
+  if (first_step < last_step) prefetch(part);
   for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
-    device_batch const batch = take(step);
-    if (step + 1 < last_step) prefetch(step + 1);
-    weir::tensor const loss = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch));
+    weir::tensor loss;
+    for (int i = 0; i < parts; ++i, ++part) {
+      device_batch const batch = take(part);
+      if (part + 1 < last_step * parts) prefetch(part + 1);
+      weir::tensor const more = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch), {.first = i == 0, .last = i + 1 == parts});
+      if (i == 0) loss = more;
+      else loss.add_(more);
+    }
     buckets_.finish(weir::current_stream());
     model_.update(rate_at(step), settings_.momentum);
     if (step > first_step) tell(step - 1);
+    if (step == first_step + 1) first_done = clock::now();
     told[step % 2] = loss_[step % 2].copy_(loss, weir::non_blocking);
     if (step + 1 == last_step) tell(step);
   }
+  if (last_step - first_step > 1) seconds_a_step_ = std::chrono::duration<double>(clock::now() - first_done).count() / static_cast<double>(last_step - first_step - 1);
 }
 
 double replica::validation_loss_sum(std::int64_t& rows) {

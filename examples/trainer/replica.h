@@ -17,7 +17,9 @@ namespace trainer {
 struct settings {
   std::string text_file, load_file, save_file, losses_file;
   model_shape shape;
-  int batch = 256;  // rows of a global batch, over all replicas
+  model_options how;
+  int batch = 256;     // rows of a global batch, over all replicas
+  int accumulate = 1;  // parts that each replica's share of a batch is worked off in; the gradients are added up
   std::int64_t steps = 3000;
   float rate = 0.2f, momentum = 0.9f;
   std::uint64_t seed = 1;
@@ -49,6 +51,8 @@ class replica {
   std::string generate(int characters);
   int buckets() const { return buckets_.bucket_count(); }
   std::uint64_t fingerprint() const;  // of the parameters' bits: equal on all replicas
+  scaled scale() const { return model_.scale(); }
+  double seconds_a_step() const { return seconds_a_step_; }  // of the last training, without its first step
   std::vector<float> save() const { return model_.save(); }
   void load(std::vector<float> const& values) { model_.load(values); }
 
@@ -58,9 +62,10 @@ class replica {
     weir::tensor host, device;
     weir::stamp arrived;
   };
-  void prefetch(std::int64_t step);
-  device_batch take(std::int64_t step);
-  slot& slot_of(std::int64_t step) { return slots_[static_cast<std::size_t>(step % 2)]; }
+  // Parts of batches count on from the first step's first.
+  void prefetch(std::int64_t part);
+  device_batch take(std::int64_t part);
+  slot& slot_of(std::int64_t part) { return slots_[static_cast<std::size_t>(part % 2)]; }
   void send(slot&, int rows);
   float rate_at(std::int64_t step) const;
 
@@ -68,12 +73,13 @@ class replica {
   text const& text_;
   weir::communicator& ranks_;
   report& report_;
-  int rows_;  // of each batch, here
+  int rows_;  // of each part of a batch, here
   weir::stream copies_;
   weir::gradient_buckets buckets_;
   model model_;
   slot slots_[2];
   weir::tensor loss_[2];  // pinned, one number each
+  double seconds_a_step_ = 0;
 };
 
 }  // namespace trainer

@@ -26,6 +26,8 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   mine.loss_sum = r.validation_loss_sum(mine.rows);
   if (ranks.rank() != 0) return;
   all.buckets = r.buckets();
+  all.scale = r.scale();
+  all.seconds_a_step = r.seconds_a_step();
   all.sample = r.generate(s.sample);
   if (!s.save_file.empty()) all.values = r.save();
 }

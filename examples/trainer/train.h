@@ -14,6 +14,8 @@ struct outcome {
   std::int64_t validation_rows = 0;
   std::string sample;
   int buckets = 0;            // reductions a step
+  scaled scale;               // at the end
+  double seconds_a_step = 0;  // without the first
   std::vector<float> values;  // model::save(), when a checkpoint is asked for
   bool agree() const noexcept;
 };

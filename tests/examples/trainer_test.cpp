@@ -1,5 +1,5 @@
 // The trainer trains: the same losses on any number of devices, the same bits on all of them, checkpoints that go on.
-#include "examples/trainer/train.h"
+#include "examples/trainer/table.h"
 
 #include <gtest/gtest.h>
 
@@ -79,6 +79,92 @@ TEST_F(trained, one_global_batch_gives_the_same_losses_on_1_2_and_4_devices_and_
     EXPECT_TRUE(several.out.agree());
     EXPECT_EQ(several.out.fingerprints.size(), static_cast<std::size_t>(n));
   }
+}
+
+TEST_F(trained, activations_made_again_give_the_same_bits_for_less_memory) {
+  with_.shape.layers = 9, with_.shape.hidden = 64, with_.batch = 256, with_.steps = 6;
+  auto const peak_of = [&](int replicas) {
+    weir::reset_peak_memory_stats(0);
+    auto const bits = train_on(replicas).out.fingerprints;
+    return std::pair(bits, weir::max_memory_allocated(0));
+  };
+  int const several = devices() >= 2 ? 2 : 1;
+  auto const kept = peak_of(1), kept_on_several = peak_of(several);
+  with_.how.recompute = true;
+  auto const again = peak_of(1), again_on_several = peak_of(several);
+  EXPECT_EQ(again.first, kept.first);
+  EXPECT_EQ(again_on_several.first, kept_on_several.first);
+  // Of nine activations five stay: each third one, and the last two. One stretch of three is made again at a time.
+  EXPECT_LE(again.second + 3 * 256 * 64 * sizeof(float), kept.second);
+}
+
+TEST_F(trained, parts_of_a_batch_add_up_to_it) {
+  run const whole = train_on(1);
+  with_.accumulate = 4;
+  run const parts = train_on(1);
+  for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(parts.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
+  EXPECT_EQ(parts.out.validation_rows, whole.out.validation_rows);
+  EXPECT_NEAR(parts.out.validation_loss, whole.out.validation_loss, 1e-4 * whole.out.validation_loss);
+  EXPECT_EQ(parts.out.buckets, whole.out.buckets);
+  if (devices() < 2) GTEST_SKIP() << "there is one device";
+  run const several = train_on(2);
+  EXPECT_TRUE(several.out.agree());
+  for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(several.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
+}
+
+TEST_F(trained, halves_train_as_floats_do) {
+  run const whole = train_on(1);
+  for (weir::dtype const type : {weir::bfloat16, weir::float16}) {
+    with_.how.type = type;
+    run const halves = train_on(devices() >= 2 ? 2 : 1);
+    EXPECT_TRUE(halves.out.agree());
+    EXPECT_NE(halves.out.fingerprints[0], whole.out.fingerprints[0]) << "nothing was rounded";
+    // A half has 8 or 11 digits: the course is another one, the way is the same.
+    EXPECT_NEAR(halves.losses[0], whole.losses[0], 0.01 * whole.losses[0]) << weir::name_of(type);
+    EXPECT_NEAR(halves.losses.back(), whole.losses.back(), 0.1 * whole.losses.back()) << weir::name_of(type);
+    EXPECT_NEAR(halves.out.validation_loss, whole.out.validation_loss, 0.1 * whole.out.validation_loss) << weir::name_of(type);
+    EXPECT_EQ(halves.out.scale.by, type == weir::float16 ? 32768 : 1);
+    EXPECT_EQ(halves.out.scale.steps_skipped, 0);
+    with_.how.recompute = true;
+    EXPECT_EQ(train_on(devices() >= 2 ? 2 : 1).out.fingerprints, halves.out.fingerprints);
+    with_.how.recompute = false;
+  }
+}
+
+TEST_F(trained, a_step_whose_gradients_are_too_large_for_halves_is_left_out_on_all_replicas) {
+  with_.how.type = weir::float16;
+  with_.steps = 20;
+  with_.rate = 1e30f;  // the first step that counts drives the parameters off, and no gradient is finite after it
+  with_.momentum = 0;
+  with_.save_file = folder_ / "model";
+  run const r = train_on(devices() >= 2 ? 2 : 1);
+  EXPECT_GE(r.out.scale.steps_skipped, 15);
+  EXPECT_LE(r.out.scale.by, 32768 / (1 << 14));
+  EXPECT_TRUE(r.out.agree());
+  EXPECT_FALSE(r.out.values.empty());
+  for (float const v : r.out.values) ASSERT_TRUE(std::isfinite(v));
+}
+
+TEST_F(trained, the_table_tells_what_was_taken) {
+  with_.shape.layers = 8, with_.shape.hidden = 128, with_.batch = 512, with_.steps = 3;
+  text const t(with_.text_file, with_.shape.context);
+  with_.shape.vocabulary = t.vocabulary();
+  std::vector<row> const rows = compare_ways(with_, t, 1);
+  ASSERT_EQ(rows.size(), 6u);
+  std::int64_t const more = 3 * 512 * 128 * 4 + (2 << 20) + (weir::runtime::current().is_simulated() ? 0 : 64 << 20);  // three layers' in the backward pass, batches; a library's workspace
+  for (row const& r : rows) {
+    EXPECT_GE(r.peak, r.expected()) << r.way;
+    EXPECT_LE(r.peak, r.expected() + more) << r.way;
+    EXPECT_GT(r.seconds_a_step, 0) << r.way;
+    EXPECT_NEAR(r.loss, rows[0].loss, 0.05 * rows[0].loss) << r.way;
+    EXPECT_NE(table_of(rows).find(r.way), std::string::npos);
+  }
+  EXPECT_LT(rows[1].kept_a_row, rows[0].kept_a_row);
+  EXPECT_LT(rows[1].peak, rows[0].peak);
+  EXPECT_LT(rows[2].peak, rows[0].peak);
+  EXPECT_LT(rows[5].peak, rows[1].peak);
+  with_.batch = 66;
+  EXPECT_THROW((void)compare_ways(with_, t, 1), std::runtime_error);
 }
 
 TEST_F(trained, everything_is_given_back) {

@@ -96,7 +96,7 @@ TEST(Number, WhatNoIntegerCanHoldIsBounded) {
   EXPECT_EQ(byte, 1);
 }
 
-TEST(halves, KernelsReadAndWriteHalvesAsTheirOwnTypes) {
+TEST(Number, KernelsReadAndWriteHalvesAsTheirOwnTypes) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
   tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}), brains = full({3}, 1.5, {.type = bfloat16, .on = cpu});

@@ -4,7 +4,7 @@
 set -euo pipefail
 root=$1
 unknown() {  # of the text on stdin: names that no public header has
-  grep -o 'weir::[a-z_:]*[a-z_]' | sort -u | while IFS= read -r name; do
+  grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' | sort -u | while IFS= read -r name; do
     for part in ${name//::/ }; do
       [ "$part" = weir ] || grep -qrw -- "$part" "$root/include/weir" || echo "$name"
     done
@@ -13,5 +13,5 @@ unknown() {  # of the text on stdin: names that no public header has
 [ "$(echo 'as `weir::empty_cash` does' | unknown)" = weir::empty_cash ] || { echo "a wrong name was not found"; exit 1; }
 wrong=$(unknown < "$root/docs/coming-from-pytorch.md")
 [ -z "$wrong" ] || { echo "docs/coming-from-pytorch.md names what is not there:"; echo "$wrong"; exit 1; }
-known=$(grep -o 'weir::[a-z_]*' "$root/docs/coming-from-pytorch.md" | sort -u | wc -l)
+known=$(grep -o 'weir::[a-z0-9_]*' "$root/docs/coming-from-pytorch.md" | sort -u | wc -l)
 [ "$known" -gt 40 ] || { echo "only $known names were looked for"; exit 1; }

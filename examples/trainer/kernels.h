@@ -1,0 +1,156 @@
+// The model's kernels: one source for GPUs and for simulated devices. T is what activations are kept in: float, or a half.
+// Every number is computed as float and rounded when it is kept.
+// Threads: kernels write places of their own, but for `found`, where all who write write the same.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "weir/half.h"
+#include "weir/parallel_for.h"
+
+namespace trainer::kernels {
+
+using std::int32_t;
+using std::size_t;
+
+using index = std::uint32_t;  // no activation has 2^32 elements, and dividing 32 bits is many times faster
+
+template <class T>
+struct look_up {  // x[r, c, e] = table[inputs[r, c], e]
+  T* x;
+  float const* table;
+  int32_t const* inputs;
+  index embedding;
+  WEIR_FN void operator()(size_t i) const {
+    index const place = static_cast<index>(i) / embedding, e = static_cast<index>(i) % embedding;
+    x[i] = table[static_cast<index>(inputs[place]) * embedding + e];
+  }
+};
+
+struct add_bias {
+  float* y;
+  float const* bias;
+  index columns;
+  WEIR_FN void operator()(size_t i) const { y[i] += bias[static_cast<index>(i) % columns]; }
+};
+
+template <class T>
+struct add_bias_relu {
+  T* y;
+  float const* bias;
+  index columns;
+  WEIR_FN void operator()(size_t i) const {
+    float const v = y[i] + bias[static_cast<index>(i) % columns];
+    y[i] = v > 0 ? v : 0.f;
+  }
+};
+
+template <class T>
+struct relu_backward {  // dh is zero where the activation was
+  T* dh;
+  T const* h;
+  WEIR_FN void operator()(size_t i) const {
+    if (!(h[i] > 0.f)) dh[i] = 0.f;
+  }
+};
+
+// What makes gradients of halves large enough to be kept, and how often that was too much. Numbers on the device, so that no
+// step waits for the host: every replica sees the same gradients and comes to the same ones.
+struct loss_scale {
+  enum place { scale, good_steps, found, skipped, count };
+  static constexpr float at_first = 32768, most = 16777216;
+  static constexpr float steps_to_grow = 500;
+};
+
+struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logits become scale * their gradient
+  float* logits;
+  float* losses;
+  int32_t const* targets;
+  int vocabulary;
+  float scale;
+  float const* scaling;  // null: 1
+  WEIR_FN void operator()(size_t r) const {
+    float* const row = logits + r * vocabulary;
+    float top = row[0];
+    for (int j = 1; j < vocabulary; ++j) top = row[j] > top ? row[j] : top;
+    float const of_target = row[targets[r]];
+    float sum = 0;
+    for (int j = 0; j < vocabulary; ++j) sum += row[j] = expf(row[j] - top);
+    losses[r] = logf(sum) + top - of_target;
+    float const whole = scaling ? scale * scaling[loss_scale::scale] : scale, factor = whole / sum;
+    for (int j = 0; j < vocabulary; ++j) row[j] *= factor;
+    row[targets[r]] -= whole;
+  }
+};
+
+template <class T>
+struct column_sums {  // out[j] = sum over the rows, in order; added to what is there when `more`
+  float* out;
+  T const* in;
+  int rows, columns;
+  bool more;
+  WEIR_FN void operator()(size_t j) const {
+    float sum = more ? out[j] : 0;
+    for (int r = 0; r < rows; ++r) sum += in[static_cast<size_t>(r) * columns + j];
+    out[j] = sum;
+  }
+};
+
+template <class T>
+struct embedding_gradient {  // the sum over the places where character i / embedding stands, in their order
+  float* out;
+  T const* dx;
+  int32_t const* starts;
+  int32_t const* places;
+  int embedding;
+  bool more;
+  WEIR_FN void operator()(size_t i) const {
+    size_t const character = i / embedding, e = i % embedding;
+    float sum = more ? out[i] : 0;
+    for (int32_t k = starts[character]; k < starts[character + 1]; ++k) sum += dx[static_cast<size_t>(places[k]) * embedding + e];
+    out[i] = sum;
+  }
+};
+
+struct momentum_step {
+  float* value;
+  float* velocity;
+  float const* gradient;
+  float rate, momentum;
+  float const* scaling;  // null: gradients are as they are
+  WEIR_FN void operator()(size_t i) const {
+    float g = gradient[i];
+    if (scaling) {
+      if (scaling[loss_scale::found] != 0) return;  // the whole step is left out
+      g /= scaling[loss_scale::scale];
+    }
+    velocity[i] = momentum * velocity[i] + g;
+    value[i] -= rate * velocity[i];
+  }
+};
+
+struct look_for_overflow {
+  float const* gradient;
+  float* scaling;
+  WEIR_FN void operator()(size_t i) const {
+    float const g = gradient[i];
+    if (!(g - g == 0)) scaling[loss_scale::found] = 1;  // infinite, or no number
+  }
+};
+
+struct next_scale {
+  float* scaling;
+  WEIR_FN void operator()(size_t) const {
+    if (scaling[loss_scale::found] != 0) {
+      scaling[loss_scale::scale] = scaling[loss_scale::scale] > 1 ? scaling[loss_scale::scale] / 2 : 1;
+      scaling[loss_scale::good_steps] = 0, scaling[loss_scale::found] = 0;
+      scaling[loss_scale::skipped] += 1;
+    } else if ((scaling[loss_scale::good_steps] += 1) >= loss_scale::steps_to_grow) {
+      scaling[loss_scale::good_steps] = 0;
+      if (scaling[loss_scale::scale] < loss_scale::most) scaling[loss_scale::scale] *= 2;
+    }
+  }
+};
+
+}  // namespace trainer::kernels
