@@ -160,6 +160,8 @@ std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pendi
     now += m->counts.bytes_live();
     most = std::max(most, m->counts.most_live());
   }
+  std::int64_t const cached = lent().held_bytes;  // counted as taken
+  now = std::max<std::int64_t>(0, now - cached), most = std::max<std::int64_t>(0, most - cached);
   most_live_.raise(static_cast<std::size_t>(std::max(most, now)));
   std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(now) + asked + pending);
   return live + static_cast<std::size_t>(static_cast<double>(live) * epsilon_);

@@ -100,7 +100,7 @@ std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
   magazine& m = magazines_[c];
   if (m.count()) return 0;
   use(c);
-  raise_limit(c);
+  missed(c, met::empty);
   set_sign(c);
   return limits_[c] / 2u - 1;
 }
@@ -116,7 +116,7 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noe
   magazine& m = magazines_[c];
   std::uint32_t const n = m.count();
   use(c);
-  if (n >= limits_[c]) raise_limit(c);
+  if (n >= limits_[c]) missed(c, met::full);
   set_sign(c);
   if (n < limits_[c]) return 0;
   std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, out.size());
@@ -125,6 +125,13 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noe
   m.head.end(m.head.get() - going);
   lent_[c] -= static_cast<std::int64_t>(going);
   return going;
+}
+
+// A larger size needs more room when it was found full after it was empty, or the other way round: blocks that only come, or only
+// go, would take it from sizes that come and go.
+void thread_cache::missed(std::uint32_t c, met what) noexcept {
+  bool const again = std::exchange(last_[c], what) == what;
+  if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised) raise_limit(c);
 }
 
 void thread_cache::raise_limit(std::uint32_t c) noexcept {
@@ -166,6 +173,7 @@ void thread_cache::forget() noexcept {
     magazines_[c].head.end(0);
     lent_[c] = 0;
     limits_[c] = first_limit;
+    last_[c] = met::nothing;
   });
   unused_taken_.set(0), unused_given_.set(0);
   granted_ = 0;

@@ -21,6 +21,7 @@ class thread_cache {
  public:
   static constexpr std::uint32_t most_slots = 64;                 // of a size
   static constexpr std::size_t most_bytes = 2 << 20;              // over all sizes
+  static constexpr std::size_t always_raised = 1 << 10;           // bytes: 64 such are little
   static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
 
   // The owner's side. A call that answers null or false has changed nothing: the way with the lock is to be taken.
@@ -100,6 +101,8 @@ class thread_cache {
   }
   void use(std::uint32_t size_class) noexcept;      // from now on, if it is the first time
   void set_sign(std::uint32_t size_class) noexcept;
+  enum class met : std::uint8_t { nothing, empty, full };
+  void missed(std::uint32_t size_class, met) noexcept;
   void raise_limit(std::uint32_t size_class) noexcept;
   void forget() noexcept;  // all counts, for another memory
 
@@ -107,6 +110,7 @@ class thread_cache {
   bool shut_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
+  std::array<met, size_classes::count> last_{};
   std::array<std::int64_t, size_classes::count> lent_{};           // put in from the slabs ever, less what went back there
   std::size_t granted_ = 0;                                        // bytes: the sum of limits above the first ones
   union {
