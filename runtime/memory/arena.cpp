@@ -66,29 +66,34 @@ piece* arena::cut(piece& p, address at) {
 }
 
 void arena::enlist(piece& p) noexcept {
-  list_of(p).insert(p);
-  movable_.insert(p);
-  if (is_large(p)) p.in->large->insert(p);
+  bool const large = is_large(p);
+  large ? (p.in->large->insert(p), void(++large_)) : list_of(p).insert(p);
+  movable_.insert(p, large);
 }
 
 // Before anything of the piece changes.
 void arena::delist(piece& p) noexcept {
-  list_of(p).erase(p);
   movable_.erase(p);
-  if (p.leaf != piece::no_leaf) p.in->large->erase(p);
+  p.leaf == piece::no_leaf ? list_of(p).erase(p) : (p.in->large->erase(p), void(--large_));
 }
 
 // A free piece that loses its front or grows stays the one it is: in most lists nothing changes then.
 void arena::before_change(piece& p) noexcept { movable_.before_change(p); }
 
 void arena::after_change(piece& p) noexcept {
-  bins& mine = list_of(p);
-  if (p.bin != bins::bin_of(p.bytes)) mine.erase(p), mine.insert(p);
-  movable_.after_change(p);
-  bool const listed = p.leaf != piece::no_leaf, large = is_large(p);
-  if (listed && large) p.in->large->change(p);
-  else if (listed) p.in->large->erase(p);
-  else if (large) p.in->large->insert(p);
+  bool const was = p.leaf != piece::no_leaf, large = is_large(p);
+  if (was && large) {
+    p.in->large->change(p);
+  } else if (was) {
+    p.in->large->erase(p), --large_;
+    list_of(p).insert(p);
+  } else if (large) {
+    list_of(p).erase(p);
+    p.in->large->insert(p), ++large_;
+  } else if (p.bin != bins::bin_of(p.bytes)) {
+    list_of(p).erase(p), list_of(p).insert(p);
+  }
+  movable_.after_change(p, large);
 }
 
 void arena::put_free(piece& p) noexcept {
@@ -248,8 +253,8 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
   each_free([&](piece const& p) {
     ++binned;
     if (p.is != state::free) say("only free pieces are binned", p.at);
-    if (bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
-    bool const noted = p.sorted == piece::in_movable::noted, listed = p.sorted == piece::in_movable::listed;
+    if (p.leaf == piece::no_leaf && bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
+    bool const noted = p.sorted == (is_large(p) ? piece::in_movable::unsorted : piece::in_movable::noted), listed = p.sorted == piece::in_movable::listed;
     if (movable::concerns(p) != (p.sorted != piece::in_movable::no)) say("a free piece of a page and more may hold whole handles", p.at);
     if (movable::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
     spans += listed;

@@ -3,6 +3,7 @@
 //
 // Invariant (piece.h): region = live + pending + slab + free + reserved + gap; and every byte that is not gap or reserved is mapped.
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <limits>
 #include <memory>
@@ -52,7 +53,7 @@ class arena {
   piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
     auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end(); };
     piece* found = runs_.find(bytes, fits);
-    if (!found) found = free_.find(bytes, fits);
+    if (!found) found = tightest(bytes, fits);
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
   // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is large enough, so that
@@ -65,7 +66,7 @@ class arena {
       found = lowest(bytes, fits);
       if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
     } else {
-      found = free_.find(bytes, fits);
+      found = tightest(bytes, fits);
     }
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
@@ -93,7 +94,7 @@ class arena {
   going reserve_handles(std::size_t want, Complete complete) {
     going out;
     std::size_t found = 0;
-    movable_.oldest([&](piece& p) {
+    sorted().oldest([&](piece& p) {
       if (found >= want) return true;
       if (!complete(p.freed)) {
         out.waits_for = p.freed;
@@ -137,7 +138,7 @@ class arena {
         if (better(*h) && suits(*h)) best = h, from = &p;
       }
     };
-    movable_.smallest(
+    sorted().smallest(
         [&](piece& p) {
           if (complete(p.freed)) look_inside(p, looks_inside);
           return best && best->bytes <= most && best->bytes >= enough;
@@ -161,9 +162,9 @@ class arena {
     return out;
   }
   // Where a handle is at home, or was: null when it does not lie wholly in one free piece, or in one gap.
-  piece* free_around(handle const& h) noexcept { return movable_.around(h); }
+  piece* free_around(handle const& h) noexcept { return sorted().around(h); }
   piece* reserve_home(handle const& h) {
-    piece* const p = movable_.around(h);
+    piece* const p = sorted().around(h);
     return p ? reserve(*p, h.at, h.at + h.bytes) : nullptr;
   }
   piece* reserve_gap(address from, std::size_t bytes);
@@ -172,19 +173,26 @@ class arena {
 
   piece& first_piece(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
-  std::size_t free_pieces() const noexcept { return free_.size() + runs_.size(); }
+  std::size_t free_pieces() const noexcept { return free_.size() + runs_.size() + large_; }
   std::size_t largest_free() const noexcept;
   std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
   template <class Do>
-  void each_free(Do act) const { free_.each(act), runs_.each(act); }
-  template <class Do>
-  void some_free(std::size_t bytes, int looks, Do act) const {  // the smallest that may hold so many, of those for blocks
-    free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
+  void each_free(Do act) const {
+    free_.each(act), runs_.each(act);
+    each_large(act);
   }
   template <class Do>
-  void any_free(int looks, Do act) const {  // so many of either part
+  void some_free(std::size_t bytes, int looks, Do act) const {  // the smallest that may hold so many, of those for blocks
+    looks -= free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
+    for (piece* p : large_by_size(looks, [&](piece const& q) { return q.bytes >= bytes; }, [](piece const* a, piece const* b) { return a->bytes < b->bytes; })) act(*p);
+  }
+  template <class Do>
+  void any_free(int looks, Do act) const {  // so many of either part, and of the large
     free_.look(0, [&](piece& p) { return act(p), false; }, looks);
     runs_.look(0, [&](piece& p) { return act(p), false; }, looks);
+    each_large([&](piece& p) {
+      if (looks-- > 0) act(p);
+    }, lowest_fit::some_leaves);
   }
   std::uint64_t newest_given() const noexcept { return newest_given_; }  // the number no free piece's stamp is above
   void forget_stamps() {  // all that is free is complete
@@ -205,6 +213,44 @@ class arena {
       }
     }
     return nullptr;
+  }
+  // The tightest of those for blocks.
+  template <class Fits>
+  piece* tightest(std::size_t bytes, Fits fits) const {
+    if (piece* const p = free_.find(bytes, fits)) return p;
+    piece* best = nullptr;
+    for (region const* r : regions_) {
+      piece* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
+      if (p && (!best || p->bytes < best->bytes)) best = p;
+    }
+    return best;
+  }
+  template <class Do>
+  void each_large(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {
+    for (region const* r : regions_) {
+      if (r->large) r->large->each(act, leaves);
+    }
+  }
+  template <class Which, class Before>
+  std::vector<piece*> large_by_size(int most, Which which, Before before) const {  // of some leaves
+    std::vector<piece*> some;
+    if (most <= 0) return some;
+    each_large([&](piece& p) {
+      if (which(p)) some.push_back(&p);
+    }, lowest_fit::some_leaves);
+    auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
+    std::partial_sort(some.begin(), last, some.end(), [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
+    some.erase(last, some.end());
+    return some;
+  }
+  movable& sorted() noexcept {  // it knows all
+    for (region const* r : regions_) {
+      if (!r->large) continue;
+      r->large->each_from_the_lowest([&](piece& p) {
+        if (p.sorted == piece::in_movable::unsorted) movable_.sort(p);
+      });
+    }
+    return movable_;
   }
   void stock(std::size_t pieces);                 // Throws: bad_alloc. Ensures: so many can be made without allocating
   piece* make(region&, address, std::size_t bytes, state);
@@ -239,7 +285,8 @@ class arena {
   bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
 
-  bins free_, runs_;               // for blocks, and for runs of slots
+  bins free_, runs_;               // for blocks, and for runs of slots; not those that a region has among its large ones
+  std::size_t large_ = 0;          // of these so many
   bool has_runs_ = false;
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise

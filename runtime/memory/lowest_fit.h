@@ -21,6 +21,7 @@ namespace weir::memory {
 class lowest_fit {
  public:
   static constexpr std::size_t unit = 512;                        // bytes: sizes are counted in
+  static constexpr std::size_t some_leaves = 8;                   // looked at where no order helps
   static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; of larger ones nothing is kept
   // Requires: no two pieces begin within two pages of each other.
   explicit lowest_fit(std::size_t pages) : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
@@ -57,6 +58,38 @@ class lowest_fit {
       if (!from) most_[r] = largest_in(l);
     }
     return nullptr;
+  }
+  // The tightest that holds so many bytes and that `fits` likes, of those alike the one that came or changed last; of the first `some_leaves` leaves.
+  template <class Fits>
+  piece* tightest(std::size_t bytes, Fits fits) const {
+    piece* best = nullptr;
+    std::size_t const v = (bytes + unit - 1) / unit;
+    for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
+      leaf const& l = at(r);
+      for (std::uint32_t i = 0; i < l.n; ++i) {
+        if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
+        piece& p = *l.at[i];
+        if (p.bytes < bytes || (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.turn < best->turn))) || !fits(p)) continue;
+        best = &p;
+      }
+    }
+    return best;
+  }
+  template <class Do>
+  void each(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {  // act may not change them
+    for (std::size_t r = 0; r < std::min(count_, leaves); ++r) {
+      leaf const& l = at(r);
+      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
+    }
+  }
+  template <class Do>
+  void each_from_the_lowest(Do act) const {
+    for (std::size_t r = 0; r < count_; ++r) {
+      leaf const& l = at(r);
+      std::array<std::int32_t, room> keys = l.keys;
+      std::sort(keys.begin(), keys.begin() + l.n);
+      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[static_cast<std::size_t>(keys[i]) & (room - 1)]);
+    }
   }
   template <class Wrong>
   std::size_t validate(Wrong wrong) const {  // how many there are
@@ -101,7 +134,8 @@ class lowest_fit {
     return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
   }
 
-  static void set(leaf& l, std::uint32_t seat, piece& p, std::size_t page) noexcept {
+  void set(leaf& l, std::uint32_t seat, piece& p, std::size_t page) noexcept {
+    p.turn = ++turns_;
     l.keys[seat] = key(page, seat);
     l.sizes[seat] = units(p.bytes);
   }
@@ -189,6 +223,7 @@ class lowest_fit {
   sparse_array<std::uint32_t> starts_;
   sparse_array<std::int32_t> most_;
   std::size_t count_ = 1;
+  std::uint64_t turns_ = 0;
 };
 
 }  // namespace weir::memory

@@ -3,7 +3,7 @@
 //
 // A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so that blocks that come
 // and go pay a link or two. Stamps of one stream are complete in their order, so the oldest piece is the first that may go.
-// Invariant: a free piece of a page and more is noted, or listed by `span`, by age and by address, or was found to hold no whole handle.
+// Invariant: a free piece of a page and more is noted, or unsorted and large, or listed by `span`, by age and by address, or was found to hold no whole handle.
 #pragma once
 #include "runtime/memory/piece.h"
 
@@ -30,8 +30,12 @@ inline std::size_t bytes_whole(piece const& p) noexcept {
 class movable {
  public:
   static bool concerns(piece const& p) noexcept { return p.bytes >= p.in->page_bytes; }
-  void insert(piece& p) noexcept {
+  void insert(piece& p, bool large) noexcept {  // large: somebody else knows it, and tells with sort()
     if (!concerns(p)) return;
+    if (large) {
+      p.sorted = piece::in_movable::unsorted;
+      return;
+    }
     p.sorted = piece::in_movable::noted;
     p.span_before = nullptr;
     p.span_after = noted_;
@@ -51,11 +55,21 @@ class movable {
   }
   // A listed piece is to begin or end elsewhere, or to have another stamp; one that is only noted stays so.
   void before_change(piece& p) noexcept {
-    if (p.sorted != piece::in_movable::noted) erase(p);
+    if (p.sorted == piece::in_movable::listed || p.sorted == piece::in_movable::none_inside) erase(p);
   }
-  void after_change(piece& p) noexcept {
-    if (p.sorted == piece::in_movable::no) insert(p);
-    else if (!concerns(p)) erase(p);
+  void after_change(piece& p, bool large) noexcept {
+    if (p.sorted == (large ? piece::in_movable::unsorted : piece::in_movable::noted) && concerns(p)) return;
+    erase(p);
+    insert(p, large);
+  }
+  void sort(piece& p) noexcept {
+    erase(p);
+    p.span = bytes_whole(p);
+    p.sorted = p.span ? piece::in_movable::listed : piece::in_movable::none_inside;
+    if (!p.span) return;
+    by_size_.insert(p);
+    by_age_.insert(p);
+    by_place_.insert(p);
   }
   // From the smallest up, until `enough(piece)` or `looks` were looked at.
   template <class Enough>
@@ -80,15 +94,7 @@ class movable {
 
  private:
   void sort() noexcept {
-    while (piece* const p = first_noted_) {  // so that those noted last are found first
-      erase(*p);
-      p->span = bytes_whole(*p);
-      p->sorted = p->span ? piece::in_movable::listed : piece::in_movable::none_inside;
-      if (!p->span) continue;
-      by_size_.insert(*p);
-      by_age_.insert(*p);
-      by_place_.insert(*p);
-    }
+    while (first_noted_) sort(*first_noted_);  // so that those noted last are found first
   }
   struct older {
     bool operator()(piece const& a, piece const& b) const noexcept { return a.freed < b.freed; }

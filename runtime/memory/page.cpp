@@ -17,6 +17,7 @@ bit_tree::bit_tree(std::size_t n) {
 }
 
 void bit_tree::insert(std::size_t i) noexcept {
+  if (levels_[0][i / 64] >> (i % 64) & 1) return;
   for (auto& level : levels_) {
     bool const known = level[i / 64] != 0;
     level[i / 64] |= std::uint64_t{1} << (i % 64);
@@ -75,7 +76,6 @@ void region::enter(piece& p) noexcept {
 void region::leave(piece& p) noexcept {
   std::size_t const first_granule = index(p.at);
   starts_[first_granule] = nullptr;
-  started_.erase(first_granule);
   if (p.is != state::slab) return;
   for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
     starts_[i] = nullptr;
@@ -87,10 +87,13 @@ piece* region::covering(address a) const noexcept {
   std::size_t i = index(a);
   piece* p = starts_[i];
   if (!p || p->at > a) {
-    if (i == 0) return nullptr;
-    i = started_.last_up_to(i - 1);
-    if (i == bit_tree::none) return nullptr;
-    p = starts_[i];
+    for (p = nullptr; !p; p = starts_[i]) {
+      if (i == 0) return nullptr;
+      std::size_t const before = started_.last_up_to(i - 1);
+      if (before == bit_tree::none) return nullptr;
+      if (!starts_[before]) started_.erase(before);
+      i = before;
+    }
   }
   return a < p->at + p->bytes ? p : nullptr;
 }

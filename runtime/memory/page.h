@@ -91,7 +91,7 @@ class region {
   sparse_array<handle*> pages_;
   sparse_array<piece*> starts_;  // a granule
   sparse_array<slab*> slabs_;    // a granule
-  bit_tree started_;
+  mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };
 
 class address_space {  // one a device

@@ -24,7 +24,7 @@ enum class state : std::uint8_t {
 
 struct alignas(64) piece {  // what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
   // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
-  enum class in_movable : std::uint8_t { no, noted, listed, none_inside };
+  enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
   using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
   static constexpr std::uint16_t no_leaf = 0xffff;
 
@@ -45,6 +45,7 @@ struct alignas(64) piece {  // what a block that comes or goes touches lies in t
   std::size_t requested = 0;               // live
   slab* cut = nullptr;                     // slab
   std::vector<clock::timeline*> marks;     // live: other streams that use it
+  std::uint64_t turn = 0;                  // large and free: the higher, the later it came or changed
   piece* span_before = nullptr;
   piece* span_after = nullptr;
   std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside

@@ -142,7 +142,14 @@ arena::window arena::best_window(search& s, part in) const {
     if (p.is == state::gap || (!apart(p) && p.before && p.before->is == state::gap) || (p.after && p.after->is == state::gap && !apart(*p.after))) s.consider(p);
     return false;
   };
-  (in == part::runs ? runs_ : free_).look_down(s.bytes, around, looks);
+  int left = looks;
+  if (in == part::blocks) {
+    for (piece* p : large_by_size(looks, [&](piece const& q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); }, [](piece const* a, piece const* b) { return a->bytes > b->bytes; })) {
+      around(*p);
+      --left;
+    }
+  }
+  (in == part::runs ? runs_ : free_).look_down(s.bytes, around, left);
   gaps.look(s.bytes, around, looks);
   if (!s.best.first) gaps.look(s.bytes + s.alignment, around, looks);
   if (!s.best.first && s.thorough) gaps.each(around);
