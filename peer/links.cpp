@@ -232,6 +232,8 @@ links::trust links::prove(int from, int to, here at) {
   return is;
 }
 
+bool links::may_try() { return !state_->collectives_under_way(); }
+
 void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes, here at) noexcept {
   auto& my = *state_;
   state::flow const key{&of, block.base, from};

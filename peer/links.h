@@ -26,6 +26,9 @@ class links {  // a part of the runtime
   driver::result<driver::peer_info> told(int from, int to);  // the driver's word, asked once; when it would not say, again
   trust known(int from, int to);                       // no device work. Refused, too, when the driver would not say
   trust prove(int from, int to, here);                 // Blocks: the first time. What cannot be tried now stays claimed. Throws: out_of_memory, device_lost, driver_error
+  // A trial, and the making of streams, may wait for work of all devices. Not while collectives are under way: it could be a rank
+  // of this very thread that they wait for. No driver call unless there are some
+  bool may_try();
   // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the block is granted
   // to `from`, if the link is proven. Refusals are no errors here: copies work without.
   void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, here) noexcept;

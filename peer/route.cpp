@@ -6,6 +6,7 @@
 
 #include "peer/ends.h"
 #include "peer/links.h"
+#include "peer/stripes.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -16,11 +17,12 @@ namespace weir {
 namespace peer {
 namespace {
 
-struct forced_route {
+struct wishes {  // of a thread
   route by = route::automatic;
+  std::vector<int> lent;  // ordinals
 };
-forced_route& forced() {
-  static auto* const of_thread = new base::per_thread<forced_route>;
+wishes& wished() {
+  static auto* const of_thread = new base::per_thread<wishes>;
   return of_thread->get();
 }
 
@@ -53,6 +55,15 @@ void choose(runtime::impl& r, plan& p) {
     bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
     p.by = pinned ? route::engine : route::staged;
     p.reason = pinned ? "pinned memory: the device's copy engine reaches it" : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
+    if (!pinned || p.bytes < stripes::worth) return;
+    auto const& lent = wished().lent;
+    if (lent.empty()) return;
+    if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
+      p.by = route::striped;
+      p.reason = "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
+    } else {
+      p.reason = "pinned memory: the device's copy engine reaches it, and none of the lent devices reaches the device";
+    }
   } else if (p.dst.device == p.src.device) {
     p.by = route::same_device;
     p.reason = "both lie on one device";
@@ -85,9 +96,10 @@ void choose(runtime::impl& r, plan& p) {
 
 void force(plan& p, route by, here at) {
   if (by == route::automatic || by == p.by) return;
-  bool const through_slots = by == route::staged && (p.by == route::engine || p.by == route::peer);
+  bool const through_slots = by == route::staged && (p.by == route::engine || p.by == route::striped || p.by == route::peer);
+  bool const straight = by == route::engine && p.by == route::striped;
   bool const anyhow_peer = by == route::peer && p.by == route::staged && !p.dst.on_host() && !p.src.on_host();
-  if (!through_slots && !anyhow_peer) {
+  if (!through_slots && !anyhow_peer && !straight) {
     throw invalid_use("copy", text_of(p) + ", by route::" + std::string(name_of(by)), "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)), at);
   }
   p.by = by;
@@ -102,7 +114,7 @@ plan look(runtime::impl& r, asked a, here at) {
   p.src = look_at(r, "copy", "src", a.src, a.bytes, at);
   if (a.dst != a.src && overlap(a.dst, a.src, a.bytes)) throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
   choose(r, p);
-  force(p, forced().by, at);
+  force(p, wished().by, at);
   return p;
 }
 
@@ -128,6 +140,16 @@ void mark(end const& e, clock::timeline& line, here at) {
 void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
   if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().mark(e.at, line.now());
 }
+
+struct marks_host {  // whatever was enqueued uses it
+  runtime::impl& r;
+  plan const& p;
+  clock::timeline& line;
+  ~marks_host() {
+    mark_host(r, p.dst, line);
+    mark_host(r, p.src, line);
+  }
+};
 
 void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
   int const other_device = line.device() == p.src.device ? p.dst.device : p.src.device;
@@ -170,7 +192,7 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
 }
 
 // Returns: what of it will still come to pageable memory.
-streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
+streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at, bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
   switch (p.by) {
@@ -178,13 +200,16 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
       synchronize(r, line, line.now(), "copy", p, at);
       std::memcpy(a.dst, a.src, a.bytes);
       break;
+    case route::striped:
     case route::engine:
     case route::same_device:
       mark(p.dst, line, at);
       mark(p.src, line, at);
-      streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
-      mark_host(r, p.dst, line);
-      mark_host(r, p.src, line);
+      {
+        marks_host const at_the_end{r, p, line};
+        bool const carried = p.by == route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
+        if (!carried) streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
+      }
       break;
     case route::staged:
       if (!p.dst.on_host() && !p.src.on_host()) {
@@ -192,7 +217,9 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
         break;
       }
       mark(p.dst.on_host() ? p.src : p.dst, line, at);
-      if (p.dst.on_host()) {
+      if (p.dst.on_host() && caller_waits) {
+        r.part<streams::staging>().to_waiting_host(line, a.dst, a.src, a.bytes, at);
+      } else if (p.dst.on_host()) {
         later = r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
       } else {
         r.part<streams::staging>().to_device(line, a.dst, a.src, a.bytes, at);
@@ -217,7 +244,7 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
   auto& line = given ? *given : device < 0 ? streams::current_line(r) : streams::current_line(r, device);
-  auto const later = carry_out(r, p, line, a, at);
+  auto const later = carry_out(r, p, line, a, at, b == blocking::yes || r.options().launch_blocking);
   try {
     return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
   } catch (...) {  // the caller may free its memory now
@@ -237,6 +264,7 @@ std::string_view name_of(route by) noexcept {
     case route::peer: return "peer";
     case route::staged: return "staged";
     case route::host: return "host";
+    case route::striped: return "striped";
   }
   return "unknown";
 }
@@ -303,7 +331,15 @@ route_choice explain_copy(void const* dst, void const* src, size_t bytes, here a
   return {p.by, p.reason};
 }
 
-route_guard::route_guard(route by) : found_(std::exchange(peer::forced().by, by)) {}
-route_guard::~route_guard() { peer::forced().by = found_; }
+route_guard::route_guard(route by) : found_(std::exchange(peer::wished().by, by)) {}
+route_guard::~route_guard() { peer::wished().by = found_; }
+
+lend_links::lend_links(std::span<device const> lent, here at) {
+  auto& r = streams::current_runtime();
+  std::vector<int> ordinals;
+  for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "lend_links", at));
+  found_ = std::exchange(peer::wished().lent, std::move(ordinals));
+}
+lend_links::~lend_links() { peer::wished().lent = std::move(found_); }
 
 }  // namespace weir

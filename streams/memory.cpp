@@ -213,6 +213,16 @@ buffer pin_memory(std::span<std::byte const> from, here at) {
   return out;
 }
 
+void warm_up_pinned_memory(size_t bytes, here at) {
+  auto& pool = streams::current_runtime().part<streams::pinned_memory>();
+  pool.deallocate(pool.allocate(bytes, natural, at), at);
+}
+
+size_t empty_pinned_cache() {
+  auto* const pool = streams::current_runtime().part_if_made<streams::pinned_memory>();
+  return pool ? pool->trim() : 0;
+}
+
 size_t empty_cache(device on) {
   runtime::impl& r = streams::current_runtime();
   memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", here::current()));

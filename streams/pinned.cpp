@@ -163,7 +163,7 @@ struct pinned_memory::state {
       if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
       p->coming += want;
     }
-    auto const pages = take_pages(owner.machine(), want);
+    auto const pages = take_pages(owner.machine(), want, current_ordinal(owner));
     auto p = in.lock();
     p->coming -= want;
     if (!pages.ok()) return pages.is;

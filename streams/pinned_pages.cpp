@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/sync.h"
 
 namespace weir::streams {
@@ -20,29 +21,42 @@ void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
-void touch_by_many(std::byte* base, std::size_t bytes) {
-  std::size_t const page = os::page_size();
-  int const threads = static_cast<int>(std::min<std::size_t>({bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
-  if (threads < 2) return touch(base, base + bytes, page);
-  std::size_t const share = round_up(bytes / static_cast<std::size_t>(threads) + 1, huge_page);
-  std::vector<base::thread> crew;
-  std::size_t from = share;
-  try {
-    for (; from < bytes; from += share) {
-      std::byte* const first = base + from;
-      std::byte* const last = base + std::min(bytes, from + share);
-      crew.emplace_back([=] { touch(first, last, page); });
-    }
-  } catch (...) {  // no more threads to be had: the rest is touched here
-    touch(base + from, base + bytes, page);
+// Touches pages from the first to the last, a huge page at a time, with several threads that take turns: whoever locks the pages
+// follows right behind, in the same order, and waits for none that is not there yet but faults it in himself.
+class touching {
+ public:
+  touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {
+    int const threads = static_cast<int>(std::min<std::size_t>({bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
+    try {
+      while (static_cast<int>(crew_.size()) + 1 < threads) crew_.emplace_back([this] { run(bytes_); });
+    } catch (...) {}  // no more threads to be had: fewer are slower
+    run(crew_.empty() ? bytes_ : bytes_ / head_start);
   }
-  touch(base, base + share, page);
-  for (auto& one : crew) one.join();
-}
+  ~touching() {
+    for (auto& one : crew_) one.join();
+  }
+  touching(touching const&) = delete;
+  touching& operator=(touching const&) = delete;
+
+ private:
+  void run(std::size_t until) {
+    std::size_t const page = os::page_size();
+    while (next_.load(base::memory_order_relaxed) < until) {
+      std::size_t const from = next_.fetch_add(huge_page, base::memory_order_relaxed);
+      if (from < bytes_) touch(base_ + from, base_ + std::min(bytes_, from + huge_page), page);
+    }
+  }
+
+  static constexpr std::size_t head_start = 4;  // a part of the pages is there before the first is locked
+  std::byte* const base_;
+  std::size_t const bytes_;
+  base::atomic<std::size_t> next_{0};
+  std::vector<base::thread> crew_;
+};
 
 }  // namespace
 
-driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes) {
+driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int near_device) {
   bytes = round_up(bytes, os::page_size());
   // A system that promises more than it has would end the process when the pages are touched.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is) return {{driver::code::out_of_memory, 0}, {}};
@@ -54,8 +68,13 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
   std::byte* const end = base + bytes;
   if (end != first + mapped) os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
   os::advise(base, bytes, os::advice::huge_pages);
-  touch_by_many(base, bytes);
-  if (auto const pinned = machine.pin(base, bytes); !pinned.ok()) {
+  if (auto const about = machine.simulated() ? driver::result<driver::device_info>{} : machine.info(near_device); about.ok()) os::prefer_node(base, bytes, about.value.numa_node);
+  driver::status pinned;
+  {
+    touching const others(base, bytes);
+    pinned = machine.pin(base, bytes);
+  }
+  if (!pinned.ok()) {
     os::return_addresses(base, bytes);
     return {pinned, {}};
   }

@@ -20,7 +20,9 @@ namespace {
 
 constexpr int most_threads = 12;                            // the link is full then
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
-constexpr std::size_t fetch_slots = 8;
+constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
+constexpr std::size_t fetch_slots = 12;
+constexpr std::size_t slots_of_waiting = 24;                 // a third with the engine, the others with the crew
 constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
@@ -39,7 +41,8 @@ class slot {
   }
   void* memory() const noexcept { return memory_; }
   std::size_t bytes() const noexcept { return bytes_; }
-  void used_by(clock::timeline const& line) const noexcept { pool_->mark(memory_, line.now()); }
+  void used_by(clock::timeline const& line) const noexcept { used_until(line.now()); }
+  void used_until(clock::stamp s) const noexcept { pool_->mark(memory_, s); }
 
  private:
   pinned_memory* pool_;
@@ -131,10 +134,19 @@ struct staging::state {
     }
   }
 
+  // Asks the driver about the oldest slots when there seems to be none: each was fenced when it was given.
   bool has_room(clock::timeline const& line, std::size_t bytes) {
-    auto r = room_of(line).lock();
-    if (r->bytes + bytes > room) forget_complete(*r);
-    return r->in_use.empty() || r->bytes + bytes <= room;
+    while (true) {
+      clock::stamp oldest;
+      {
+        auto r = room_of(line).lock();
+        if (r->bytes + bytes > room) forget_complete(*r);
+        if (r->in_use.empty() || r->bytes + bytes <= room) return true;
+        oldest = r->in_use.front().until;
+      }
+      auto const done = clocks.poll(oldest);
+      if (!done.ok() || !done.value) return false;
+    }
   }
 
   void wait_for_room(clock::timeline const& line, std::size_t bytes, here where) {
@@ -162,10 +174,14 @@ struct staging::state {
     } catch (...) {}  // no memory: the room is a little larger for once
   }
 
-  std::size_t chunk_for(std::size_t bytes) const {
+  // Held by a caller who waits.
+  void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
+  void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
+
+  std::size_t chunk_for(std::size_t bytes, std::size_t largest) const {
     std::size_t const shares = 2 * (static_cast<std::size_t>(crew->threads()) + 1);
     std::size_t const share = (bytes / shares + smallest_chunk - 1) / smallest_chunk * smallest_chunk;
-    return std::min(bytes, std::clamp(share, finest_chunk, largest_chunk));
+    return std::min(bytes, std::clamp(share, finest_chunk, largest));
   }
 
   void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
@@ -212,8 +228,8 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   };
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t chunk = my.chunk_for(bytes);
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest_chunk);  // the rest is with the engine
+  std::size_t chunk = my.chunk_for(bytes, largest_chunk);
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest_chunk);  // the rest of the room is with the engine
   all_filled filling{*my.crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
@@ -245,6 +261,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
     enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
     first.in.used_by(line);
     my.note(line, first.in.bytes());
+    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());  // so that it can be seen done before those after it
     filling.parts.pop_front();
   }
 }
@@ -258,7 +275,7 @@ void staging::coming::cancel() const noexcept {
 staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t chunk = my.chunk_for(bytes);
+  std::size_t chunk = my.chunk_for(bytes, fetch_chunk);
   std::size_t const wanted = std::min(fetch_slots, (bytes + chunk - 1) / chunk);
   my.wait_for_room(line, wanted * chunk, where);
   std::vector<slot> slots;
@@ -299,6 +316,63 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   coming out;
   out.job_ = job;
   return out;
+}
+
+void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  std::size_t chunk = my.chunk_for(bytes, largest_chunk);
+  std::size_t const wanted = std::min(slots_of_waiting, (bytes + chunk - 1) / chunk);
+  my.wait_for_room(line, wanted * chunk, where);
+  std::vector<slot> slots;
+  slots.reserve(wanted);
+  slots.push_back(shrinking_slot(my.pinned, chunk, where));
+  chunk = std::min(chunk, slots[0].bytes());
+  try {
+    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
+  } catch (out_of_memory const&) {}  // fewer slots: slower
+  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
+  struct emptying {  // nothing touches the host's memory when this is left, however that is
+    state& my;
+    std::vector<slot>& slots;
+    clock::timeline& line;
+    std::vector<copy_crew::task> part = std::vector<copy_crew::task>(slots.size());
+    std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
+    bool all_came = false;
+    std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
+    emptying(state& s, std::vector<slot>& them, clock::timeline& l) : my(s), slots(them), line(l) { my.hold(line, bytes()); }
+    ~emptying() {
+      for (auto& one : part) my.crew->cancel(one);
+      for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
+      my.let_go(line, bytes());
+    }
+  } all(my, slots, line);
+  auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
+  auto const done = [&](driver::status s) {
+    if (s.ok()) return;
+    throw_refusal(s, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
+                  s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again", where);
+  };
+  base::unpromised const own_affair(my.owner.witness());
+  for (std::size_t given = 0, came = 0; came < chunks; ++came) {
+    for (; given < chunks && given < came + ahead; ++given) {
+      std::size_t const k = given % slots.size();
+      if (given >= slots.size()) my.crew->finish(all.part[k]);
+      enqueue_copy(line, slots[k].memory(), at(src, given * chunk), size_of(given), where);
+      all.filled[k] = line.now();
+      done(line.fence().is);  // so that it can be seen done before those after it
+    }
+    std::size_t const k = came % slots.size();
+    done(my.clocks.synchronize(all.filled[k]));
+    auto& part = all.part[k];
+    part.dst = at(dst, came * chunk);
+    part.src = slots[k].memory();
+    part.bytes = size_of(came);
+    part.is = copy_crew::task::state::idle;  // finished before its slot was filled again: nobody else looks at it
+    my.crew->submit(part);
+  }
+  for (auto& one : all.part) my.crew->finish(one);
+  all.all_came = true;
 }
 
 void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here where) {

@@ -11,7 +11,7 @@ namespace weir::streams {
 
 class staging {  // a part of the runtime
  public:
-  static constexpr std::size_t largest_chunk = std::size_t{4} << 20;  // bytes of a slot: from here on larger ones are not faster
+  static constexpr std::size_t largest_chunk = std::size_t{2} << 20;  // bytes of a slot: larger ones are not faster, and leave threads idle at the ends
   static constexpr std::size_t smallest_chunk = std::size_t{64} << 10;  // when pinned memory is short, slots shrink to this
   static constexpr std::size_t room = std::size_t{64} << 20;          // bytes a device
 
@@ -32,6 +32,9 @@ class staging {  // a part of the runtime
   // The stream's device to pageable: the bytes arrive in stream order; what is stamped after this covers them.
   // Blocks: as to_device; not for this copy itself.
   coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  // The same for a caller who waits anyway: no function of the host holds the stream, which fills slots while others are emptied.
+  // Ensures: the bytes are there. Blocks: until they are.
+  void to_waiting_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
   // From the device of `from` to that of `to`, which may not reach each other. Ensures: `to` is ordered after the copy.
   // Requires: both ordered after whatever made src and used dst.
   void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here);

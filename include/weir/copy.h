@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "weir/memory.h"
 
@@ -37,6 +38,7 @@ enum class route : std::uint8_t {
   peer,         // from device to device
   staged,       // through slots of pinned memory
   host,         // by the calling thread
+  striped,      // between pinned memory and a device, over the links of lent devices too
 };
 std::string_view name_of(route) noexcept;
 struct route_choice {
@@ -55,6 +57,21 @@ class [[nodiscard]] route_guard {  // copies of this thread take that route; one
 
  private:
   route found_;
+};
+
+// While this lives, large copies of this thread between pinned memory and a device go in parts, at the same time, over that
+// device's own link to the host and over those of the devices lent here, which pass them on between devices. Nothing else of
+// them is used but 24 MiB of their memory for each device copied to or from. Those that do not reach the device are left out.
+class [[nodiscard]] lend_links {
+ public:
+  // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy makes what it needs
+  explicit lend_links(std::span<device const>, here = here::current());
+  ~lend_links();  // requires: on its thread, in reverse order of making
+  lend_links(lend_links const&) = delete;
+  lend_links& operator=(lend_links const&) = delete;
+
+ private:
+  std::vector<int> found_;
 };
 
 }  // namespace weir

@@ -86,6 +86,23 @@ class buffer {  // move-only owner of one block
 };
 buffer pinned(size_t bytes, here = here::current());                    // page-locked, near the current device
 buffer pin_memory(std::span<std::byte const>, here = here::current());  // a pinned copy
+// Takes that much now, so that the next blocks of as much in all cost no call of the system. Throws: out_of_memory; what could be had stays
+void warm_up_pinned_memory(size_t bytes, here = here::current());
+// Gives cached pinned memory back to the system. Blocks: perhaps until all work of all devices is done. Returns: bytes given back
+size_t empty_pinned_cache();
+// Memory of yours, page-locked where it lies while this lives: copy engines read and write it as they do the pool's. Pages count whole.
+class [[nodiscard]] pinned_range {
+ public:
+  // Throws: invalid_use (null, a page that is pinned already, no memory of the host), device_lost, driver_error (the system locks no more)
+  explicit pinned_range(std::span<std::byte>, here = here::current());
+  ~pinned_range();  // Blocks: until all work of all devices is done. Requires: the memory is still there
+  pinned_range(pinned_range const&) = delete;
+  pinned_range& operator=(pinned_range const&) = delete;
+
+ private:
+  void* first_;
+  runtime* of_;
+};
 
 // A container's memory that copy engines read and write at full speed: std::vector<float, weir::pinned_allocator<float>>.
 namespace detail {

@@ -412,5 +412,44 @@ TEST(pinned_allocator, carries_a_container_and_names_a_size_that_overflows) {
   EXPECT_THROW(pinned_allocator<double>().allocate(std::size_t(-1) / 4), invalid_use);
 }
 
+TEST_F(pinned_pool, warmed_up_memory_serves_without_a_call_of_the_system_and_is_given_back_when_asked) {
+  EXPECT_EQ(empty_pinned_cache(), 0u);
+  warm_up_pinned_memory(8_MiB);
+  auto const held_bytes = reserved();
+  EXPECT_GE(held_bytes, std::int64_t(8_MiB));
+  auto const order = m.control().fail_call("pin", 1, driver::code::failed);
+  buffer a = pinned(4_MiB), b = pinned(4_MiB);
+  EXPECT_TRUE(m.control().cancel_failure(order)) << "no pages were asked for";
+  EXPECT_EQ(empty_pinned_cache(), 0u) << "all of it is used";
+  a.reset(), b.reset();
+  EXPECT_EQ(empty_pinned_cache(), std::size_t(held_bytes));
+  EXPECT_EQ(reserved(), 0);
+  expect_valid();
+}
+
+TEST(pinned_range, memory_of_ones_own_is_copied_by_the_engine_while_it_lives_and_is_pageable_again) {
+  test::machine m;
+  std::size_t const n = 300'001;
+  auto mine = test::pattern(n, 1);
+  buffer on_gpu(n, {.on = device(0)});
+  stream s{device(0)};
+  EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::staged);
+  {
+    pinned_range const lock(mine);
+    EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::engine);
+    held gate(m, s);
+    EXPECT_FALSE(copy(s, on_gpu.data(), mine.data(), n, non_blocking).query());
+    EXPECT_THROW(pinned_range twice{mine}, invalid_use) << "its pages are locked already";
+    gate.open();
+  }  // waits for the copy
+  EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::staged);
+  EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), mine);
+  EXPECT_NO_THROW(pinned_range(std::span<std::byte>(mine.data(), 0)));
+  EXPECT_THROW(pinned_range(std::span<std::byte>()), invalid_use);
+  m.control().fail_call("pin", 1, driver::code::out_of_memory);
+  EXPECT_THROW(pinned_range{mine}, driver_error);
+  pinned_range const again(mine);
+}
+
 }  // namespace
 }  // namespace weir

@@ -141,10 +141,10 @@ run bench aloc
 expect 2 'there are: alloc, copy, pipeline'
 
 # Copies beside the machine's own calls: every row, every key; what there is no second device for is left out.
-run bench copy --json --rounds 1 --bytes 1MiB --pinned-bytes 4MiB --broadcast-bytes 1MiB --devices sim:2:1
+run bench copy --json --rounds 1 --bytes 1MiB --pinned-bytes 4MiB --peer-bytes 1MiB --devices sim:2:1
 expect 0 '{"row": "pinned_h2d", "bytes": 1048576, "unit": "GB/s", "weir": '
 rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)".*"ratio": [0-9.nul]*}$/\1/p' <<< "$out" | xargs)
-[ "$rows" = "pinned_h2d pinned_d2h small_h2d small_d2h pageable_h2d pageable_d2h d2d peer new_pinned broadcast" ] || { echo "FAILED: the rows are $rows"; failed=1; }
+[ "$rows" = "pinned_h2d pinned_d2h small_h2d small_d2h pageable_h2d pageable_d2h pageable_d2h_async d2d peer striped_h2d striped_d2h new_pinned broadcast" ] || { echo "FAILED: the rows are $rows"; failed=1; }
 run bench copy --rounds 1 --bytes 1MiB --devices sim:1:1 peer d2d
 expect 0 'd2d'
 [[ $out != *peer* ]] || { echo "FAILED: one device has no peer: $out"; failed=1; }
@@ -159,7 +159,7 @@ expect 1 'at least one'
 run bench pipeline --json --rounds 1 --batches 12 --batch 64KiB --equal --devices sim:1:1
 expect 0 '"right": true}'
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
-[ "$keys" = "devices batch_bytes batches in_ms work_ms out_ms in_alone_ms work_alone_ms out_alone_ms batch_ms ratio reserved_mib pinned_mib right" ] || { echo "FAILED: the keys are $keys"; failed=1; }
+[ "$keys" = "devices batch_bytes batches in_ms work_ms out_ms in_alone_ms work_alone_ms out_alone_ms batch_ms ratio by_hand_ms by_hand_ratio reserved_mib pinned_mib right" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 run bench pipeline --rounds 1 --batches 12 --batch 64KiB --devices sim:1:1
 expect 0 'of its slowest stage'
 run bench pipeline --batches 4 --devices sim:1

@@ -83,19 +83,19 @@ place in_pinned(rig& r, size_t bytes) {
 
 struct two_ends { place dst, src; };
 
-row large_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, double times = 1, char const* note = "") {
-  row out{name, r.bytes, measure::rate};
+row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> ends, double times = 1, char const* note = "") {
+  row out{name, bytes, measure::rate};
   out.note = note;
-  out.weir = [&r, ends, times] {
-    return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), r.bytes, non_blocking);
+  out.weir = [&r, bytes, ends, times] {
+    return rate(bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
       r.on.synchronize();
     }, times);
   };
-  out.raw = [&r, ends, times] {
+  out.raw = [&r, bytes, ends, times] {
     r.raw.prepare(r.on);
-    return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), r.bytes);
+    return rate(bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), bytes);
       r.raw.synchronize();
     }, times);
   };
@@ -114,18 +114,18 @@ row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
   return out;
 }
 
-row pageable_row(rig& r, char const* name, bool to_device) {
+row pageable_row(rig& r, char const* name, bool to_device, blocking waits = non_blocking) {
   struct both {
     std::vector<std::byte> host;
     buffer gpu;
   };
   auto const ends = std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
   row out{name, r.bytes, measure::rate};
-  out.note = to_device ? "" : "into touched memory";
-  out.weir = [&r, ends, to_device] {
+  out.note = to_device ? "" : waits == blocking::yes ? "into touched memory, the caller waits" : "into touched memory, non_blocking";
+  out.weir = [&r, ends, to_device, waits] {
     return rate(r.bytes, [&] {
       void* const host = ends->host.data();
-      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, non_blocking) : copy(r.on, host, ends->gpu.data(), r.bytes, non_blocking);
+      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits) : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
       r.on.synchronize();
     });
   };
@@ -142,15 +142,16 @@ row pageable_row(rig& r, char const* name, bool to_device) {
 
 std::optional<row> peer_row(rig& r) {
   if (r.devices < 2) return {};
-  auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, r.bytes), on_device(r, 0, r.bytes)});
-  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), r.bytes, non_blocking);  // until it is worth a grant
+  size_t const bytes = r.broadcast;
+  auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, bytes), on_device(r, 0, bytes)});
+  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);  // until it is worth a grant
   r.on.synchronize();
   r.raw.open_peer(0, 1);
-  row out = large_row(r, "peer", ends, 1, "gpu:0 to gpu:1, nothing enabled by hand; raw: access enabled");
-  out.raw = [&r, ends] {
+  row out = large_row(r, "peer", bytes, ends, 1, "gpu:0 to gpu:1, nothing enabled by hand; raw: access enabled");
+  out.raw = [&r, ends, bytes] {
     r.raw.prepare(r.on);
-    return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy_peer(ends->dst.theirs->data(), 1, ends->src.theirs->data(), 0, r.bytes);
+    return rate(bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy_peer(ends->dst.theirs->data(), 1, ends->src.theirs->data(), 0, bytes);
       r.raw.synchronize();
     });
   };
@@ -246,23 +247,88 @@ std::optional<row> broadcast_row(rig& r) {
   return out;
 }
 
+// The loop one would write by hand: as many links as there are devices, two slots a lane, chunks of 8 MiB.
+struct raw_lanes {
+  struct lane {
+    int device;
+    stream near, far;
+    std::vector<std::unique_ptr<raw_calls::memory>> slots;
+  };
+  static constexpr size_t chunk = 8_MiB;
+  std::vector<lane> all;
+
+  void carry(rig& r, bool up, std::byte* dst, std::byte const* src) {
+    for (lane& l : all) r.raw.wait(l.near, r.on), r.raw.wait(l.far, r.on);
+    size_t const shares = all.size() + 1;
+    for (size_t i = 0, offset = 0; offset < r.bytes; ++i, offset += chunk) {
+      size_t const n = std::min(chunk, r.bytes - offset), whose = i % shares;
+      if (whose == 0) {
+        r.raw.prepare(r.on);
+        r.raw.copy(dst + offset, src + offset, n);
+        continue;
+      }
+      lane& l = all[whose - 1];
+      void* const slot = l.slots[i / shares % l.slots.size()]->data();
+      stream_ref const first = up ? l.near : l.far, second = up ? l.far : l.near;
+      if (i / shares >= l.slots.size()) r.raw.wait(first, second);
+      r.raw.prepare(first);
+      up ? r.raw.copy(slot, src + offset, n) : r.raw.copy_peer(slot, l.device, src + offset, 0, n);
+      r.raw.wait(second, first);
+      r.raw.prepare(second);
+      up ? r.raw.copy_peer(dst + offset, 0, slot, l.device, n) : r.raw.copy(dst + offset, slot, n);
+    }
+    for (lane& l : all) r.raw.wait(r.on, up ? l.far : l.near);
+  }
+};
+
+std::optional<row> striped_row(rig& r, char const* name, bool up) {
+  if (r.devices < 2) return {};
+  auto gpu = on_device(r, 0, r.bytes), host = in_pinned(r, r.bytes);
+  auto const ends = std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
+  auto const lanes = std::make_shared<raw_lanes>();
+  std::vector<device> lent;
+  for (int i = 1; i < r.devices; ++i) {
+    lent.emplace_back(i);
+    r.raw.open_peer(0, i);
+    raw_lanes::lane l{i, stream(device(i)), stream(device(0)), {}};
+    for (int k = 0; k < 2; ++k) l.slots.push_back(r.raw.on_device(i, raw_lanes::chunk));
+    lanes->all.push_back(std::move(l));
+  }
+  row out = large_row(r, name, r.bytes, ends, 1, "one device, over the links of all; raw: the same loop by hand");
+  out.weir = [straight = out.weir, lent] {
+    lend_links const all(lent);
+    return straight();
+  };
+  out.raw = [&r, ends, lanes, up] {
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) lanes->carry(r, up, static_cast<std::byte*>(ends->dst.theirs->data()), static_cast<std::byte const*>(ends->src.theirs->data()));
+      r.raw.prepare(r.on);
+      r.raw.synchronize();
+    });
+  };
+  return out;
+}
+
 std::vector<std::pair<std::string, maker>> all_rows() {
   auto const ends = [](rig& r, bool up, size_t bytes) {
     auto gpu = on_device(r, 0, bytes), host = in_pinned(r, bytes);
     return std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
   };
   return {
-      {"pinned_h2d", [=](rig& r) { return large_row(r, "pinned_h2d", ends(r, true, r.bytes)); }},
-      {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", ends(r, false, r.bytes)); }},
+      {"pinned_h2d", [=](rig& r) { return large_row(r, "pinned_h2d", r.bytes, ends(r, true, r.bytes)); }},
+      {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", r.bytes, ends(r, false, r.bytes)); }},
       {"small_h2d", [=](rig& r) { return small_row(r, "small_h2d", ends(r, true, small_bytes)); }},
       {"small_d2h", [=](rig& r) { return small_row(r, "small_d2h", ends(r, false, small_bytes)); }},
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
-      {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false); }},
+      {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
+      {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},
       {"d2d", [](rig& r) {
         auto both = std::make_shared<two_ends>(two_ends{on_device(r, 0, r.bytes), on_device(r, 0, r.bytes)});
-        return large_row(r, "d2d", both, 2, "bytes read and written");
+        return large_row(r, "d2d", r.bytes, both, 2, "bytes read and written");
       }},
       {"peer", peer_row},
+      {"striped_h2d", [](rig& r) { return striped_row(r, "striped_h2d", true); }},
+      {"striped_d2h", [](rig& r) { return striped_row(r, "striped_d2h", false); }},
       {"new_pinned", new_pinned_row},
       {"broadcast", broadcast_row},
   };
@@ -286,7 +352,7 @@ void print(row const& r, double ours, double raw, bool json) {
   if (json) {
     std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str());
   } else {
-    std::printf("%-13s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), r.note.c_str());
+    std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), r.note.c_str());
   }
   std::fflush(stdout);
 }
@@ -313,7 +379,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")("json", po::bool_switch(&json), "a line of JSON a row")(
       "bytes", po::value(&bytes), "of a large copy; 256MiB, 16MiB on simulated devices")("pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
-      "broadcast-bytes", po::value(&broadcast), "1GiB, 16MiB on simulated devices")("row", po::value(&names), "only these");
+      "peer-bytes", po::value(&broadcast), "of a copy between devices; 1GiB, 16MiB on simulated devices")("row", po::value(&names), "only these");
   po::positional_options_description rest;
   rest.add("row", -1);
   po::variables_map values;
@@ -343,7 +409,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
   };
   rig r{{}, size_or(bytes, simulated ? 16_MiB : 256_MiB), size_or(fresh, simulated ? 64_MiB : 1_GiB), size_or(broadcast, simulated ? 16_MiB : 1_GiB)};
   if (!json) {
-    std::printf("%s, %d processors\n%-13s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
+    std::printf("%s, %d processors\n%-18s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
   }
   for (auto const& [name, make] : rows) {
     if (!names.empty() && std::find(names.begin(), names.end(), name) == names.end()) continue;

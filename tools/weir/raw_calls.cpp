@@ -2,9 +2,11 @@
 // Threads: one.
 #include "raw_calls.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
@@ -31,6 +33,10 @@ struct driver_calls {  // CUDA's, of the names and shapes of its ABI
   int (*cuMemcpyDtoHAsync_v2)(void*, address, size_t, CUstream_st*) = nullptr;
   int (*cuMemcpyPeerAsync)(address, void*, address, void*, size_t, CUstream_st*) = nullptr;
   int (*cuStreamSynchronize)(CUstream_st*) = nullptr;
+  int (*cuEventCreate)(void**, unsigned) = nullptr;
+  int (*cuEventRecord)(void*, CUstream_st*) = nullptr;
+  int (*cuStreamWaitEvent)(CUstream_st*, void*, unsigned) = nullptr;
+  int (*cuEventDestroy_v2)(void*) = nullptr;
   int (*cuCtxGetCurrent)(void**) = nullptr;
   int (*cuCtxEnablePeerAccess)(void*, unsigned) = nullptr;
 };
@@ -44,7 +50,8 @@ driver_calls find_calls() {
   };
 #define WEIR_FIND(name) find(all.name, #name)
   WEIR_FIND(cuMemAlloc_v2), WEIR_FIND(cuMemFree_v2), WEIR_FIND(cuMemHostAlloc), WEIR_FIND(cuMemFreeHost), WEIR_FIND(cuMemcpyAsync), WEIR_FIND(cuMemcpyHtoDAsync_v2),
-      WEIR_FIND(cuMemcpyDtoHAsync_v2), WEIR_FIND(cuMemcpyPeerAsync), WEIR_FIND(cuStreamSynchronize), WEIR_FIND(cuCtxGetCurrent), WEIR_FIND(cuCtxEnablePeerAccess);
+      WEIR_FIND(cuMemcpyDtoHAsync_v2), WEIR_FIND(cuMemcpyPeerAsync), WEIR_FIND(cuStreamSynchronize), WEIR_FIND(cuEventCreate), WEIR_FIND(cuEventRecord),
+      WEIR_FIND(cuStreamWaitEvent), WEIR_FIND(cuEventDestroy_v2), WEIR_FIND(cuCtxGetCurrent), WEIR_FIND(cuCtxEnablePeerAccess);
 #undef WEIR_FIND
   return all;
 }
@@ -65,6 +72,13 @@ struct raw_calls::state {
   clock::timeline* line = nullptr;
   CUstream_st* native = nullptr;
   std::map<int, void*> contexts;  // of devices that were opened to a peer
+  std::map<int, std::vector<void*>> events;
+
+  ~state() {
+    for (auto const& [device, all] : events) {
+      for (void* const one : all) cuda.cuEventDestroy_v2(one);
+    }
+  }
 
   void on(int device) { require_done(owner.machine().make_current(device).native, "cuCtxSetCurrent"); }
   void* context(int device) {
@@ -153,6 +167,36 @@ void raw_calls::synchronize() {
   } else {
     require_done(my.cuda.cuStreamSynchronize(my.native), "cuStreamSynchronize");
   }
+}
+
+void raw_calls::wait(stream_ref later, stream_ref earlier) {
+  auto& my = *state_;
+  auto const &to = streams::line_of(later), &from = streams::line_of(earlier);
+  auto& machine = my.owner.machine();
+  if (my.simulated) {
+    auto const made = machine.create_event(from.device(), driver::event_kind::order_only);
+    require(made.is, "bench", "an event", "", here::current());
+    require(machine.record(from.device(), from.handle(), made.value), "bench", "an event", "", here::current());
+    require(machine.wait(to.device(), to.handle(), made.value), "bench", "an event", "", here::current());
+    static_cast<void>(machine.destroy_event(from.device(), made.value));
+    return;
+  }
+  constexpr unsigned no_timing = 2;
+  auto& mine = my.events[from.device()];
+  if (mine.size() < 64) {
+    my.on(from.device());
+    void* fresh = nullptr;
+    require_done(my.cuda.cuEventCreate(&fresh, no_timing), "cuEventCreate");
+    mine.push_back(fresh);
+  } else {  // the one recorded longest ago: a wait stands for the record that it was given after
+    std::rotate(mine.begin(), mine.begin() + 1, mine.end());
+  }
+  CUstream_st* const native_from = machine.native(from.device(), from.handle()).value;
+  CUstream_st* const native_to = machine.native(to.device(), to.handle()).value;
+  my.on(from.device());
+  require_done(my.cuda.cuEventRecord(mine.back(), native_from), "cuEventRecord");
+  my.on(to.device());
+  require_done(my.cuda.cuStreamWaitEvent(native_to, mine.back(), 0), "cuStreamWaitEvent");
 }
 
 void raw_calls::open_peer(int from, int to) {

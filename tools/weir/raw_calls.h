@@ -33,6 +33,7 @@ class raw_calls {
   void copy_pageable(void* dst, void const* src, size_t bytes, bool to_device);
   void prepare(stream_ref);
   void synchronize();
+  void wait(stream_ref later, stream_ref earlier);  // what `later` is given next runs after what `earlier` was given so far
   void open_peer(int from, int to);      // cudaDeviceEnablePeerAccess both ways; for memory of on_device alone
 
  private:

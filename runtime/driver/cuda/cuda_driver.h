@@ -146,11 +146,13 @@ class cuda_driver final : public driver {
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
   CUresult ask_witness(int device) noexcept;
-  bool pinned(void const*) noexcept;                         // begins in one of this driver's pins
+  struct seen { std::optional<bool> dst, src; bool both_pinned = false; };  // each: not ours; else whether a copy may touch all of it
+  seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // both ends of a copy, at one moment
   int device_of_segment(address) noexcept;
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
-  std::optional<bool> in_books(address, std::size_t bytes) noexcept;
+  bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
+  static std::optional<bool> in_books(books const&, address, std::size_t bytes) noexcept;
   status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 

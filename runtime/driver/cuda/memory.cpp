@@ -313,25 +313,29 @@ result<place> cuda_driver::find(void const* p) {
 
 // Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies over
 // neighbouring mappings, not over neighbouring pins, and dies of a reserved address where nothing is mapped.
-std::optional<bool> cuda_driver::in_books(address at, std::size_t bytes) noexcept {
-  auto b = books_.lock();
-  for (ranges const* in : {&b->mappings, &b->pins, &b->segments}) {
+std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes) noexcept {
+  for (ranges const* in : {&b.mappings, &b.pins, &b.segments}) {
     auto found = containing(*in, at);
     if (found == in->end()) continue;
     address next = found->first + found->second.bytes;
-    if (in == &b->mappings) {
+    if (in == &b.mappings) {
       while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
     }
     return next - at >= bytes;
   }
-  if (overlaps(b->reservations, at, bytes)) return false;
+  if (overlaps(b.reservations, at, bytes)) return false;
   return std::nullopt;
 }
 
-bool cuda_driver::pinned(void const* p) noexcept {
+cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
   auto const b = books_.lock();
-  auto const after = b->pins.upper_bound(reinterpret_cast<address>(p));
-  return after != b->pins.begin() && reinterpret_cast<address>(p) - std::prev(after)->first < std::prev(after)->second.bytes;
+  auto const pinned = [&](address at) {
+    auto const after = b->pins.upper_bound(at);
+    return after != b->pins.begin() && at - std::prev(after)->first < std::prev(after)->second.bytes;
+  };
+  address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
+  if (wraps(to, bytes) || wraps(from, bytes)) return {false, false};
+  return {in_books(*b, to, bytes), in_books(*b, from, bytes), pinned(to) && pinned(from)};
 }
 
 // NVTX's listener looks memory up in the current context.
@@ -354,9 +358,15 @@ int cuda_driver::device_of_segment(address at) noexcept {
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
+  address const at = reinterpret_cast<address>(p);
+  if (wraps(at, bytes)) return false;
+  std::optional<bool> const ours = [&] { return in_books(*books_.lock(), at, bytes); }();
+  return copyable(p, bytes, ours);
+}
+
+bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool> const& ours) noexcept {
+  if (ours) return *ours;
   address next = reinterpret_cast<address>(p);
-  if (wraps(next, bytes)) return false;
-  if (auto const ours = in_books(next, bytes)) return *ours;
   relaxed const mode(api_);
   for (address const end = next + bytes; next < end;) {  // memory of others, one allocation after another
     unsigned type = 0;

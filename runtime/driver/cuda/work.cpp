@@ -161,15 +161,16 @@ status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void co
 }
 
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
-  if (bytes != 0 && pinned(src) && pinned(dst)) {
-    if (!copyable(src, bytes) || !copyable(dst, bytes)) return invalid;
+  seen const ends = bytes ? look_at(dst, src, bytes) : seen{};
+  if (ends.both_pinned) {
+    if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
     return copy_on_host(device, s, dst, src, bytes);
   }
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (bytes == 0) return {};
   // CUDA takes pageable memory: it would read it now, or block until the copy is done. Both break what this call promises.
-  if (!copyable(src, bytes) || !copyable(dst, bytes)) return invalid;
+  if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
   return in.answer(api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
 }
 
@@ -185,8 +186,9 @@ status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_de
     if (int const lost = at(which).lost.load(base::memory_order_relaxed)) return {code::lost, lost};
   }
   if (bytes == 0) return {};
-  if (!copyable(src, bytes) || !copyable(dst, bytes)) return invalid;
-  if (pinned(src) && pinned(dst)) return copy_on_host(device, s, dst, src, bytes);
+  seen const ends = look_at(dst, src, bytes);
+  if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
+  if (ends.both_pinned) return copy_on_host(device, s, dst, src, bytes);
   return in.answer(api_.cuMemcpyPeerAsync(reinterpret_cast<CUdeviceptr>(dst), contexts[0], reinterpret_cast<CUdeviceptr>(src), contexts[1], bytes, stream_of(s)));
 }
 

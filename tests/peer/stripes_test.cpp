@@ -1,0 +1,269 @@
+// Large copies over lent links: every byte, in stream order, whatever refuses.
+// Threads: one.
+#include "peer/stripes.h"
+
+#include "tests/peer/machine_fixture.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+using test::held;
+using test::pattern;
+
+constexpr std::size_t n = peer::stripes::worth + 1_MiB + 13;
+constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
+
+// gpu:0 is copied to and from.
+struct rig {
+  explicit rig(simulated like = {.devices = 3, .memory = 256_MiB}, options o = {}) : m(like, o) { std::memcpy(there.data(), bytes.data(), n); }
+  std::size_t held_by(int d) { return static_cast<std::size_t>(m.memory(d).statistics().allocated_bytes.all.current); }
+  test::bytes_of_host came() const { return {back.data<std::byte>(), back.data<std::byte>() + n}; }
+  void forget() { std::memset(back.data(), 0, n); }
+  void round() {
+    copy(s, on_gpu.data(), there.data(), n, non_blocking);
+    copy(s, back.data(), on_gpu.data(), n);
+  }
+  void expect_valid() {
+    for (int d = 0; d < m.get().device_count(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+    EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
+    EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+  }
+
+  test::machine m;
+  stream s{device(0)};
+  buffer on_gpu{n, {.on = device(0)}}, there = pinned(n), back = pinned(n);
+  test::bytes_of_host const& bytes = first;
+  static inline test::bytes_of_host const first = pattern(n, 1);
+};
+device const others[] = {1, 2};
+
+TEST(stripes, every_byte_arrives_both_ways_over_lent_links_and_it_says_so) {
+  rig r({.devices = 3, .memory = 256_MiB}, {.check_races = true});
+  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, route::engine) << "nothing is lent";
+  lend_links const lent(others);
+  auto const choice = explain_copy(r.on_gpu.data(), r.there.data(), n);
+  EXPECT_EQ(choice.by, route::striped);
+  EXPECT_NE(choice.reason.find("lent"), std::string::npos) << choice.reason;
+  EXPECT_EQ(explain_copy(r.back.data(), r.on_gpu.data(), n).by, route::striped);
+  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), peer::stripes::worth - 1).by, route::engine) << "too small to be worth it";
+  r.round();
+  EXPECT_EQ(r.came(), r.bytes);
+  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes);
+  for (int i = 0; i < 3; ++i) {
+    r.forget();
+    r.round();
+    EXPECT_EQ(r.came(), r.bytes);
+  }
+  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes) << "copies of one stream use the same lanes";
+  EXPECT_EQ(race_reports().size(), 0u);
+  r.expect_valid();
+}
+
+TEST(stripes, a_striped_copy_is_ordered_with_its_stream_and_returns_at_once) {
+  rig r;
+  lend_links const lent(others);
+  r.round();  // lanes are made
+  r.forget();
+  auto const second = pattern(n, 2);
+  held gate(r.m, r.s);
+  stamp const up = copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
+  stamp const down = copy(r.s, r.back.data(), r.on_gpu.data(), n, non_blocking);
+  EXPECT_FALSE(up.query());
+  EXPECT_FALSE(down.query());
+  EXPECT_EQ(r.came(), test::bytes_of_host(n)) << "nothing has run";
+  gate.open();
+  down.synchronize();
+  EXPECT_TRUE(up.query());
+  EXPECT_EQ(r.came(), r.bytes);
+  std::memcpy(r.there.data(), second.data(), n);  // after its stamp the source is the host's again
+  r.round();
+  EXPECT_EQ(r.came(), second);
+}
+
+TEST(stripes, memory_freed_right_after_a_striped_copy_waits_for_it) {
+  rig r;
+  lend_links const lent(others);
+  r.round();
+  held gate(r.m, r.s);
+  void* const source = r.there.data();
+  stamp const done = copy(r.s, r.on_gpu.data(), source, n, non_blocking);
+  r.there.reset();
+  buffer const next = pinned(n);
+  EXPECT_NE(next.data(), source);
+  gate.open();
+  done.synchronize();
+  EXPECT_EQ(test::read_back(r.on_gpu.data(), n, 0), r.bytes);
+}
+
+TEST(stripes, copies_of_two_streams_do_not_wait_for_each_other) {
+  rig r;
+  lend_links const lent(others);
+  stream t{device(0)};
+  buffer other(n, {.on = device(0)});
+  r.round();
+  held gate(r.m, r.s);
+  stamp const waits = copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
+  t.wait(default_stream(device(0)));
+  copy(t, other.data(), r.there.data(), n);  // returns, though the first one stands still
+  EXPECT_FALSE(waits.query());
+  EXPECT_EQ(r.held_by(1), 2 * lane_bytes);
+  gate.open();
+  waits.synchronize();
+  EXPECT_EQ(test::read_back(other.data(), n, 0), r.bytes);
+}
+
+TEST(stripes, with_all_lanes_busy_or_no_memory_for_them_a_copy_goes_straight) {
+  rig r({.devices = 2, .memory = 400_MiB});
+  device const one[] = {1};
+  lend_links const lent(one);
+  r.m.control().use_up(1, 390_MiB);  // 10 MiB left: a lane needs 24
+  r.round();
+  EXPECT_EQ(r.came(), r.bytes);
+  EXPECT_EQ(r.held_by(1), 0u);
+  r.expect_valid();
+}
+
+TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
+  rig pairs({.devices = 4, .memory = 256_MiB, .peers = simulated::links::pairs});
+  {
+    device const two[] = {2};
+    lend_links const lent(two);  // gpu:2, which gpu:0 does not reach
+    auto const choice = explain_copy(pairs.on_gpu.data(), pairs.there.data(), n);
+    EXPECT_EQ(choice.by, route::engine);
+    EXPECT_NE(choice.reason.find("none of the lent devices"), std::string::npos);
+    EXPECT_THROW(([&] { route_guard const by(route::striped); copy(pairs.on_gpu.data(), pairs.there.data(), n); }()), invalid_use);
+    pairs.round();
+    EXPECT_EQ(pairs.came(), pairs.bytes);
+  }
+  rig r;
+  r.m.control().corrupt(0, 1);
+  r.m.control().corrupt(1, 0);
+  lend_links const lent(others);
+  r.round();
+  EXPECT_EQ(r.came(), r.bytes);
+  EXPECT_EQ(r.held_by(1), 0u) << "found out before it carried anything";
+  EXPECT_EQ(r.held_by(2), lane_bytes);
+}
+
+TEST(stripes, a_lent_device_that_is_lost_carries_no_more_and_copies_go_on) {
+  rig r;
+  lend_links const lent(others);
+  r.round();
+  r.m.control().lose(1);
+  EXPECT_THROW(synchronize(device(1)), device_lost);
+  for (int i = 0; i < 2; ++i) {
+    r.forget();
+    r.round();
+    EXPECT_EQ(r.came(), r.bytes);
+  }
+}
+
+TEST(stripes, the_devices_own_loss_is_said) {
+  rig r;
+  lend_links const lent(others);
+  r.round();
+  r.m.control().lose(0);
+  EXPECT_THROW(copy(r.s, r.on_gpu.data(), r.there.data(), n), device_lost);
+}
+
+TEST(stripes, a_captured_stream_takes_the_straight_way) {
+  rig r;
+  lend_links const lent(others);
+  r.round();
+  auto& line = streams::line_of(r.s);
+  auto& machine = r.m.driver();
+  ASSERT_TRUE(machine.begin_capture(0, line.handle(), driver::capture_mode::global).ok());
+  copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
+  auto const graph = machine.end_capture(0, line.handle());
+  ASSERT_TRUE(graph.ok());
+  EXPECT_TRUE(machine.destroy_graph(graph.value).ok());
+}
+
+TEST(stripes, what_is_refused_without_lent_links_is_refused_with_them_and_nothing_has_changed) {
+  rig r;
+  lend_links const lent(others);
+  r.round();
+  EXPECT_THROW(copy(r.s, r.on_gpu.data(), r.there.data(), n + 1), invalid_use);
+  EXPECT_THROW(weir::copy(r.s, r.on_gpu.data<std::byte>() + 1, r.there.data(), n), invalid_use);
+  stream other{device(1)};
+  EXPECT_THROW(copy(other, r.on_gpu.data(), r.there.data(), n), invalid_use);
+  device const host[] = {cpu};
+  EXPECT_THROW(lend_links{host}, invalid_use);
+  device const none[] = {7};
+  EXPECT_THROW(lend_links{none}, invalid_use);
+  {
+    route_guard const straight(route::engine);
+    EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, route::engine);
+  }
+  EXPECT_EQ(test::read_back(r.on_gpu.data(), n, 0), r.bytes);
+}
+
+// Returns: the k-th call from now was made, and refused.
+bool refuse_one(rig& r, std::uint64_t k, int& absorbed) {
+  r.forget();
+  auto const order = r.m.control().fail_call("any", k, driver::code::failed);
+  bool thrown = false;
+  try {
+    r.round();
+  } catch (driver_error const&) {
+    thrown = true;
+  } catch (out_of_memory const&) {
+    thrown = true;
+  }
+  bool const reached = !r.m.control().cancel_failure(order);
+  EXPECT_TRUE(thrown || r.came() == r.bytes) << "call " << k;
+  absorbed += reached && !thrown;
+  r.forget();
+  r.round();
+  EXPECT_EQ(r.came(), r.bytes) << "after call " << k;
+  r.s.synchronize();
+  r.expect_valid();
+  return reached;
+}
+
+TEST(stripes, every_call_refused_in_turn_is_absorbed_or_thrown_and_the_same_copy_works_again) {
+  int absorbed = 0;
+  device const one[] = {1};
+  lend_links const lent(one);
+  rig r({.devices = 2, .memory = 256_MiB});
+  r.round();
+  for (std::uint64_t k = 1; refuse_one(r, k, absorbed); ++k) {
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(absorbed, 10) << "a lane that refuses is left out";
+}
+
+TEST(stripes, every_call_that_makes_lanes_refused_in_turn_leaves_the_straight_way) {
+  int absorbed = 0;
+  device const one[] = {1};
+  for (std::uint64_t k = 1; k <= 50; k += 2) {
+    rig r({.devices = 2, .memory = 256_MiB});
+    lend_links const lent(one);
+    refuse_one(r, k, absorbed);
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(absorbed, 5);
+}
+
+TEST(stripes, under_any_schedule_the_bytes_are_right) {
+  for (auto const seed : tests::seeds("stripes", 5)) {
+    rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
+    lend_links const lent(others);
+    stream t{device(0)};
+    buffer other(n, {.on = device(0)}), out = pinned(n);
+    copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
+    t.wait(r.s);
+    copy(t, other.data(), r.on_gpu.data(), n, non_blocking);
+    copy(r.s, r.back.data(), r.on_gpu.data(), n, non_blocking);
+    copy(t, out.data(), other.data(), n, non_blocking);
+    r.s.synchronize();
+    t.synchronize();
+    EXPECT_EQ(r.came(), r.bytes) << "seed " << seed;
+    EXPECT_EQ(std::memcmp(out.data(), r.bytes.data(), n), 0) << "seed " << seed;
+    EXPECT_EQ(race_reports().size(), 0u) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace weir
