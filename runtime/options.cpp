@@ -38,6 +38,9 @@ constexpr option_row table[] = {
      "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came after its last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
      "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete. Costs memory and overlap: see decisions/reuse.md."},
+    {"log", &options::log, "", nullptr,
+     "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, a device lost; `warning`: memory was short; "
+     "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
 };
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
@@ -51,6 +54,15 @@ std::optional<size_t> whole_number(std::string_view text) {
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), n);
   if (text.empty() || failed != std::errc{} || end != text.data() + text.size()) return {};
   return n;
+}
+
+// Which of the words it is.
+std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value, std::string_view where) {
+  auto const found = std::find(words.begin(), words.end(), value);
+  if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
+  std::string all;
+  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
+  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all, "Did you mean " + std::string(key) + ":" + std::string(nearest(value, words)) + "?");
 }
 
 // `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
@@ -70,12 +82,9 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
       into.**part = *given;
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
-      auto const* const word = std::find(std::begin(wait_policies), std::end(wait_policies), value);
-      if (word == std::end(wait_policies)) {
-        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of never, when_short, before_growth",
-               "Did you mean " + std::string(key) + ":" + std::string(nearest(value, wait_policies)) + "?");
-      }
-      into.**policy = static_cast<options::wait_policy>(word - std::begin(wait_policies));
+      into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where));
+    } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
+      into.**level = static_cast<log_level>(word_of(log_levels, key, value, where));
     } else {
       bool const yes = value == "true" || value == "1";
       if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
@@ -193,6 +202,7 @@ std::string option_text(option_row const& row, options const& o) {
     return text;
   }
   if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) return std::string(wait_policies[static_cast<size_t>(o.**policy)]);
+  if (auto const* const level = std::get_if<log_level options::*>(&row.at)) return std::string(log_levels[static_cast<size_t>(o.**level)]);
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
@@ -201,7 +211,7 @@ std::string options_document() {
       "# Options\n\n"
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false; policies are words.\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false; policies and levels are words.\n"
       "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";

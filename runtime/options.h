@@ -21,13 +21,14 @@ struct machine_choice {
 // One row an option: the parser, docs/options.md and `weir doctor` read this table and nothing else.
 struct option_row {
   std::string_view name;      // in WEIR_CONF, and of the member
-  std::variant<size_t options::*, bool options::*, double options::*, options::wait_policy options::*> at;
+  std::variant<size_t options::*, bool options::*, double options::*, options::wait_policy options::*, log_level options::*> at;
   std::string_view nothing;   // what a size of 0 stands for
   char const* variable;       // another variable that switches it on; null: none
   std::string_view meaning;   // one sentence or two for a person
 };
 std::span<option_row const> option_table() noexcept;
 inline constexpr std::string_view wait_policies[] = {"never", "when_short", "before_growth"};  // as options::wait_policy counts them
+inline constexpr std::string_view log_levels[] = {"silent", "error", "warning", "info", "debug"};         // as log_level does
 std::string option_text(option_row const&, options const&);  // "512 MiB", "true", what nothing stands for
 std::string options_document();                              // docs/options.md
 

@@ -6,6 +6,7 @@
 
 #include "runtime/driver/check/check.h"
 #include "runtime/driver/sim/machine.h"
+#include "runtime/log.h"
 #include "runtime/options.h"
 
 namespace weir {
@@ -53,12 +54,14 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
       id_(next_runtime_id.fetch_add(1)),
       device_count_(driver_->device_count()),
       opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
+  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
   if (!options_.announce_blocks) return;
   (void)driver_->announce_blocks();
   options_.launch_blocking = true;  // a block given back is no kernel's any more
 }
 
 runtime::impl::~impl() {
+  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " ends");
   for (auto const& [part, let_go] : before_the_end_) let_go(part);
   while (!made_.empty()) {
     made_part const last = made_.back();
@@ -102,6 +105,10 @@ void runtime::impl::open(int device, std::string_view operation, here at) {
   if (opened.load(base::memory_order_acquire)) return;
   require(driver_->open(device), operation, "gpu:" + std::to_string(device), "`nvidia-smi` shows whether the GPU is healthy and free", at);
   opened.store(true, base::memory_order_release);
+  if (logs(*this, log_level::info)) {
+    auto const its = driver_->info(device);
+    log(log_level::info, {device, 0, its.value.total_memory}, "opened: " + its.value.name);
+  }
 }
 
 bool runtime::impl::has_come_to_rest() {

@@ -35,6 +35,8 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   bool guarded = false;
 };
 
+enum class log_level : std::uint8_t { silent, error, warning, info, debug };  // each tells what those before it tell, too
+
 struct options {
   size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
   size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
@@ -63,6 +65,7 @@ struct options {
   // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete: the same
   // addresses, counted from the device's first, in every run of a program whose calls come in one order. Costs memory and overlap.
   bool deterministic = false;
+  log_level log = log_level::silent;  // what is told while it runs: see weir/log.h
 
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.
   // docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its place and the nearest right one

@@ -58,6 +58,16 @@ inline void switch_point() noexcept {
 // This thread is one of a relay: what it does next must hang on nothing that differs from run to run, such as where pages lie.
 inline bool order_is_chosen() noexcept { return detail::relayed() && detail::in_relay(); }
 
+// Whether somebody looks on. No switch point: what is seen of it decides nothing but what is told.
+class flag {
+ public:
+  bool on() const noexcept { return on_.load(memory_order_relaxed); }
+  void set(bool on) noexcept { on_.store(on, memory_order_release); }
+
+ private:
+  std::atomic<bool> on_{false};
+};
+
 // While one lives this thread is not switched away from. For initialisers of statics: the language's lock around them is none of
 // these, so whoever meets it would wait for ever for a thread that may not run.
 class undivided {

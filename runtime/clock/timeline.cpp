@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/clock/common.h"
+#include "runtime/log.h"
 
 namespace weir::clock {
 
@@ -33,7 +34,10 @@ void timeline::know_complete() const {
   if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle_});
 }
 
-driver::status timeline::note(status s) const noexcept { return common_->note(device_, s); }
+driver::status timeline::note(status s) const noexcept {
+  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok()) log(log_level::error, {device_, id_}, "the device is lost to this process");
+  return common_->note(device_, s);
+}
 
 driver::status timeline::open_for_work() const {
   if (alive() == life::retired) return {code::invalid};

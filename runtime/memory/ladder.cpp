@@ -6,6 +6,7 @@
 #include <span>
 
 #include "runtime/base/sync.h"
+#include "runtime/log.h"
 #include "runtime/memory/device_allocator.h"
 #include "runtime/observe/history.h"
 
@@ -56,6 +57,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     for (stream_memory* m : memories()) finish(*m);
   }
   if (attempt()) return out;
+  log_about const about{device_, r.home.id(), r.bytes};
+  if (logs(runtime_, log_level::warning)) log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
   // To release a segment waits for the work of all devices. When some of it waits for a rank, that may be this very thread's.
   std::vector<clock::stamp> collectives;
   if (!space_.maps()) collectives = clocks_.collectives_given();  // once: a stamp of now would need a new fence at each look
@@ -110,6 +113,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     if (!settled) break;
     if (attempt()) return out;
   }
+  if (logs(runtime_, log_level::error)) log(log_level::error, about, "out of memory: " + describe_failure().text());
   counts_.ran_out();
   observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), runtime_.id(), device_, r.at);
   throw out_of_memory(describe_failure(), r.at);

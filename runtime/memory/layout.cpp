@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/log.h"
 #include "runtime/memory/device_allocator.h"
 #include "runtime/observe/history.h"
 
@@ -98,6 +99,8 @@ std::vector<stream_memory_use> device_allocator::by_stream() const {
 
 void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_, {nullptr, nullptr, 0});
+  if (!logs(runtime_, log_level::debug)) [[likely]] return;
+  log(log_level::debug, {device_, m.home.load()->id(), h.bytes}, what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
 }
 
 void device_allocator::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {

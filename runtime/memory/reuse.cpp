@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "runtime/base/sync.h"
+#include "runtime/log.h"
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
@@ -198,6 +199,7 @@ device_allocator::behind device_allocator::put_behind(stream_memory& mine, clock
   bool behind_all = false;
   if (!home.wait(s, &behind_all).ok()) return behind::refused;
   counts_.waited(behind_all);
+  if (logs(runtime_, log_level::debug)) [[unlikely]] log(log_level::debug, {device_, home.id()}, "made to wait for stream " + std::to_string(s.stream) + ", for its memory");
   return behind::waits;
 }
 
