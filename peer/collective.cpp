@@ -8,6 +8,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
+#include "streams/timing.h"
 
 namespace weir {
 namespace {
@@ -134,6 +135,7 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   on.count_collective();
   std::uint64_t const turn = agree(rank, r, at);
   try {
+    streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
     carrier_->issue(rank, on, turn, r, at);
   } catch (...) {
     if (carrier_->broken(rank).empty()) {

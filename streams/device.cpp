@@ -3,6 +3,7 @@
 #include "weir/device.h"
 
 #include "streams/context.h"
+#include "streams/timing.h"
 
 namespace weir {
 
@@ -46,6 +47,7 @@ void synchronize(device d, here at) {
   auto& r = streams::current_runtime();
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
+  observe::host_span const waits("synchronize", at);
   auto const is = r.part<clock::clocks>().synchronize_device(i);
   require(is, "synchronize", "gpu:" + std::to_string(i), is.what == driver::code::not_permitted ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one" : "", at);
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "runtime/base/call_site.h"
+#include "streams/timing.h"
 
 namespace weir::streams {
 namespace {
@@ -26,12 +27,14 @@ std::string range_text(void const* p, std::size_t bytes) {
 
 void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here at) {
   base::call_site const in(line.owner().witness(), "copy", at);
+  timed_work const timed(line, "copy", bytes, at);
   auto const done = line.note(line.owner().machine().copy(line.device(), line.handle(), dst, src, bytes));
   if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
 }
 
 void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) {
   base::call_site const in(line.owner().witness(), "copy", at);
+  timed_work const timed(line, "copy", bytes, at);
   auto const done = line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
   if (done.ok()) [[likely]] return;
   if (done.what == driver::code::lost) (void)line.note(line.owner().machine().query_stream(line.device(), line.handle()));  // whose loss was it?
@@ -40,6 +43,7 @@ void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void co
 
 void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {
   base::call_site const in(line.owner().witness(), "set", at);
+  timed_work const timed(line, "set", bytes, at);
   auto const done = line.note(line.owner().machine().fill(line.device(), line.handle(), dst, static_cast<std::uint32_t>(value), 1, bytes));
   if (!done.ok()) [[unlikely]] refused(done, line, dst, nullptr, bytes, at);
 }

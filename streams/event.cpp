@@ -1,6 +1,7 @@
 // Events: somebody's own points in a stream, recorded as often as they like, timed on request.
 // Threads: any. An event's lock is held over its record, never over a wait.
 #include "streams/context.h"
+#include "streams/timing.h"
 #include "weir/stream.h"
 
 namespace weir {
@@ -88,6 +89,7 @@ void event::synchronize(here at) const {
   if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
+  observe::host_span const waits("synchronize", at);
   require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
 }
@@ -138,6 +140,7 @@ void stream_ref::wait(event const& e, here at) const {
       throw invalid_use("stream::wait", streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) + ", an event of runtime " + std::to_string(from->owner().id()),
                         "Synchronize with the event on the host", at);
     }
+    streams::timed_work const timed(line, "wait", 0, at, from->id());
     auto const s = line.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: that record is the last
     if (!s.ok() && line.alive() == clock::life::retired) {

@@ -14,6 +14,7 @@
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
+#include "streams/timing.h"
 #include "weir/parallel_for.h"
 
 namespace weir::detail {
@@ -135,6 +136,7 @@ bool begin_work(stream_ref s, std::span<use const> uses, here at) {
     if (found[i].device && found[i].block.home != &line) found[i].device->mark(uses[i].address, line, at);
     if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
+  streams::begin_timed_launch(line, at);
   return r.machine().simulated();
 }
 
@@ -147,13 +149,16 @@ void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
     is = line.owner().machine().enqueue(line.device(), line.handle(), touched.all(), {q.run, q.drop, q.state});
   } catch (...) {
     q.drop(q.state);
+    streams::end_timed_launch();
     throw;
   }
+  if (!is.ok()) streams::end_timed_launch();
   require_of(line, is, "launch", at);  // the seam has dropped what it refused
 }
 
 void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
   clock::timeline& line = streams::line_of(s);
+  streams::end_timed_launch();
   try {
     line.owner().machine().touched(line.device(), line.handle(), touches(line.owner(), uses).all());
   } catch (...) {  // no memory for a checker's list: the checker misses this one
@@ -162,6 +167,7 @@ void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
 
 void end_work(stream_ref s, std::span<use const> uses, here at) {
   clock::timeline& line = streams::line_of(s);
+  streams::end_timed_launch();
   driver::driver& machine = line.owner().machine();
   base::call_site const in(line.owner().witness(), "launch", at);
   if (!machine.simulated()) machine.touched(line.device(), line.handle(), touches(line.owner(), uses).all());
@@ -194,6 +200,7 @@ void launch_host(stream_ref s, std::function<void()> body, here at) {
     throw invalid_use("launch_host", "stream " + std::to_string(line.id()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
   }
   base::call_site const in(line.owner().witness(), "launch_host", at);
+  streams::timed_work const timed(line, "launch_host", 0, at);
   using function = std::function<void()>;
   auto* const kept = new function(std::move(body));
   detail::require_of(line,

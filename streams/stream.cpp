@@ -4,6 +4,7 @@
 
 #include "streams/context.h"
 #include "streams/stream_pool.h"
+#include "streams/timing.h"
 
 namespace weir {
 namespace {
@@ -40,6 +41,7 @@ void stamp::synchronize(here at) const {
   if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
   clock::timeline* const line = clock::find(stream_);
   if (!line) return;
+  observe::host_span const waits("synchronize", at);
   require(clocks_of(*line).synchronize({stream_, n_}), "stamp::synchronize", streams::describe(*line), "", at);
 }
 
@@ -56,6 +58,7 @@ bool stream_ref::query() const {
 
 void stream_ref::synchronize(here at) const {
   auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
+  observe::host_span const waits("synchronize", at);
   require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
 }
 
@@ -65,6 +68,7 @@ void stream_ref::wait(weir::stamp s, here at) const {
   if (line.covers(wanted)) return line.rely_on(clock::find(wanted.stream));
   clock::timeline const& other = *clock::find(wanted.stream);
   check_one_runtime(line, other, "stream::wait", at);
+  streams::timed_work const timed(line, "wait", 0, at, other.id());
   require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
 }
 
@@ -74,6 +78,7 @@ void stream_ref::wait(stream_ref other, here at) const {
   clock::stamp const wanted = from.now();
   if (line.covers(wanted)) return;
   check_one_runtime(line, from, "stream::wait", at);
+  streams::timed_work const timed(line, "wait", 0, at, from.id());
   auto is = line.wait(wanted);
   if (is.what == driver::code::not_permitted) {  // is it the other one that is captured?
     if (auto const joined = line.join(from); joined.ok()) return;

@@ -1,0 +1,33 @@
+// weir/timeline.h: what a program did with its devices, by time: a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+// Threads: any; a range belongs to one.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "weir/types.h"
+
+namespace weir {
+
+// A part of the program, named in the timeline and to tools that listen to NVTX (Nsight Systems). Ranges of a thread lie in each other.
+class [[nodiscard]] range {
+ public:
+  explicit range(std::string_view name, here = here::current());
+  ~range();
+  range(range const&) = delete;
+
+ private:
+  void* open_ = nullptr;  // null: no timeline is recorded
+};
+
+struct timeline_options {
+  size_t spans = size_t{1} << 18;  // the newest are kept
+};
+// From now on: copies, launches, fills, collectives and waits, on the host's side and when the device did them (by timing events:
+// about 2 us each), ranges, and allocations: with it a history of memory begins, where there is none. Off until it is asked for.
+void record_timeline(timeline_options = {});  // anew: what was recorded before is forgotten
+void stop_timeline();                         // and what was recorded stays to be written
+// Of the current runtime's devices and all threads, as trace-event JSON. Blocks: until the devices have done what was recorded.
+// Throws: invalid_use (the file cannot be written, and why)
+void dump_timeline(std::string const& path, here = here::current());
+
+}  // namespace weir

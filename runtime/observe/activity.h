@@ -1,0 +1,64 @@
+// What threads and streams did, by time: spans. Off until somebody asks; then a bounded ring of the newest.
+// Threads: any. One lock, held for a moment at a span's end.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "weir/types.h"
+
+namespace weir::observe {
+
+struct span {
+  enum class on : std::uint8_t { thread, stream } where = on::thread;
+  std::string name;
+  std::int64_t begin_ns = 0, end_ns = 0;  // base::now_ns()
+  std::uint64_t runtime = 0;              // of a stream
+  int device = -1;                        // of a stream
+  std::uint64_t number = 0;               // of the thread, or the stream
+  std::uint64_t link = 0;                 // a call and what a stream did for it have the same; 0: none
+  std::size_t bytes = 0;
+  std::uint64_t stream = 0;               // of a call: where its work went; of a wait on a stream: for which other one
+  here at{nullptr, nullptr, 0};
+};
+
+class activity {
+ public:
+  static activity& process() noexcept;  // never destroyed
+  static bool on() noexcept { return on_.on(); }
+
+  void start(std::size_t spans);
+  void stop() noexcept { on_.set(false); }
+  void add(span) noexcept;
+  std::vector<span> spans() const;  // oldest end first
+  std::uint64_t new_link() noexcept { return links_.fetch_add(1) + 1; }
+  std::uint64_t turn() const noexcept { return turn_.load(); }  // of starts: what began in another is not kept
+
+ private:
+  inline static constinit base::flag on_;
+  mutable base::mutex lock_;
+  std::vector<span> ring_;  // under lock_, as the next two
+  std::size_t most_ = 0, next_ = 0;
+  base::atomic<std::uint64_t> links_{0}, turn_{0};
+};
+
+// What this thread does while one lives. Costs a load and a branch while nobody asks.
+class [[nodiscard]] host_span {
+ public:
+  host_span(std::string_view name, here at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
+    if (activity::on()) [[unlikely]] begin(name, at, bytes, stream);
+  }
+  ~host_span() {
+    if (open_) [[unlikely]] end();
+  }
+  host_span(host_span const&) = delete;
+  std::uint64_t link() const noexcept { return open_ ? open_->link : 0; }
+
+ private:
+  void begin(std::string_view, here, std::size_t bytes, std::uint64_t stream) noexcept;
+  void end() noexcept;
+  std::unique_ptr<span> open_;
+};
+
+}  // namespace weir::observe

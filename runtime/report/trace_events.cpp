@@ -1,0 +1,126 @@
+// Process 0 is the host and has a track a thread; process 1 + d is gpu:d and has a track a stream. Times are microseconds from the first.
+#include "runtime/report/trace_events.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <set>
+
+#include "runtime/options.h"
+
+namespace weir::report {
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char const c : text) {
+    char code[8];
+    if (static_cast<unsigned char>(c) < 0x20 || c == '"' || c == '\\') std::snprintf(code, sizeof code, "\\u%04x", c), out += code;
+    else out += c;
+  }
+  return out + '"';
+}
+
+class writer {
+ public:
+  explicit writer(std::int64_t origin) : origin_(origin) {}
+
+  void name(char const* what, int process, std::uint64_t track, std::string const& text) {
+    begin(what, "M", process, track);
+    out_ += ",\"args\":{\"name\":" + quoted(text) + "}}";
+  }
+  void span(observe::span const& s, std::int64_t from, std::int64_t to) {
+    int const process = s.where == observe::span::on::thread ? 0 : 1 + s.device;
+    begin(s.name, "X", process, s.number);
+    time("ts", from - origin_);
+    time("dur", to - from);
+    out_ += ",\"args\":{";
+    bool first = true;
+    if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
+    if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
+    if (s.at.file) arg(first, "line", quoted(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
+    out_ += "}}";
+    if (!s.link) return;
+    begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);  // an arrow from the call to its work
+    time("ts", from - origin_);
+    out_ += ",\"cat\":\"given\",\"bp\":\"e\",\"id\":" + std::to_string(s.link) + "}";
+  }
+  void memory(int device, memory_event const& e, std::int64_t live) {
+    begin(std::string(e.what) + (e.bytes ? " " + bytes_text(e.bytes) : ""), "i", 0, e.thread);
+    time("ts", e.ns - origin_);
+    char at[24];
+    std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
+    out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) + ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
+    if (e.where.file) out_ += ",\"line\":" + quoted(std::string(e.where.file) + ":" + std::to_string(e.where.line));
+    out_ += "}}";
+    begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
+    time("ts", e.ns - origin_);
+    out_ += ",\"args\":{\"live bytes\":" + std::to_string(live) + "}}";
+  }
+  std::string finish() && { return "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[" + out_ + "\n]}\n"; }
+
+ private:
+  void begin(std::string_view name, char const* phase, int process, std::uint64_t track) {
+    out_ += out_.empty() ? "\n{" : ",\n{";
+    out_ += "\"name\":" + quoted(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(track);
+  }
+  void time(char const* name, std::int64_t ns) {
+    char text[48];
+    std::snprintf(text, sizeof text, ",\"%s\":%lld.%03d", name, static_cast<long long>(ns / 1000), static_cast<int>(ns % 1000));
+    out_ += text;
+  }
+  void arg(bool& first, std::string_view name, std::string const& value) {
+    out_ += (first ? "\"" : ",\"") + std::string(name) + "\":" + value;
+    first = false;
+  }
+  std::string out_;
+  std::int64_t const origin_;
+};
+
+std::int64_t first_time(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
+  std::int64_t first = INT64_MAX;
+  for (observe::span const& s : spans) first = std::min(first, s.begin_ns);
+  for (device_memory_events const& d : memory) {
+    if (!d.events.empty()) first = std::min(first, d.events.front().ns);
+  }
+  return first == INT64_MAX ? 0 : first;
+}
+
+}  // namespace
+
+std::string trace_events(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
+  writer out(first_time(spans, memory));
+  std::set<int> devices;
+  std::map<std::pair<int, std::uint64_t>, std::int64_t> ends;  // of streams: one thing after the other
+  std::set<std::uint64_t> threads;
+  std::vector<observe::span const*> in_order;
+  for (observe::span const& s : spans) in_order.push_back(&s);
+  std::stable_sort(in_order.begin(), in_order.end(), [](auto const* a, auto const* b) { return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns; });
+  for (observe::span const* const s : in_order) {
+    std::int64_t from = s->begin_ns, to = std::max(s->end_ns, from);
+    if (s->where == observe::span::on::stream) {
+      auto const [last, fresh] = ends.try_emplace({s->device, s->number}, from);
+      if (fresh) out.name("thread_name", 1 + s->device, s->number, "stream " + std::to_string(s->number));
+      devices.insert(s->device);
+      from = std::max(from, last->second), to = std::max(to, from);  // events are good to half a microsecond
+      last->second = to;
+    } else if (threads.insert(s->number).second) {
+      out.name("thread_name", 0, s->number, "thread " + std::to_string(s->number));
+    }
+    out.span(*s, from, to);
+  }
+  for (device_memory_events const& d : memory) {
+    std::int64_t live = d.live_bytes;
+    for (memory_event const& e : d.events) live -= e.what == "alloc" ? static_cast<std::int64_t>(e.bytes) : e.what == "free" ? -static_cast<std::int64_t>(e.bytes) : 0;
+    for (memory_event const& e : d.events) {
+      live += e.what == "alloc" ? static_cast<std::int64_t>(e.bytes) : e.what == "free" ? -static_cast<std::int64_t>(e.bytes) : 0;
+      out.memory(d.device, e, live);
+      devices.insert(d.device);
+    }
+  }
+  out.name("process_name", 0, 0, "host");
+  for (int const d : devices) out.name("process_name", 1 + d, 0, "gpu:" + std::to_string(d));
+  return std::move(out).finish();
+}
+
+}  // namespace weir::report

@@ -1,0 +1,46 @@
+// weir/timeline.h: ranges, and the file.
+// Threads: any.
+#include <algorithm>
+
+#include "runtime/driver/ranges.h"
+#include "runtime/observe/history.h"
+#include "runtime/report/trace_events.h"
+#include "streams/context.h"
+#include "streams/recording.h"
+#include "streams/timing.h"
+#include "weir/device.h"
+#include "weir/timeline.h"
+
+namespace weir {
+
+range::range(std::string_view name, here at) {
+  driver::push_range(std::string(name).c_str());
+  if (observe::activity::on()) open_ = new observe::host_span(name, at);
+}
+
+range::~range() {
+  delete static_cast<observe::host_span*>(open_);
+  driver::pop_range();
+}
+
+void record_timeline(timeline_options o) {
+  if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", here::current());
+  if (!observe::history::on()) record_memory_history({.events = o.spans});
+  observe::activity::process().start(o.spans);
+}
+void stop_timeline() { observe::activity::process().stop(); }
+
+void dump_timeline(std::string const& path, here at) {
+  runtime::impl& r = streams::current_runtime();
+  streams::collect_timed_work(r);
+  auto spans = observe::activity::process().spans();
+  std::erase_if(spans, [&](observe::span const& s) { return s.where == observe::span::on::stream && s.runtime != r.id(); });
+  std::vector<report::device_memory_events> memory;
+  for (int d = 0, n = device_count(); d < n; ++d) {
+    report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d), 0});
+    for (line_statistics const& l : memory_lines(d)) its.live_bytes += l.bytes;
+  }
+  streams::write_file(path, report::trace_events(spans, memory), "dump_timeline", at);
+}
+
+}  // namespace weir
