@@ -136,6 +136,7 @@ if(TARGET examples_seeds_test)
   file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/seeds/*.cpp)
   list(FILTER parts EXCLUDE REGEX "/main\\.cpp$")
   target_sources(examples_seeds_test PRIVATE ${parts})
+  weir_kernels(examples_seeds_test ${PROJECT_SOURCE_DIR}/examples/seeds/write_through.cu)
 endif()
 
 # The tool's matrix of links, without its main.

@@ -19,6 +19,7 @@ struct storage::state {
   held how = held::borrowed;
   weir::runtime::impl* owner = nullptr;  // null: pageable
   buffer lent_buffer;
+  std::shared_ptr<state> of;  // a peer's view: whose memory it is
   base::atomic<std::uint64_t> version{0};
   state() = default;
   state(state const&) = delete;

@@ -9,6 +9,7 @@
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "tensor/state.h"
+#include "weir/peer.h"
 
 namespace weir {
 
@@ -136,6 +137,21 @@ tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on,
     block->kind = memory_kind::device;
   }
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
+}
+
+tensor tensor::peer_view(weir::device reader, here at) const {
+  tensors::require_defined(*this, "tensor::peer_view", "tensor", at);
+  storage::state const& block = tensor_access::block_of(*this);
+  if (block.kind == memory_kind::pageable) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory", "Pin it, or bring it over with to(device)", at);
+  if (reader.is_cpu()) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu", "Use cpu(): the host reads no device memory in place", at);
+  weir::device const on(streams::resolve(reader, *block.owner, "tensor::peer_view", at));
+  if (on == block.device) return *this;
+  if (block.data) grant_access(block.data, on, at);
+  auto seen = std::make_shared<storage::state>();
+  seen->data = block.data, seen->nbytes = block.nbytes;
+  seen->device = on, seen->kind = memory_kind::device, seen->owner = block.owner;
+  seen->of = tensor_access::shared(storage());
+  return tensor_access::make(std::move(seen), shape(), strides(), storage_offset(), dtype());
 }
 
 weir::shape const& tensor::shape() const noexcept { return (state_ ? *state_ : nothing).shape; }

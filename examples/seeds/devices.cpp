@@ -35,6 +35,8 @@ void the_articles_lines(table& t) {
   } catch (weir::invalid_use const& e) {
     said = e.what();
   }
+  weir::tensor const z = weir::add(x, weir::full({2}, 10., {.on = 1}).peer_view(0));
+  t.holds(z.device() == 0 && weir::sum(z).item<float>() == 23, "asked for in place, by peer_view(0), it is read over the link: " + z.str());
   t.holds(said.find("gpu:0") != std::string::npos && said.find("gpu:1") != std::string::npos, "x + one on gpu:1 is refused: " + said);
 }
 

@@ -10,7 +10,8 @@
 namespace {
 
 int usage() {
-  std::cerr << "usage: seeds [--full] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\ntopics:\n";
+  std::cerr << "usage: seeds [--full] [--all] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\n"
+               "  --all: every row and sentence, as of a topic that is named; without, one page\ntopics:\n";
   for (seeds::topic const& t : seeds::topics()) std::cerr << "  " << t.name << "  " << t.about << "\n";
   return 2;
 }
@@ -20,19 +21,24 @@ int usage() {
 int main(int count, char** arguments) try {
   seeds::settings with{.out = std::cout, .on_gpus = !weir::runtime::current().is_simulated()};
   std::vector<seeds::topic> chosen;
-  bool full = with.on_gpus;
+  bool full = with.on_gpus, all = false;
   for (int i = 1; i < count; ++i) {
     std::string_view const word = arguments[i];
     bool known = word == "--full";
     full |= known;
+    if (word == "--all") all = known = true;
     for (seeds::topic const& t : seeds::topics()) {
       if (t.name == word) chosen.push_back(t), known = true;
     }
     if (!known) return usage();
   }
-  if (chosen.empty()) chosen.assign(seeds::topics().begin(), seeds::topics().end());
+  if (chosen.empty()) {
+    chosen.assign(seeds::topics().begin(), seeds::topics().end());
+    with.brief = !all;
+  }
   with.touched_part = full ? 1 : 8;
   std::cout << "on " << (with.on_gpus ? weir::runtime::current().description() : "simulated devices") << "\n";
+  if (with.brief) std::cout << seeds::table::columns();
   int failures = 0;
   for (seeds::topic const& t : chosen) {
     auto const began = std::chrono::steady_clock::now();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "examples/seeds/topics.h"
+#include "weir/collective.h"
 #include "weir/tensor.h"
 
 namespace seeds {
@@ -61,6 +62,31 @@ int forked(weir::tensor const& of_parent) {
   return weir::sum(of_parent).item<float>() == before ? 0 : 2;
 }
 
+template <class F>
+std::string refused(F f) {
+  try {
+    f();
+  } catch (weir::invalid_use const& e) {
+    return e.what();
+  }
+  return {};
+}
+
+// What recomputing under data parallel must not do: count a gradient as ready when its layer's forward pass runs again.
+void gradients_that_come_twice_or_never(table& t) {
+  weir::device const only[] = {0};
+  std::vector<weir::communicator> ranks = weir::communicator::in_process(only);
+  weir::gradient_buckets buckets(ranks[0]);
+  int const first = buckets.add("embedding", 16), last = buckets.add("dense1.weight", 64);
+  buckets.build();
+  buckets.ready(last, weir::current_stream());
+  std::string const twice = refused([&] { buckets.ready(last, weir::current_stream()); }), never = refused([&] { buckets.finish(weir::current_stream()); });
+  t.holds(twice.find("dense1.weight") != std::string::npos, "a gradient that is ready twice in a step is refused: " + twice);
+  t.holds(never.find("embedding") != std::string::npos, "and one that never was: " + never);
+  buckets.ready(first, weir::current_stream());
+  buckets.finish(weir::current_stream());
+}
+
 }  // namespace
 
 int several(settings const& with) {
@@ -74,6 +100,7 @@ int several(settings const& with) {
   t.row("gathered on gpu:0", {exactly((3 << 20) + 1024), range{}}, "gpu:0 holds the whole output, too: more than its share", 0);
   for (int i = 1; i < devices; ++i) t.row("afterwards: gpu:" + std::to_string(i), {exactly(0), range{}}, "", i);
   t.holds(same(y, net(x, all)), "on " + std::to_string(devices) + " devices: the same bits as on one");
+  gradients_that_come_twice_or_never(t);
   t.holds(forked(x) == 0, "a child of fork() is refused with a typed error, and the parent goes on: start workers before the first use, or as programs");
   return t.failures();
 }

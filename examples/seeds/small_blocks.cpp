@@ -1,8 +1,13 @@
 // Topic 2: what a block of a few floats takes, and what a device that is full of them still has room for.
+#include <chrono>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "examples/seeds/topics.h"
+#include "examples/seeds/write_through.h"
+#include "weir/copy.h"
+#include "weir/device.h"
 #include "weir/memory.h"
 
 namespace seeds {
@@ -23,6 +28,41 @@ std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
   all.reserve(count);
   for (std::size_t i = 0; i < count; ++i) all.emplace_back(bytes);
   return all;
+}
+
+// The article's many blocks, one float each, by the calls below the owning types; written by one kernel, looked at by another.
+// On simulated devices fewer, for each one is memory of the host.
+void half_a_billion(settings const& with, table& t) {
+  std::size_t const count = 541'000'000 / (with.on_gpus ? 1 : 64 * with.touched_part), parts = 4096;
+  if (with.on_gpus && weir::mem_get_info().free < 30 * count) {
+    with.out << "  (a device with 16 GB free takes 541 million blocks)\n";
+    return;
+  }
+  machine const on(with, {.devices = 1, .memory = std::max<std::size_t>(64_MiB, count * 30)}, {});
+  std::string const name = (count >= 1'000'000 ? std::to_string(count / 1'000'000) + " M" : std::to_string(count)) + " x 1 float";
+  using clock = std::chrono::steady_clock;
+  auto const ns_each = [count](clock::time_point from) { return std::to_string(std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - from).count() / static_cast<long>(count)) + " ns"; };
+  {
+    std::vector<std::uint32_t*> blocks(count);
+    auto const began = clock::now();
+    for (auto& b : blocks) b = static_cast<std::uint32_t*>(weir::allocate(sizeof(float)));
+    std::string const taken = ns_each(began);
+    auto const bytes = static_cast<std::int64_t>(16 * count);
+    t.row(name + ", raw", {exactly(bytes), held_for(bytes)}, "512 B each: " + in_words(static_cast<std::int64_t>(512 * count)));
+    weir::buffer const addresses(count * sizeof blocks[0]), wrong(parts * sizeof(std::uint32_t));
+    weir::copy(addresses.data(), blocks.data(), addresses.size());
+    auto* const all = addresses.data<std::uint32_t*>();
+    write_through(all, count);
+    count_wrong(all, count, wrong.data<std::uint32_t>(), parts);
+    std::vector<std::uint32_t> found(parts);
+    weir::copy(found.data(), wrong.data(), wrong.size());
+    t.holds(std::accumulate(found.begin(), found.end(), std::uint64_t{0}) == 0, "one kernel wrote through each of them, another found every number where it was written");
+    auto const freed = clock::now();
+    for (auto* b : blocks) weir::deallocate(b);
+    t.holds(true, "an allocation took " + taken + ", a free " + ns_each(freed));
+  }
+  weir::empty_cache();
+  t.row("freed, empty_cache", {exactly(0), between(0, 16 << 20)}, "");
 }
 
 }  // namespace
@@ -69,6 +109,8 @@ int small_blocks(settings const& with) {
     auto const taken = static_cast<std::int64_t>(2048 / part * (1_MiB + 512));
     t.row("2048 x (1 MiB + 4 B)", {exactly(taken), held_for(taken)}, "2 GiB: a block may lie across two pieces");
   }
+  weir::empty_cache();
+  half_a_billion(with, t);
   return t.failures();
 }
 

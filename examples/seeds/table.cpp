@@ -46,13 +46,23 @@ std::string in_words(std::int64_t bytes) {
 
 table::table(settings const& with, std::string_view title, std::string_view article) : with_(with) {
   std::string const name(title), by(article);
-  with_.out << "\n" << name << " " << "[" << by << "]\n"
-            << line("%-44s%11s%11s%11s%13s  %s\n", "step", "allocated", "reserved", "process", "device used", "what the article saw");
+  with_.out << "\n" << name << " " << "[" << by << "]\n";
+  if (!with_.brief) with_.out << columns();
+}
+
+std::string table::columns() {
+  return line("%-44s%11s%11s%11s%13s  %s\n", "step", "allocated", "reserved", "process", "device used", "what the article saw");
+}
+
+table::~table() {
+  if (untold_ > 0) with_.out << line("  and %d rows and sentences more that hold", untold_);
 }
 
 moment table::row(std::string_view step, expected const& e, std::string_view saw, weir::device d) {
   moment const m = now(d);
-  with_.out << line("%-44.44s%11s%11s%11s%13s  %s\n", std::string(step).c_str(), in_words(m.allocated).c_str(), in_words(m.reserved).c_str(), in_words(m.process).c_str(),
+  untold_ += with_.brief && saw.empty();
+  if (!with_.brief || !saw.empty())
+    with_.out << line("%-44.44s%11s%11s%11s%13s  %s\n", std::string(step).c_str(), in_words(m.allocated).c_str(), in_words(m.reserved).c_str(), in_words(m.process).c_str(),
                     in_words(m.used).c_str(), std::string(saw).c_str());
   judge("allocated", m.allocated, e.allocated);
   judge("reserved", m.reserved, e.reserved);
@@ -73,7 +83,8 @@ void table::judge(std::string_view what, std::int64_t bytes, range r) {
 void table::holds(bool yes, std::string_view sentence) {
   ++judged_;
   failures_ += !yes;
-  with_.out << (yes ? "  " : "  NOT TRUE: ") << sentence << "\n";
+  untold_ += with_.brief && yes;
+  if (!with_.brief || !yes) with_.out << (yes ? "  " : "  NOT TRUE: ") << sentence << "\n";
 }
 
 }  // namespace seeds

@@ -20,6 +20,7 @@ struct settings {
   size_t touched_part = 1;      // the same of blocks whose bytes are written: on simulated devices these are memory of the host
   bool process_memory = true;   // what the process holds is judged, too; a sanitizer's own memory would be in it
   int seeds = 50;               // of seeded machines, each
+  bool brief = false;           // only the rows that an article says something about, and what is wrong; all else is judged in silence
 };
 
 // The devices that a topic runs on, current until it ends.
@@ -58,10 +59,12 @@ struct expected {
 class table {
  public:
   table(settings const&, std::string_view title, std::string_view article);
+  ~table();  // in brief: how many rows and sentences more there were
   // Measures, prints and judges one row. saw: what the article says of PyTorch at this step.
   moment row(std::string_view step, expected const&, std::string_view saw, weir::device = weir::gpu);
   // A sentence under the rows that must be true.
   void holds(bool, std::string_view sentence);
+  static std::string columns();  // what stands over them
   int failures() const noexcept { return failures_; }
   int judged() const noexcept { return judged_; }
 
@@ -70,7 +73,7 @@ class table {
   settings const& with_;
   std::optional<moment> before_;
   weir::device of_ = weir::gpu;
-  int failures_ = 0, judged_ = 0;
+  int failures_ = 0, judged_ = 0, untold_ = 0;
 };
 
 std::string in_words(std::int64_t bytes);  // "128.0 MiB"

@@ -2,6 +2,7 @@
 // Threads: one.
 #include "tensor/number.h"
 #include "tests/tensor/model.h"
+#include "weir/observe.h"
 
 using namespace weir;
 using namespace weir::testing;
@@ -115,6 +116,46 @@ TEST_F(TensorCopy, ItemConverts) {
   EXPECT_EQ(tensor_of<std::uint8_t>({200})[0].item<double>(), 200);
   EXPECT_TRUE(tensor_of({true}, {.on = cpu})[0].item<bool>());
   EXPECT_EQ(full({}, 1.5, {.type = bfloat16}).item<float>(), 1.5f);
+}
+
+TEST(TensorPeerView, OperationsRunOnTheReaderAndReachOverTheLink) {
+  runtime machine{simulated{.devices = 3, .memory = 64_MiB}};
+  runtime_guard const in(machine);
+  tensor x = full({4, 3}, 2, {.on = 1}), y = ones({4, 3});
+  expect_refusal([&] { (void)add(y, x); }, {"gpu:0", "gpu:1"});
+  tensor seen = x.peer_view(0);
+  EXPECT_EQ(seen.device(), weir::device(0));
+  EXPECT_EQ(seen.data(), x.data());
+  tensor const z = add(y, seen);
+  EXPECT_EQ(z.device(), weir::device(0));
+  EXPECT_EQ(sum(z).item<float>(), 36);
+  seen.t().slice(0, 1, 2).contiguous().add_(ones({1, 4}));  // a copy, as of any view with gaps
+  seen.add_(ones({4, 3}));                                  // in place, over the link
+  synchronize(0);
+  EXPECT_EQ(sum(x).item<float>(), 36);
+  EXPECT_EQ(sum(matmul(y, seen, transposed::right)).item<float>(), 4 * 36);
+  x = {};
+  synchronize(1);
+  EXPECT_GT(memory_allocated(1), 0u) << "the view keeps it alive";
+  seen = {};
+  EXPECT_EQ(memory_allocated(1), 0u);
+  EXPECT_EQ(y.peer_view(0).storage(), y.storage());
+  tensor const pinned = full({3}, 5, {.on = cpu, .kind = memory_kind::pinned}).peer_view(2);
+  EXPECT_EQ(sum(pinned).item<float>(), 15);
+  EXPECT_EQ(pinned.device(), weir::device(2));
+}
+
+TEST(TensorPeerView, WhereNothingLinksOrNothingIsShownThatIsSaid) {
+  runtime machine{simulated{.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs}};
+  runtime_guard const in(machine);
+  tensor const x = ones({4}, {.on = 1});
+  EXPECT_EQ(sum(x.peer_view(0)).item<float>(), 4);
+  expect_refusal([&] { (void)x.peer_view(2); }, {"gpu:1", "gpu:2"});
+  expect_refusal([&] { (void)x.peer_view(7); }, {"gpu:7"});
+  expect_refusal([&] { (void)x.peer_view(cpu); }, {"float32 [4] on gpu:1", "cpu()"});
+  expect_refusal([&] { (void)ones({4}, {.on = cpu}).peer_view(0); }, {"pageable"});
+  expect_refusal([&] { (void)tensor().peer_view(0); }, {"undefined"});
+  EXPECT_EQ(sum(x).item<float>(), 4);
 }
 
 }  // namespace
