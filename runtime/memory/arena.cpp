@@ -249,7 +249,7 @@ piece* arena::reserve_gap(address from, std::size_t bytes) {
 
 void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {
   auto say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };
-  std::size_t binned = 0, free_seen = 0, gaps_listed = 0, gaps_seen = 0, spans = 0;
+  std::size_t binned = 0, free_seen = 0, gaps_listed = 0, gaps_seen = 0, spans = 0, unsorted = 0;
   each_free([&](piece const& p) {
     ++binned;
     if (p.is != state::free) say("only free pieces are binned", p.at);
@@ -258,6 +258,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (movable::concerns(p) != (p.sorted != piece::in_movable::no)) say("a free piece of a page and more may hold whole handles", p.at);
     if (movable::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
     spans += listed;
+    unsorted += p.sorted == piece::in_movable::unsorted;
   });
   for (bins const* some : {&gaps_, &gap_runs_}) {
     some->each([&](piece const& g) {
@@ -298,6 +299,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (at != r->base + r->bytes) say("pieces leave nothing out", at);
     if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
   }
+  if (unsorted != movable_.unsorted()) say("large pieces that are not sorted are counted", 0);
   if (spans != movable_.listed()) say("every piece with whole handles is listed by them", 0);
   if (binned != free_seen || binned != free_pieces()) say("every free piece is binned", 0);
   if (gaps_listed != gaps_seen) say("every gap is listed", 0);

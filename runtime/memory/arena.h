@@ -238,6 +238,7 @@ class arena {
     each_large([&](piece& p) {
       if (which(p)) some.push_back(&p);
     }, lowest_fit::some_leaves);
+    if (some.empty()) return some;
     auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
     std::partial_sort(some.begin(), last, some.end(), [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
     some.erase(last, some.end());
@@ -245,7 +246,7 @@ class arena {
   }
   movable& sorted() noexcept {  // it knows all
     for (region const* r : regions_) {
-      if (!r->large) continue;
+      if (!r->large || !movable_.unsorted()) continue;
       r->large->each_from_the_lowest([&](piece& p) {
         if (p.sorted == piece::in_movable::unsorted) movable_.sort(p);
       });

@@ -34,6 +34,7 @@ class movable {
     if (!concerns(p)) return;
     if (large) {
       p.sorted = piece::in_movable::unsorted;
+      ++unsorted_;
       return;
     }
     p.sorted = piece::in_movable::noted;
@@ -50,6 +51,8 @@ class movable {
       by_size_.erase(p);
       by_age_.erase(by_age_.iterator_to(p));
       by_place_.erase(p);
+    } else if (p.sorted == piece::in_movable::unsorted) {
+      --unsorted_;
     }
     p.sorted = piece::in_movable::no;
   }
@@ -91,6 +94,7 @@ class movable {
     return by_place_.around(h.at, h.bytes);
   }
   std::size_t listed() const noexcept { return by_size_.size(); }
+  std::size_t unsorted() const noexcept { return unsorted_; }  // large ones that wait for sort()
 
  private:
   void sort() noexcept {
@@ -101,6 +105,7 @@ class movable {
   };
   piece* noted_ = nullptr;  // the last one
   piece* first_noted_ = nullptr;
+  std::size_t unsorted_ = 0;
   bins_by<by_span> by_size_;
   boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>, boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>> by_age_;
   piece_places by_place_;
