@@ -34,6 +34,7 @@ if(TARGET trainer)
 endif()
 weir_program(pipeline examples/pipeline/*.cpp examples/pipeline/*.cu)
 weir_program(share examples/share/*.cpp examples/share/*.cu)
+weir_program(questions examples/questions/*.cpp)
 weir_program(seeds examples/seeds/*.cpp examples/seeds/*.cu)
 
 weir_program(weir_tool tools/weir/*.cpp)

@@ -151,7 +151,7 @@ if(WEIR_SANITIZE)
   list(REMOVE_ITEM scripts package_test.sh)  # a consumer would have to be built with the same sanitizer
 endif()
 if(NOT TARGET weir_tool)
-  list(REMOVE_ITEM scripts weir_test.sh)
+  list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
 endif()
 foreach(script ${scripts})
   string(REPLACE "_test.sh" "" name ${script})

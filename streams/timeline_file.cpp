@@ -4,6 +4,7 @@
 
 #include "runtime/driver/ranges.h"
 #include "runtime/observe/history.h"
+#include "runtime/report/overlap.h"
 #include "runtime/report/trace_events.h"
 #include "streams/context.h"
 #include "streams/recording.h"
@@ -30,11 +31,19 @@ void record_timeline(timeline_options o) {
 }
 void stop_timeline() { observe::activity::process().stop(); }
 
-void dump_timeline(std::string const& path, here at) {
-  runtime::impl& r = streams::current_runtime();
+namespace {
+std::vector<observe::span> spans_of(runtime::impl& r) {
   streams::collect_timed_work(r);
   auto spans = observe::activity::process().spans();
   std::erase_if(spans, [&](observe::span const& s) { return s.where == observe::span::on::stream && s.runtime != r.id(); });
+  return spans;
+}
+}  // namespace
+
+std::string timeline_summary() { return report::overlap(spans_of(streams::current_runtime())); }
+
+void dump_timeline(std::string const& path, here at) {
+  auto const spans = spans_of(streams::current_runtime());
   std::vector<report::device_memory_events> memory;
   for (int d = 0, n = device_count(); d < n; ++d) {
     report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d), 0});

@@ -29,5 +29,8 @@ void stop_timeline();                         // and what was recorded stays to 
 // Of the current runtime's devices and all threads, as trace-event JSON. Blocks: until the devices have done what was recorded.
 // Throws: invalid_use (the file cannot be written, and why)
 void dump_timeline(std::string const& path, here = here::current());
+// Of each device: how long its streams copied, computed and waited, and what of the copies went on while a kernel ran; and the line whose
+// copies were longest alone. Of the current runtime. Blocks: as dump_timeline
+std::string timeline_summary();
 
 }  // namespace weir

@@ -33,7 +33,8 @@ std::string memory_report::text() const {
   row("  cached        ", cached);
   row("largest hole    ", largest_hole);
   for (rung const& tried : ladder) {
-    out += "  tried " + std::string(tried.name) + ": " + in_units(tried.gave_bytes) + " in " + std::to_string(tried.ns / 1000) + " us\n";
+    bool const waited = tried.name.starts_with("waited");  // gives no bytes, but lets others be looked at again
+    out += "  tried " + std::string(tried.name) + ": " + (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " + std::to_string(tried.ns / 1000) + " us\n";
   }
   if (rounded > capacity) {
     out += "The request is larger than the device.\n";
@@ -42,7 +43,7 @@ std::string memory_report::text() const {
   } else if (other_processes > capacity / 2) {
     out += "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
   } else if (allocated + pending + rounded <= capacity - other_processes && largest_hole < rounded) {
-    out += "Enough bytes are free, but not in one piece: call empty_cache(), or allocate large blocks first.\n";
+    out += "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks first, and what lives long together.\n";
   } else if (pending > rounded) {
     out += "Freed blocks wait for their streams: synchronize before allocating, or keep fewer steps in flight.\n";
   } else {

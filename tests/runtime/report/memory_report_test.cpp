@@ -43,7 +43,7 @@ TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
   r.rounded = 4_MiB;
   EXPECT_TRUE(says(r, "synchronize")) << r.text();
   r.allocated = 20_MiB;
-  EXPECT_TRUE(says(r, "not in one piece")) << r.text();
+  EXPECT_TRUE(says(r, "so none can be moved")) << r.text();
   r.other_processes = 40_MiB;
   EXPECT_TRUE(says(r, "another device")) << r.text();
   r.rounded = 65_MiB;

@@ -1,0 +1,16 @@
+// Small programs about questions of memory, on simulated devices: docs/where-did-my-memory-go.md shows what they print.
+// Threads: one.
+#pragma once
+#include <ostream>
+#include <span>
+#include <string_view>
+
+namespace questions {
+
+struct question {
+  std::string_view name;
+  void (*answer)(std::ostream&);
+};
+std::span<question const> all();
+
+}  // namespace questions

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# docs/where-did-my-memory-go.md: what it quotes of examples/questions is there, and what it says they print they print; times
+# may differ. Usage: questions_test.sh ROOT BUILD; with WEIR_WRITE_DOCS=1 the page is given what they print now.
+set -euo pipefail
+page=$1/docs/where-did-my-memory-go.md source=$1/examples/questions/questions.cpp
+failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+answers=0
+# The page with each answer anew.
+while IFS= read -r line; do
+  printf '%s\n' "$line"
+  if [[ $line =~ ^\`questions\ ([a-z]+)\`\ prints$ ]]; then
+    IFS= read -r fence
+    printf '%s\n' "$fence"
+    "$2/bin/questions" "${BASH_REMATCH[1]}"
+    while IFS= read -r line && [ "$line" != '```' ]; do :; done
+    printf '```\n'
+  fi
+done < "$page" > "$work/page"
+[ -z "${WEIR_WRITE_DOCS:-}" ] || cp "$work/page" "$page"
+plain() { sed -E 's/ in [0-9]+ us/ in N us/; s/[0-9.]+ ms/N ms/g; s/[0-9]+ % went/N % went/; s/fences [0-9]+/fences N/' "$1"; }
+diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says something else than the programs (WEIR_WRITE_DOCS=1 writes it anew)"; failed=1; }
+answers=$(grep -c '^`questions ' "$page")
+[ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed 's/.*there are: //' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }
+
+# Quoted code is the programs'. Two calls stand for themselves.
+awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$page" | sed 's/^ *//; s/ *$//' | grep . > "$work/code"
+while IFS= read -r line; do
+  grep -qF -- "$line" "$source" || [[ $line == weir::dump_memory_* ]] || { echo "FAILED: the page quotes what is not in the programs: $line"; failed=1; }
+done < "$work/code"
+# Names are the public headers', commands and options the tool's.
+for name in $(grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' "$page" | sort -u); do
+  for part in ${name//::/ }; do
+    [ "$part" = weir ] || grep -qrw -- "$part" "$1/include/weir" || { echo "FAILED: no header has $name"; failed=1; }
+  done
+done
+while read -r command option; do
+  "$2/bin/weir" "$command" --help > "$work/help" 2>&1 || { echo "FAILED: weir $command"; failed=1; }
+  [ -z "$option" ] || grep -q -- "$option" "$work/help" || { echo "FAILED: weir $command has no $option"; failed=1; }
+done <<< "$(grep -oE '`weir [a-z]+[^`]*`' "$page" | tr -d '`' | sed -E 's/^weir ([a-z]+)( .*)?(--[a-z]+)?.*$/\1 \2/' | sed -E 's/^([a-z]+) .*(--[a-z]+).*/\1 \2/; t; s/ .*//' | sort -u)"
+exit $failed
