@@ -196,6 +196,75 @@ TEST_P(capture, m17_an_end_with_an_unjoined_stream_is_refused) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{4, 4, 4, 4}));
 }
 
+// w1: work on stream 1. r0a: event a is recorded on stream 0. x1a: stream 1 waits for event a. The capture is stream 0's.
+TEST_P(capture, m17_all_captured_work_must_come_before_the_end_and_nothing_else_must) {
+  struct one {
+    char const* words;
+    bool whole;
+  };
+  constexpr one all[] = {
+      {"", true},
+      {"r0a x1a", true},
+      {"w0 r0a x1a", true},
+      {"r0a x1a w0", true},
+      {"w0 r0a x1a w0", true},
+      {"r0a x1a w1", false},
+      {"w0 r0a x1a w1", false},
+      {"r0a x1a w1 r1b x0b", true},
+      {"w0 r0a x1a r1b", true},
+      {"r0a x1a r1b x0b", true},
+      {"w0 r0a x1a w0 r0b x1b", true},
+      {"r0a x1a r0b x1b", true},
+      {"w0 r0a x1a w1 r1b x0b w0 r0c x1c", true},
+      {"w0 r0a x1a w1 r1b x0b r0c x1c", true},
+      {"w0 r0a x1a w1 r1b x0b r1c", true},
+      {"w0 r0a x1a w1 r1b x0b w1", false},
+      {"w0 r0a x1a r1b w1 x0b", false},
+      {"w0 r0a x1a r1b x2b w2 r2c x0c", true},
+      {"w0 r0a x1a r1b x2b w2 r2c x1c", false},
+      {"w0 r0a x1a r1b x2b", true},
+      {"w0 r0a x1a x2a w2 r2b x1b x0b", true},
+      {"w0 r0a x1a x2a w2 r2b x1b", false},
+      {"w0 r0a x1a x2a w1 r1b x2b r2c x0c", true},
+      {"w0 r0a x1a r1b x1b", true},
+      {"w0 r0a x0a", true},
+      {"w0 r0a w0 r0a x1a", true},
+      {"w0 r0a x1a w1 r1a x0a", true},
+  };
+  stream_handle const s[] = {stream(0), stream(0), stream(0)};
+  for (one const& c : all) {
+    SCOPED_TRACE(c.words);
+    event_handle const e[] = {event(0), event(0), event(0)};
+    std::istringstream words(c.words);
+    std::size_t works = 0;
+    ASSERT_OK(machine().begin_capture(0, s[0], capture_mode::global));
+    for (std::string word; words >> word;) {
+      auto const on = s[word[1] - '0'];
+      switch (word[0]) {
+        case 'w': log(0, on, 1), ++works; break;
+        case 'r': EXPECT_OK(machine().record(0, on, e[word[2] - 'a'])); break;
+        default: EXPECT_OK(machine().wait(0, on, e[word[2] - 'a']));
+      }
+    }
+    auto const kept = machine().end_capture(0, s[0]);
+    for (stream_handle const each : s) EXPECT_FALSE(is_captured(each));
+    if (!c.whole) {
+      EXPECT_SAYS(code::not_permitted, kept.is);
+      continue;
+    }
+    ASSERT_OK(kept.is);
+    auto const before = logged().size();
+    auto const graph = machine().instantiate(0, kept.value);
+    ASSERT_OK(graph.is);
+    EXPECT_OK(machine().destroy_graph(kept.value));
+    EXPECT_OK(machine().launch_graph(0, s[0], graph.value));
+    EXPECT_OK(machine().launch_graph(0, s[1], graph.value));
+    finish(0, s[1]);
+    EXPECT_EQ(logged().size(), before + 2 * works);
+    EXPECT_OK(machine().destroy_executable(graph.value));
+  }
+}
+
 TEST_P(capture, m17_what_is_refused_without_spoiling) {
   auto const s = stream(0), fresh = stream(0);
   auto const graph = captured(0, s, [&] { log(0, s, 1); });

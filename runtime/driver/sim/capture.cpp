@@ -45,8 +45,10 @@ bool graph::joined() const {
       }
     }
   }
-  for (std::size_t l = 0; l < lanes.size(); ++l) {
-    if (reached[l] < lanes[l].steps.size()) return false;
+  for (std::size_t l = 0; l < lanes.size(); ++l) {  // a lane's last waits are no work
+    auto const& steps = lanes[l].steps;
+    auto const works = [](step const& s) { return s.what.what != operation::kind::wait; };
+    if (std::any_of(steps.begin() + static_cast<std::ptrdiff_t>(reached[l]), steps.end(), works)) return false;
   }
   return true;
 }

@@ -21,7 +21,7 @@ struct graph {
   ~graph();  // drops its work
   graph(graph const&) = delete;
   graph& operator=(graph const&) = delete;
-  // Does the end of the first lane come after all that was captured?
+  // Does the end of the first lane come after all work that was captured?
   bool joined() const;
 };
 
