@@ -54,13 +54,22 @@ status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
 }
 
 result<graph_handle> checked::end_capture(int device, stream_handle s) {
+  if (process_was_forked()) return inner_->end_capture(device, s);
+  {
+    auto const known = judge_.lock();
+    known->captured.about_to_end(known->order.find(device, s));
+  }
   auto const r = inner_->end_capture(device, s);
-  if (process_was_forked()) return r;
+  bool still = false;
   if (!r.ok()) {  // spoiled, and its streams are free, also where nobody says so; or the wrong stream or thread, and they are not
-    auto const still = inner_->capturing(device, s);
-    if (still.ok() && still.value) return r;
+    auto const is = inner_->capturing(device, s);
+    still = is.ok() && is.value;
   }
   auto const known = judge_.lock();
+  if (still) {
+    known->captured.goes_on(known->order.find(device, s));
+    return r;
+  }
   auto uses = known->captured.end(known->order.find(device, s));
   if (r.ok() && uses) known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(uses);
   return r;

@@ -19,6 +19,7 @@ struct range {
 
 // One capture, while it goes on: the order of its own streams and events, which is the order of the graph's parts.
 struct recording {
+  std::uint64_t number = 0;  // from 1; never again. 0: it is about to end
   std::vector<range> uses;
   graph order;
   std::map<std::uint64_t, shadow> memory;     // by the number of the physical memory
@@ -42,17 +43,28 @@ struct executable {
 class captures {
  public:
   bool empty() const noexcept { return streams_.empty(); }
-  void begin(stream_id s) { streams_[s] = std::make_shared<recording>(); }
+  void begin(stream_id s) { (streams_[s] = std::make_shared<recording>())->number = ++begun_; }
   // The capture that stream is in; null: none.
   recording* of(stream_id s) const {
     auto const found = streams_.find(s);
     return found == streams_.end() ? nullptr : found->second.get();
   }
-  // Returns: it is recorded inside a capture.
-  bool recorded(event_handle e, stream_id on) {
+  std::uint64_t number_of(stream_id s) const {  // of that capture; 0: none
+    recording const* const in = of(s);
+    return in ? in->number : 0;
+  }
+  void about_to_end(stream_id s) {
+    if (recording* const in = of(s)) in->number = 0;
+  }
+  void goes_on(stream_id s) {
+    if (recording* const in = of(s)) in->number = ++begun_;
+  }
+  // Returns: it is recorded inside a capture. before: number_of, as it was before the driver call. Where that has changed it may be
+  // inside or not; then nobody waits for it inside, and a question that is answered says that it was not.
+  bool recorded(event_handle e, stream_id on, std::uint64_t before) {
     forget(e);
     auto const found = streams_.find(on);
-    if (found == streams_.end()) return false;
+    if (found == streams_.end() || before == 0 || found->second->number != before) return false;
     recording& in = *found->second;
     in.order.recorded(e, in.order.now(in.inside(on)));
     events_[static_cast<std::uintptr_t>(e)] = found->second;
@@ -82,6 +94,7 @@ class captures {
   std::map<std::uint64_t, executable> executables;
 
  private:
+  std::uint64_t begun_ = 0;
   std::map<stream_id, std::shared_ptr<recording>> streams_;
   std::map<std::uintptr_t, std::shared_ptr<recording>> events_;
 };

@@ -186,11 +186,12 @@ status checked::destroy_event(int device, event_handle e) {
 
 status checked::record(int device, stream_handle s, event_handle e) {
   moment const now = before(device, s);
+  std::uint64_t const in = now.at.stream ? judge_.lock()->captured.number_of(now.at.stream) : 0;
   status const is = inner_->record(device, s, e);
   if (!is.ok()) return note(is, device);
   if (!now.at.stream) return is;
   auto const known = judge_.lock();
-  if (known->captured.recorded(e, now.at.stream)) {
+  if (known->captured.recorded(e, now.at.stream, in)) {
     known->order.recorded(e, moment{{}, now.seen, 0});
   } else {
     known->order.recorded(e, now);
