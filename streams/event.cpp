@@ -58,6 +58,7 @@ void event::record(stream_ref s, here at) {
     throw invalid_use("event::record", streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
   }
   require(f.is, "event::record", streams::describe(line), "", at);
+  event = f.value->event;
   *now = {line.id(), std::move(event), std::move(f.value)};
 }
 

@@ -15,16 +15,18 @@ result<bool> timeline::captured() const {
   return is;
 }
 
-// No number is begun: the record is no point in the stream's own work. What the event stood for is over all the same.
+// No number is begun: the record is no point in the stream's own work. What others may ask about is never recorded inside: their
+// question would spoil the capture, and who waited for it would be captured as well. Such an event is left to its fence.
 result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event;
   f->captured = true;
-  bool const was_stale = before && before->stale.exchange(true);
-  if (auto const s = note(common_->machine.record(device_, handle_, event->handle())); !s.ok()) {
-    if (before) before->stale.store(was_stale);
-    return {s, {}};
+  if (before && !before->captured && !event->given_away()) {
+    auto fresh = common_->events->take(device_, event->kind());
+    if (!fresh.ok()) return {note(fresh.is), {}};
+    f->event = std::move(fresh.value);
   }
+  if (auto const s = note(common_->machine.record(device_, handle_, f->event->handle())); !s.ok()) return {s, {}};
   return {{}, std::move(f)};
 }
 

@@ -23,6 +23,7 @@ class pooled_event {
   pooled_event(pooled_event const&) = delete;
   pooled_event& operator=(pooled_event const&) = delete;
   int device() const noexcept { return device_; }
+  driver::event_kind kind() const noexcept { return kind_; }
   driver::event_handle handle() const noexcept { return handle_; }
   // Its native handle was given away: whoever has it may record it, so it is never handed out again and no fence relies on it.
   void give_away() noexcept { given_away_.store(true); }

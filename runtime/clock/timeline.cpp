@@ -62,7 +62,10 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
   if (auto const s = open_for_work(); !s.ok()) return {s, {}};
   auto const inside = captured();
   if (!inside.ok()) return {inside.is, {}};
-  return inside.value ? record_inside(event, before) : record_outside(event, before);
+  if (inside.value) return record_inside(event, before);
+  auto f = record_outside(event, before);
+  if (f.ok()) publish(f.value);
+  return f;
 }
 
 result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before, bool asked) {
@@ -80,20 +83,28 @@ result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref con
     return {s, {}};
   }
   common_->fences.fetch_add(1, base::memory_order_relaxed);
+  return {{}, f};
+}
+
+void timeline::publish(fence_ref const& f) {
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
   try {
-    if (!event->given_away()) fences_.publish(f, dropped);
+    if (!f->event->given_away()) fences_.publish(f, dropped);
   } catch (...) {}  // no memory: a fence that nobody but the caller finds
   hold.unlock();
-  return {{}, f};
 }
 
 result<fence_ref> timeline::record_fence(bool asked) {
   if (auto const s = usable(); !s.ok()) return {s, {}};
   auto event = or_out_of_memory<result<event_ref>>([&] { return common_->events->take(device_, driver::event_kind::order_only); });
   if (!event.ok()) return {note(event.is), {}};
-  return record_outside(event.value, nullptr, asked);
+  auto f = record_outside(event.value, nullptr, asked);
+  if (!f.ok()) return f;
+  // A capture that began meanwhile may have the record inside: whoever asked about the event would spoil it.
+  if (auto const inside = captured(); !inside.ok() || inside.value) return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
+  publish(f.value);
+  return f;
 }
 
 result<stamp> timeline::fence() {
@@ -183,8 +194,17 @@ status timeline::wait(stamp wanted, bool* behind_all) {
     auto f = from.fence_for(from.last_wanted(wanted.n));
     if (!f.ok()) return f.is;
     if (behind_all) *behind_all = f.value->asked;
-    if (auto const s = wait(f.value, from); s.what != code::not_ready) return s;
+    auto const s = wait(f.value, from);
+    if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle()))) continue;
+    if (s.what != code::not_ready) return s;
   }
+}
+
+// A whole capture passed between the questions before and after the record, and has it: nobody can ask about that event, or wait for it.
+bool timeline::in_vain(clock::fence& f, status answer) {
+  if (answer.what != code::invalid) return false;
+  f.stale.store(true);
+  return true;
 }
 
 // Completion is transitive: a complete fence completes all that it was ordered after.
@@ -206,7 +226,7 @@ void timeline::observe(std::uint64_t n, snapshot const& seen) {
 result<bool> timeline::ask(fence_ref const& f) {
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_event(f->event->handle()));
-  if (f->stale.load()) return {{code::not_ready}, false};  // the answer may be about a later record
+  if (f->stale.load() || in_vain(*f, s)) return {{code::not_ready}, false};  // the answer may be about a later record
   if (s.what == code::not_ready) return {{}, false};
   if (!s.ok()) return {s, false};
   observe(f->n, f->seen);
@@ -255,8 +275,10 @@ status timeline::synchronize(std::uint64_t n) {
       if (s.ok()) observe(n, knowledge());
       return s;
     }
-    if (!f.ok()) return f.is.what == code::lost ? f.is : synchronize();  // no fence to be had: the stream itself
-    if (auto const s = note(common_->machine.synchronize_event(f.value->event->handle())); !s.ok()) return s;
+    if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();  // no fence to be had: the stream itself
+    auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
+    if (in_vain(*f.value, s)) continue;
+    if (!s.ok()) return s;
     if (f.value->stale.load()) continue;
     observe(f.value->n, f.value->seen);
     return {};

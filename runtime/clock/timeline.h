@@ -57,7 +57,8 @@ class timeline final {
   // Records a fence: makes every stamp taken so far observable. One event record.
   driver::result<stamp> fence();
   // The same with somebody's event (weir::event), which that somebody may record again: `before` is the fence of its last
-  // record, or null. Inside a capture the fence is a captured one: good for wait() alone. It is stale from the moment this is called; when the driver refuses, it is as it was.
+  // record, or null; it is stale from the moment this is called, and when the driver refuses it is as it was. Inside a capture the
+  // fence is a captured one, good for wait() alone, and has another event where others may still ask about this one: go on with its.
   driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
 
   // Is this stream captured now? One driver call. seen: as it was when last asked, which every record and wait does; no driver call.
@@ -117,6 +118,8 @@ class timeline final {
   driver::status usable() const;                      // open for work and not captured: may a record or a wait be given to this stream?
   driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
   driver::result<fence_ref> record_fence(bool asked);
+  void publish(fence_ref const&);                     // now others find it
+  static bool in_vain(clock::fence&, driver::status answer);  // a question about its event was answered so: is it worth nothing?
   void merge(timeline const& from, clock::fence const&);
   void observe(std::uint64_t n, snapshot const&);     // a fence n with that frontier was seen complete
   driver::result<bool> ask(fence_ref const&);         // is this fence complete? One driver call. not_ready: the fence went stale meanwhile

@@ -45,6 +45,7 @@ class trial {
 
   memory_bench& bench();                               // made at first use, of options.like
   memory_bench& bench(simulated const&);               // made now. Requires: none was
+  memory_bench& bench(simulated const&, weir::options const&);
   driver::driver& machine() { return bench().machine(); }
   clock::timeline& stream(int device);                 // of weir's own, until the end of the run
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "tests/explore/explore.h"
+#include "tests/explore/policies.h"
 
 namespace weir::tests {
 
@@ -35,7 +36,8 @@ class memory_among_threads {
   };
   static memory_bench& start(trial& t) {
     std::size_t const capacity = std::size_t{4} << (16 + t.draw(3));  // four pages and more
-    return t.bench({.devices = 1 + static_cast<int>(t.draw(2)), .memory = capacity});
+    int const devices = 1 + static_cast<int>(t.draw(2));
+    return t.bench({.devices = devices, .memory = capacity}, drawn_policies(t));
   }
   int devices() { return bench_.core.device_count(); }
   clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }

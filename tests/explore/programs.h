@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "runtime/base/sync_relay.h"
+#include "tests/explore/capture_program.h"
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/memory_program.h"
 #include "tests/explore/thread_programs.h"
@@ -16,19 +17,26 @@ namespace weir::tests {
 struct explored {
   char const* name;
   void (*run)(trial&);
-  bool with_a_ledger = false;
+  enum class watched : std::uint8_t { no, by_a_ledger, by_a_checker } how = watched::no;
 
   explore_options options() const {
     explore_options o;
     o.name = name;
-    if (with_a_ledger) o.around = [](std::unique_ptr<driver::driver> m) { return std::make_unique<ledger>(std::move(m)); };
+    if (how == watched::by_a_ledger) o.around = [](std::unique_ptr<driver::driver> m) { return std::make_unique<ledger>(std::move(m)); };
+    if (how == watched::by_a_checker) {
+      o.around = [](std::unique_ptr<driver::driver> m) { return driver::check::wrap(std::move(m)).machine; };
+      o.judge = [](trial& t) {
+        for (auto const& f : driver::check::control_of(t.machine())->findings()) t.fail("the checker: " + std::string(driver::check::name_of(f.what)) + ": " + f.text);
+      };
+    }
     return o;
   }
 };
 
 inline constexpr explored explored_programs[] = {
     {"memory_among_threads", [](trial& t) { memory_among_threads run(t); }},
-    {"clocks_among_threads", [](trial& t) { clocks_among_threads run(t); }, true},
+    {"clocks_among_threads", [](trial& t) { clocks_among_threads run(t); }, explored::watched::by_a_ledger},
+    {"captures_among_threads", [](trial& t) { captures_among_threads run(t); }, explored::watched::by_a_checker},
     {"caches", small_blocks_among_threads},
     {"owned_lock", owned_lock_among_threads},
     {"given_back", memory_given_back_among_threads},
@@ -68,6 +76,9 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   auto const says = [&](char const* words) { return wrong.find(words) != std::string::npos; };
   bool const stray = says("stray") || says("device lost");
   bool const order = says("must be known") || says("is said to be") || says("is not known");
+  bool const refused = says("spoiled") || says("captured stream") || says("answered not permitted");
+  if (says("the checker: ")) v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
+  if (refused) v.note(check::answers, wrong);
   v.note(stray ? check::stray : order ? check::order : says("somebody wrote") ? check::bytes : says("stuck") || says("waits for") ? check::stuck : check::invariants, wrong);
   return v;
 }

@@ -84,14 +84,16 @@ void trial::program_ends() {
 
 memory_bench& trial::bench() { return bench_ ? *bench_ : bench(options_.like); }
 
-memory_bench& trial::bench(simulated const& wanted) {
+memory_bench& trial::bench(simulated const& wanted) { return bench(wanted, options_.with); }
+
+memory_bench& trial::bench(simulated const& wanted, weir::options const& with) {
   simulated like = wanted;
   like.how = simulated::running::seeded;
   like.seed = tape_.seed() | 1;
   if (options_.around) {
-    bench_ = std::make_unique<memory_bench>(like, options_.with, options_.around);
+    bench_ = std::make_unique<memory_bench>(like, with, options_.around);
   } else {
-    bench_ = std::make_unique<memory_bench>(like, options_.with);
+    bench_ = std::make_unique<memory_bench>(like, with);
   }
   bench_->control->at_end([this](std::vector<std::string> const& census) { left_ = census; });
   bench_->control->host_threads()->enter("main", base::relay::life::until_left);

@@ -1,0 +1,19 @@
+// Captures among host threads: graphs are right whenever and wherever they are launched, and nobody beside spoils a capture.
+// Threads: those of each run, switched by its tape. See explore.h for the environment.
+#include <gtest/gtest.h>
+
+#include "tests/explore/programs.h"
+
+namespace weir {
+namespace {
+
+constexpr std::uint64_t parts = 2;  // so that processors share them
+class explore_captures : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(explore_captures, among_threads_every_byte_of_every_launch_is_right) {
+  tests::explore_program("captures_among_threads", tests::points_at_atomics ? 400 : 4000, GetParam(), parts);
+}
+INSTANTIATE_TEST_SUITE_P(seeds, explore_captures, ::testing::Range<std::uint64_t>(0, parts));
+
+}  // namespace
+}  // namespace weir

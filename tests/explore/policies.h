@@ -1,0 +1,18 @@
+// Policies of reuse, as a tape draws them: two of three runs have the defaults.
+// Threads: none.
+#pragma once
+#include "tests/explore/explore.h"
+
+namespace weir::tests {
+
+inline options drawn_policies(trial& t) {
+  options o;
+  if (t.draw(3) < 2) return o;
+  o.poll_on_miss = t.draw(4) != 3;
+  o.device_waits = static_cast<options::wait_policy>(t.draw(3));
+  o.deterministic = o.device_waits == options::wait_policy::before_growth && t.coin();
+  if (t.coin()) o.fence_every = 1;
+  return o;
+}
+
+}  // namespace weir::tests
