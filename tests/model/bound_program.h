@@ -2,16 +2,21 @@
 // Threads: one, or each step on one of several in turn, which have caches of their own; the machine's seed chooses what its device
 // does and when that is seen.
 //
+// Peaks are no lower than any level that was seen. In one run of three the history is written down: what it says was mapped and
+// unmapped since leads from nothing to what is mapped.
+//
 // Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, pending, and asked for just now, c is a
 // page and what the thread's caches may hold, and covered is what device_allocator::covered() says before and after every step.
 #pragma once
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
 #include <optional>
 #include <random>
 
 #include "runtime/memory/device_allocator.h"
+#include "runtime/observe/history.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
 
@@ -22,18 +27,20 @@ class bound_program {
   // `on` runs a step, of a thread chosen by the number it is given.
   using runner = std::function<void(std::size_t, std::function<void()> const&)>;
   explicit bound_program(std::uint64_t seed, std::size_t threads = 1, runner on = [](std::size_t, std::function<void()> const& step) { step(); })
-      : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0) {
+      : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0), written_(below(3) == 0) {
     bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_});
     for (std::size_t i = 0, n = 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
   }
   verdict run() {
+    book const kept(written_);
     for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
       note_covered();
       asked_ = 0;
       on_(below(threads_), [&] { step(); });
       note_covered();
       look();
+      if (written_ && i % 16 == 0) look_up();
     }
     if (wrong_.ok()) end();
     for (auto const& f : bench_->control->findings()) wrong_.note(check_of(f), f);
@@ -48,6 +55,15 @@ class bound_program {
     void* at;
     std::size_t bytes;
   };
+  struct book {
+    explicit book(bool o) : open(o) {
+      if (open) observe::history::process().start(100'000, false);
+    }
+    ~book() {
+      if (open) observe::history::process().stop();
+    }
+    bool const open;
+  };
 
   std::size_t below(std::size_t n) { return random_() % n; }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_->on(0)); }
@@ -57,8 +73,9 @@ class bound_program {
     std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;  // some come again and again
     return small_ ? bytes : bytes + (32 << 10);
   }
-  void work_on(clock::timeline& s) {
-    if (!bench_->machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()) wrong_.note(check::answers, "enqueue was refused");
+  void work_on(clock::timeline& s, block const& b) {
+    driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
+    if (!bench_->machine().enqueue(0, s.handle(), {&all, b.bytes ? 1u : 0u}, {[](void*) {}, nullptr, nullptr}).ok()) wrong_.note(check::answers, "enqueue was refused");
   }
   void complete() {
     for (clock::timeline* s : lines_) {
@@ -74,11 +91,11 @@ class bound_program {
     } catch (out_of_memory const&) {
       return;
     }
-    if (!idle_) work_on(s);
+    if (!idle_) work_on(s, live_.back());
     if (below(6) == 0) {
       clock::timeline& user = any_line();
       device().mark(live_.back().at, user, here::current());
-      work_on(user);
+      work_on(user, live_.back());
     }
   }
   void give(std::size_t i) {
@@ -113,6 +130,7 @@ class bound_program {
   void note_covered() { most_covered_ = std::max(most_covered_, device().covered()); }
   void look() {
     memory_statistics const n = device().statistics();
+    look_at_peaks(n);
     auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
     most_in_use_ = std::max({most_in_use_, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current), before_ + asked_});
     before_ = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
@@ -124,7 +142,45 @@ class bound_program {
       wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(most_covered_) + ")");
     }
   }
+  void look_at_peaks(memory_statistics const& n) {
+    if (below(40) == 0) {
+      device().reset_peak();
+      seen_ = {};
+      return;
+    }
+    stat_by_size const* const kinds[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes, &n.requested_bytes, &n.reserved_bytes, &n.pending_bytes, &n.segment};
+    for (std::size_t k = 0; k < seen_.size(); ++k) {
+      stat const* const parts[] = {&kinds[k]->small, &kinds[k]->large, &kinds[k]->all};
+      for (std::size_t p = 0; p < 3; ++p) {
+        seen_[k][p] = std::max(seen_[k][p], parts[p]->current);
+        if (parts[p]->peak < seen_[k][p]) wrong_.note(check::invariants, "a peak is " + std::to_string(parts[p]->peak) + ", and " + std::to_string(seen_[k][p]) + " was seen (level " + std::to_string(k) + ", part " + std::to_string(p) + ")");
+        if (parts[p]->allocated - parts[p]->freed != parts[p]->current && k != 5 && k != 7) wrong_.note(check::invariants, "what came less what went is not what is there (level " + std::to_string(k) + ", part " + std::to_string(p) + ")");
+      }
+    }
+  }
+  // What the history says of maps and unmaps leads from nothing to what is mapped.
+  void look_up() {
+    using ranges = std::map<std::uintptr_t, std::size_t>;
+    auto const merged = [](ranges const& from) {
+      ranges out;
+      for (auto const& [at, bytes] : from) {
+        if (!out.empty() && out.rbegin()->first + out.rbegin()->second == at) out.rbegin()->second += bytes;
+        else out.emplace(at, bytes);
+      }
+      return out;
+    };
+    ranges told, lies;
+    for (auto const& e : observe::history::process().events(static_cast<std::uint32_t>(bench_->core.id()), 0)) {
+      bool right = true;
+      if (e.what == observe::action::map) right = told.emplace(e.at, e.bytes).second;
+      if (e.what == observe::action::unmap) right = told.erase(e.at) == 1;
+      if (!right) return wrong_.note(check::invariants, "the history maps what is mapped, or unmaps what is not");
+    }
+    for (auto const& r : device().layout()) lies.emplace(r.at, r.bytes);
+    if (merged(told) != merged(lies)) wrong_.note(check::invariants, "the history's maps and unmaps do not lead to what is mapped");
+  }
   void end() {
+    if (written_) look_up();
     for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
     while (!live_.empty()) give(live_.size() - 1);
     complete();
@@ -137,12 +193,13 @@ class bound_program {
   runner const on_;
   std::mt19937_64 random_;
   double const epsilon_;
-  bool const small_, idle_;  // small blocks too; no work but what marks need
+  bool const small_, idle_, written_;  // small blocks too; no work but what marks need; the history is on
   std::size_t largest_ = 0;
   std::optional<memory_bench> bench_;
   std::vector<clock::timeline*> lines_;
   std::vector<block> live_;
   std::size_t asked_ = 0, before_ = 0, most_in_use_ = 0, most_covered_ = 0;
+  std::array<std::array<std::int64_t, 3>, 8> seen_{};  // since peaks were reset
   verdict wrong_;
 };
 

@@ -22,6 +22,7 @@ enum class check {
   lifetime,    // the checker: memory is used, handed out or unmapped while others still use it
   host,        // the checker: a pinned source changed while a copy was reading it
   over_wait,   // waits of weir's own cover more than they must
+  places,      // the same calls gave other places on another machine, and were promised not to
   crash,       // the process ended, or did not come back
 };
 
@@ -39,6 +40,7 @@ inline std::string_view name_of(check c) {
     case check::lifetime: return "lifetime";
     case check::host: return "host";
     case check::over_wait: return "over-wait";
+    case check::places: return "places";
     case check::crash: return "crash";
   }
   return "?";

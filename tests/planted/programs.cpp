@@ -6,6 +6,7 @@
 #include "tests/model/copy_program.h"
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
+#include "tests/model/places_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
 
@@ -27,7 +28,9 @@ std::span<kind_of_program const> programs() {
       {"crew among threads", [](std::uint64_t seed) { return by_seed(seed, "crew"); }},
       {"caches among threads", [](std::uint64_t seed) { return by_seed(seed, "caches"); }},
       {"owned lock among threads", [](std::uint64_t seed) { return by_seed(seed, "owned_lock"); }},
+      {"captures among threads", [](std::uint64_t seed) { return by_seed(seed, "captures_among_threads"); }},
       {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
+      {"places", [](std::uint64_t seed) { return run_places(seed); }},
       {"bound", [](std::uint64_t seed) { return bound_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
   };
