@@ -11,7 +11,7 @@
 namespace weir::report {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (char const c : text) {
     char code[8];
@@ -27,7 +27,7 @@ class writer {
 
   void name(char const* what, int process, std::uint64_t track, std::string const& text) {
     begin(what, "M", process, track);
-    out_ += ",\"args\":{\"name\":" + quoted(text) + "}}";
+    out_ += ",\"args\":{\"name\":" + json_text(text) + "}}";
   }
   void span(observe::span const& s, std::int64_t from, std::int64_t to) {
     int const process = s.where == observe::span::on::thread ? 0 : 1 + s.device;
@@ -38,7 +38,7 @@ class writer {
     bool first = true;
     if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
-    if (s.at.file) arg(first, "line", quoted(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
+    if (s.at.file) arg(first, "line", json_text(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
     out_ += "}}";
     if (!s.link) return;
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);  // an arrow from the call to its work
@@ -51,7 +51,7 @@ class writer {
     char at[24];
     std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
     out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) + ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
-    if (e.where.file) out_ += ",\"line\":" + quoted(std::string(e.where.file) + ":" + std::to_string(e.where.line));
+    if (e.where.file) out_ += ",\"line\":" + json_text(std::string(e.where.file) + ":" + std::to_string(e.where.line));
     out_ += "}}";
     begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);
@@ -62,7 +62,7 @@ class writer {
  private:
   void begin(std::string_view name, char const* phase, int process, std::uint64_t track) {
     out_ += out_.empty() ? "\n{" : ",\n{";
-    out_ += "\"name\":" + quoted(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(track);
+    out_ += "\"name\":" + json_text(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(track);
   }
   void time(char const* name, std::int64_t ns) {
     char text[48];
