@@ -33,7 +33,7 @@ constexpr option_row table[] = {
      "An allocation that finds nothing free asks the driver which memory is complete that other streams used. Without: only before out_of_memory."},
     {"device_waits", &options::device_waits, "", nullptr,
      "When a stream is made to wait on the device for memory that another one still uses: `never`; `when_short`, before out_of_memory; "
-     "`before_growth`, also instead of taking more, where three blocks that would do wait for a stream that is behind. Never a stream that carries collectives."},
+     "`before_growth`, also instead of taking more, where four blocks that would do wait for a stream that is behind. Never a stream that carries collectives."},
     {"fence_every", &options::fence_every, "16 MiB, or a part of what the stream holds", nullptr,
      "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came after its last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,

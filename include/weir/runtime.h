@@ -59,7 +59,7 @@ struct options {
   enum class wait_policy : std::uint8_t {
     never,          // no stream is ever made to wait for another one's use of memory
     when_short,     // before out_of_memory
-    before_growth,  // also instead of more memory, where three and more blocks that would do wait for a stream that is behind
+    before_growth,  // also instead of more memory, where four and more blocks that would do wait for a stream that is behind
   } device_waits = wait_policy::before_growth;
   size_t fence_every = 0;    // bytes given back between two events, with a second stream active; 0: 16 MiB, or a part of what the stream holds
   // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete: the same

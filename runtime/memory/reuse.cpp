@@ -18,7 +18,10 @@ constexpr int looks = 64;                            // blocks or pieces of one 
 constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
 constexpr std::size_t fence_least = 16 << 20;        // bytes given back between two fences
 constexpr int fences_when_sought = 4;
-constexpr std::size_t ahead = 2;                     // so many blocks are left to those who still use them before a stream waits for one
+// So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of one stage serve the
+// next when they come free, two leave a pipeline of three stages no block that is not in use, and each hiccup stops all of them.
+constexpr std::size_t ahead = 3;
+constexpr std::size_t ahead_in_order = 2;            // deterministic
 }  // namespace
 
 std::size_t device_allocator::fence_after(stream_memory const& m, std::size_t part) const noexcept {
@@ -51,7 +54,7 @@ void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r)
     std::uint64_t turn = 0;
     {
       section const hold(mine);
-      if (mine.pending.size() <= ahead) return nullptr;
+      if (mine.pending.size() <= ahead_in_order) return nullptr;
       stamps = mine.pending.oldest()->stamps;
       turn = mine.pending.oldest()->turn;
     }
