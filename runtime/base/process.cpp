@@ -28,6 +28,7 @@ void watch_process() noexcept {
     detail::forked.store(true);
     world_changed();
   });
+  (void)base::can_fence_owners();  // asked of a process with threads, such as a driver's, the system takes milliseconds to answer
 }
 
 bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }
