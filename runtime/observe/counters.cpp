@@ -6,6 +6,8 @@
 
 namespace weir::observe {
 
+// What is now is what was taken less what was given back, the same numbers as are told of both: slots that go to a thread's cache, or come
+// back, between the question to the caches and this one are in neither.
 memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slots const& lent) const noexcept {
   using sums = tally::sums;
   memory_statistics out = now_;
@@ -14,16 +16,22 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
   std::array<std::array<stat*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
   level_values now{}, peak{};
   for (tally const* const t : tallies) {
-    auto const now_here = t->current(), peak_here = t->peaks();
-    for (std::size_t p = 0; p < 3; ++p) {
-      for (std::size_t k = 0; k < levels; ++k) now[k][p] += now_here[k][p], peak[k][p] += peak_here[k][p];
+    auto const peak_here = t->peaks();
+    for (std::size_t p = 0; p < tally::all; ++p) {  // each number is looked at once, so that small and large add up
       auto const ever = [&](tally::pools const& s, tally::cell sums::* what) { return t->of(s, p, what); };
-      allocation[p]->allocated += ever(t->taken_, &sums::blocks), allocation[p]->freed += ever(t->given_, &sums::blocks);
-      allocated[p]->allocated += ever(t->taken_, &sums::bytes), allocated[p]->freed += ever(t->given_, &sums::bytes);
-      requested[p]->allocated += ever(t->taken_, &sums::requested), requested[p]->freed += ever(t->given_, &sums::requested);
-      pending[p]->allocated += ever(t->held_, &sums::bytes), pending[p]->freed += ever(t->settled_, &sums::bytes);
-      active[p]->allocated += ever(t->taken_, &sums::blocks);
-      active[p]->freed += ever(t->given_, &sums::blocks) - ever(t->held_, &sums::blocks) + ever(t->settled_, &sums::blocks);
+      auto const add = [&](std::array<stat*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
+        for (std::size_t q : {p, tally::all}) to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
+      };
+      std::int64_t const taken = ever(t->taken_, &sums::blocks), given = ever(t->given_, &sums::blocks);
+      std::int64_t const held = ever(t->held_, &sums::bytes), settled = ever(t->settled_, &sums::bytes);
+      add(allocation, level::allocation, taken, given);
+      add(active, level::active, taken, given - ever(t->held_, &sums::blocks) + ever(t->settled_, &sums::blocks));
+      add(allocated, level::allocated_bytes, ever(t->taken_, &sums::bytes), ever(t->given_, &sums::bytes));
+      add(requested, level::requested_bytes, ever(t->taken_, &sums::requested), ever(t->given_, &sums::requested));
+      add(pending, level::active_bytes, held, settled);
+    }
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (std::size_t k = 0; k < levels; ++k) peak[k][p] += peak_here[k][p];
       pending[p]->peak += t->pending_peak_[p].get();
       cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
     }
@@ -32,14 +40,15 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
     }
   }
   for (std::size_t p : {std::size_t{0}, tally::all}) {  // thread caches hold small blocks alone
-    for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] -= lent.held;
-    for (level k : {level::allocated_bytes, level::active_bytes}) now[static_cast<std::size_t>(k)][p] -= lent.held_bytes;
-    now[static_cast<std::size_t>(level::requested_bytes)][p] -= lent.held_bytes + lent.unused_bytes;
+    for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += lent.taken - lent.given;
+    now[static_cast<std::size_t>(level::allocated_bytes)][p] += lent.taken_bytes - lent.given_bytes;
+    now[static_cast<std::size_t>(level::requested_bytes)][p] += lent.taken_requested - lent.given_requested;
     for (auto const& s : {allocation, active}) s[p]->allocated += lent.taken, s[p]->freed += lent.given;
     allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
     requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
   }
   for (std::size_t p = 0; p < 3; ++p) {
+    now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
     for (std::size_t k = 0; k < levels; ++k) {
       std::int64_t const known = tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
       with_peak[k][p]->current = now[k][p];
