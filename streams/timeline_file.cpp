@@ -15,8 +15,9 @@
 namespace weir {
 
 range::range(std::string_view name, here at) {
-  driver::push_range(std::string(name).c_str());
+  std::string const whole(name);
   if (observe::activity::on()) open_ = new observe::host_span(name, at);
+  driver::push_range(whole.c_str());
 }
 
 range::~range() {
