@@ -1,5 +1,6 @@
 // Topic 6: which device a tensor is on, by guards, by name and by what it is made of; and an error that names its line.
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "examples/seeds/topics.h"
@@ -55,11 +56,27 @@ float anywhere(weir::device on) {
   return weir::sum(weir::mul(x, net)).item<float>();
 }
 
+class variable {  // of the environment, for a while
+ public:
+  variable(char const* name, char const* value) : name_(name) {
+    if (char const* const was = std::getenv(name)) before_ = was;
+    ::setenv(name, value, 1);
+  }
+  ~variable() {
+    if (before_) ::setenv(name_, before_->c_str(), 1);
+    else ::unsetenv(name_);
+  }
+  variable(variable const&) = delete;
+
+ private:
+  char const* name_;
+  std::optional<std::string> before_;
+};
+
 // What a process started with CUDA_VISIBLE_DEVICES=2,0 finds. Simulated devices are looked for again here; CUDA reads it once, as a process starts.
 void chosen_by_the_environment(table& t) {
-  ::setenv("CUDA_VISIBLE_DEVICES", "2,0", 1);
+  variable const visible("CUDA_VISIBLE_DEVICES", "2,0"), simulated("WEIR_DEVICES", "sim:4:1");
   weir::runtime rt{weir::options{}};
-  ::unsetenv("CUDA_VISIBLE_DEVICES");
   weir::runtime_guard const in{rt};
   bool const both = weir::device_count() == 2 && weir::get_device_properties(0).uuid == "SIM-2" && weir::get_device_properties(1).uuid == "SIM-0";
   t.holds(both, "CUDA_VISIBLE_DEVICES=2,0: there are " + std::to_string(weir::device_count()) + " devices, gpu:0 is " + weir::get_device_properties(0).uuid + " and gpu:1 is " +

@@ -135,7 +135,7 @@ struct look_for_overflow {
   float* scaling;
   WEIR_FN void operator()(size_t i) const {
     float const g = gradient[i];
-    if (!(g - g == 0)) scaling[loss_scale::found] = 1;  // infinite, or no number
+    if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;  // infinite, or no number; written once or a few times
   }
 };
 

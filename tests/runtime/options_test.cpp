@@ -161,13 +161,16 @@ TEST(options, visible_devices_are_chosen_by_the_rules_of_cuda) {
 
 struct visible_to {  // the environment, for one test
   explicit visible_to(char const* list, char const* devices = "sim:4:1") {
+    if (char const* const was = std::getenv("WEIR_DEVICES")) devices_before = was;
     ::setenv("CUDA_VISIBLE_DEVICES", list, 1);
     ::setenv("WEIR_DEVICES", devices, 1);
   }
   ~visible_to() {
     ::unsetenv("CUDA_VISIBLE_DEVICES");
-    ::unsetenv("WEIR_DEVICES");
+    if (devices_before) ::setenv("WEIR_DEVICES", devices_before->c_str(), 1);
+    else ::unsetenv("WEIR_DEVICES");
   }
+  std::optional<std::string> devices_before;
 };
 
 TEST(options, simulated_devices_that_are_not_visible_are_not_there) {
