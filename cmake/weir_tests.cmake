@@ -139,6 +139,11 @@ if(TARGET examples_seeds_test)
   weir_kernels(examples_seeds_test ${PROJECT_SOURCE_DIR}/examples/seeds/write_through.cu)
 endif()
 
+if(TARGET examples_pipeline_test)
+  target_sources(examples_pipeline_test PRIVATE ${PROJECT_SOURCE_DIR}/examples/pipeline/pipeline.cpp ${PROJECT_SOURCE_DIR}/examples/pipeline/picture.cpp)
+  weir_kernels(examples_pipeline_test ${PROJECT_SOURCE_DIR}/examples/pipeline/scramble.cu)
+endif()
+
 # The tool's matrix of links, without its main.
 if(TARGET tools_topology_test)
   target_sources(tools_topology_test PRIVATE ${PROJECT_SOURCE_DIR}/tools/weir/topology.cpp)

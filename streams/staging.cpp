@@ -18,7 +18,7 @@
 namespace weir::streams {
 namespace {
 
-constexpr int most_threads = 12;                            // the link is full then
+constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
 constexpr std::size_t fetch_slots = 12;

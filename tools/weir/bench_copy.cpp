@@ -114,6 +114,34 @@ row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
   return out;
 }
 
+// Many as one call, beside a raw call for each.
+row many_row(rig& r) {
+  struct both {
+    two_ends ends;
+    std::vector<copy_item> items;
+  };
+  auto const all = std::make_shared<both>(both{{on_device(r, 0, small_copies * small_bytes), in_pinned(r, small_copies * small_bytes)}, {}});
+  for (size_t i = 0; i < small_copies; ++i) all->items.push_back({all->ends.dst.ours.data<std::byte>() + i * small_bytes, all->ends.src.ours.data<std::byte>() + i * small_bytes, small_bytes});
+  row out{"small_many", small_bytes, measure::call};
+  out.note = "each of 200 in one call; raw: a call each";
+  out.weir = [&r, all] {
+    std::int64_t const from = base::now_ns();
+    copy(r.on, all->items, non_blocking);
+    double const us = seconds_since(from) / small_copies * 1e6;
+    r.on.synchronize();
+    return us;
+  };
+  out.raw = [&r, all] {
+    r.raw.prepare(r.on);
+    size_t i = 0;
+    return cost([&] {
+      size_t const offset = i++ * small_bytes;
+      r.raw.copy(static_cast<std::byte*>(all->ends.dst.theirs->data()) + offset, static_cast<std::byte*>(all->ends.src.theirs->data()) + offset, small_bytes);
+    }, [&] { r.raw.synchronize(); });
+  };
+  return out;
+}
+
 row pageable_row(rig& r, char const* name, bool to_device, blocking waits = non_blocking) {
   struct both {
     std::vector<std::byte> host;
@@ -319,6 +347,7 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", r.bytes, ends(r, false, r.bytes)); }},
       {"small_h2d", [=](rig& r) { return small_row(r, "small_h2d", ends(r, true, small_bytes)); }},
       {"small_d2h", [=](rig& r) { return small_row(r, "small_d2h", ends(r, false, small_bytes)); }},
+      {"small_many", many_row},
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
       {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
       {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},

@@ -1,0 +1,94 @@
+// pipeline: scrambles a file on a device, or restores it, with all that can overlap overlapping, and proves every byte.
+//   pipeline [--input FILE] [--output FILE] [--bytes N] [--batch BYTES] [--depth N]
+// Without --input a file of --bytes is made; without --output, or with --check, what is written is restored and compared.
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "examples/pipeline/pipeline.h"
+#include "weir/observe.h"
+#include "weir/runtime.h"
+
+namespace {
+
+void make_file(std::filesystem::path const& path, std::size_t bytes) {
+  std::ofstream file(path, std::ios::binary);
+  std::mt19937_64 random(1);
+  std::vector<std::uint64_t> part(std::size_t{1} << 16);
+  for (std::size_t left = bytes; left > 0;) {
+    for (auto& word : part) word = random();
+    std::size_t const n = std::min(left, part.size() * 8);
+    file.write(reinterpret_cast<char const*>(part.data()), static_cast<std::streamsize>(n));
+    left -= n;
+  }
+  if (!file.flush()) throw std::runtime_error(path.string() + " cannot be written");
+}
+
+void bar(std::size_t done, std::size_t total) {
+  constexpr int width = 40;
+  int const full = total ? static_cast<int>(done * width / total) : width;
+  std::fprintf(stderr, "\r[%s%s] %3d %%%s", std::string(static_cast<std::size_t>(full), '=').c_str(), std::string(static_cast<std::size_t>(width - full), ' ').c_str(), full * 100 / width,
+               done == total ? "\n" : "");
+}
+
+std::size_t number(char const* option, char const* text) {
+  std::size_t value = 0;
+  auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
+  if (failed != std::errc() || *end || value == 0) throw std::runtime_error(std::string(option) + " " + text + " is no number above 0");
+  return value;
+}
+
+struct scratch {  // files that go with the program
+  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("weir-pipeline-" + std::to_string(::getpid()));
+  scratch() { std::filesystem::create_directories(folder); }
+  ~scratch() {
+    std::error_code whatever;
+    std::filesystem::remove_all(folder, whatever);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  pipeline::settings s;
+  std::size_t bytes = std::size_t{256} << 20;
+  bool check = false;
+  for (int i = 1; i < argc; ++i) {
+    std::string const option = argv[i];
+    if (option == "--check") {
+      check = true;
+      continue;
+    }
+    if (i + 1 == argc) throw std::runtime_error(option + " is no option, or lacks its value");
+    char const* const value = argv[++i];
+    if (option == "--input") s.input = value;
+    else if (option == "--output") s.output = value;
+    else if (option == "--bytes") bytes = number("--bytes", value);
+    else if (option == "--batch") s.batch = number("--batch", value);
+    else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value));
+    else throw std::runtime_error(option + " is no option: --input, --output, --bytes, --batch, --depth, --check");
+  }
+  scratch const temporary;
+  if (s.input.empty()) make_file(s.input = temporary.folder / "input", bytes);
+  check |= s.output.empty();
+  if (s.output.empty()) s.output = temporary.folder / "output";
+  if (::isatty(STDERR_FILENO)) s.progress = bar;
+
+  auto const o = pipeline::run(s);
+  std::printf("%s: %zu bytes in %.1f ms, %.2f GB/s from file to file; %.0f MiB of the device and %.0f MiB of pinned memory\n%s", weir::runtime::current().description().c_str(), o.bytes, o.ms,
+              static_cast<double>(o.bytes) / o.ms * 1e-6, static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
+              static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20), pipeline::picture(o.spans).c_str());
+  if (!check) return 0;
+  bool const right = pipeline::checksum_of_restored(s.output) == o.checksum;
+  std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum), right ? "every byte is right" : "WRONG BYTES");
+  return right ? 0 : 1;
+} catch (std::exception const& e) {
+  std::fprintf(stderr, "pipeline: %s\n", e.what());
+  return 1;
+}
