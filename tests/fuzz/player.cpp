@@ -373,7 +373,9 @@ std::string player::work_call(call const& c) {
   std::size_t const bytes = odd_place && (twist >> 4) % 4 == 0 && right ? 0 : 4 * (1 + static_cast<std::size_t>(n) % 1024);
   where_to const to = place(b, offset, odd_place ? twist >> 4 : 0, bytes), from = place(n, offset * 7, odd_place ? twist >> 5 : 0, bytes);
   if (to.at < from.at + bytes && from.at < to.at + bytes && c.what != verb::fill) return "-";
-  if (!may_.others_segments && c.what != verb::copy_peer && (of_others_segment(to, s.device) || (c.what == verb::copy && of_others_segment(from, s.device)))) return "-";
+  bool const peers = c.what == verb::copy_peer;
+  int const to_device = peers ? device_of(offset, to.device < 0 ? s.device : to.device) : s.device, from_device = peers ? device_of(twist, from.device < 0 ? s.device : from.device) : s.device;
+  if (!may_.others_segments && (of_others_segment(to, to_device) || (c.what != verb::fill && of_others_segment(from, from_device)))) return "-";
   auto touched = under(to.at, bytes);
   if (c.what != verb::fill) {
     for (area* x : under(from.at, bytes)) touched.push_back(x);
@@ -386,7 +388,7 @@ std::string player::work_call(call const& c) {
   if (c.what == verb::copy) {
     said = machine_.copy(by, s.handle, dst, src, bytes);
   } else if (c.what == verb::copy_peer) {
-    said = machine_.copy_peer(by, s.handle, dst, device_of(offset, to.device < 0 ? s.device : to.device), src, device_of(twist, from.device < 0 ? s.device : from.device), bytes);
+    said = machine_.copy_peer(by, s.handle, dst, to_device, src, from_device, bytes);
   } else {
     int const width = odd_place ? n % 5 : 4;
     said = machine_.fill(by, s.handle, dst, static_cast<std::uint32_t>(n) * 0x01010101u, width, bytes / 4);

@@ -18,7 +18,7 @@ struct limits {
   int devices = 2;
   bool stale_streams = true;   // calls with streams and events that were destroyed, or never made
   bool others_streams = true;  // a stream named with a device that is not its own
-  bool others_segments = true;  // a plain copy or a fill of another device's segment, which CUDA takes and weir never asks for
+  bool others_segments = true;  // a plain copy or a fill of another device's segment, or a copy between devices that names the wrong one: CUDA takes them and weir never asks for them
 };
 
 struct outcome {
