@@ -6,10 +6,10 @@
 // O(log n), the one given back first at once.
 #pragma once
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
 #include <boost/intrusive/list.hpp>
 #include <boost/intrusive/set.hpp>
 #include <map>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -17,12 +17,14 @@
 
 namespace weir::memory {
 
+using held_stamps = boost::container::small_vector<clock::stamp, 2>;
+
 struct held_block {
   piece* whole = nullptr;  // a block of the arena, or
   slab* cut = nullptr;     // a slot of a slab
   std::uint32_t index = 0;
   std::size_t bytes = 0;
-  std::vector<clock::stamp> stamps;  // all must be passed
+  held_stamps stamps;                // all must be passed
   std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
   std::uint64_t turn = 0;            // given back as the so many-th; push() says
 };
@@ -31,15 +33,19 @@ class pending_blocks {
  public:
   pending_blocks() = default;
   pending_blocks(pending_blocks const&) = delete;
-  ~pending_blocks() { by_turn_.clear_and_dispose([](node* n) { delete n; }); }
+  ~pending_blocks() {
+    by_turn_.clear_and_dispose([](node* n) { delete n; });
+    spare_.clear_and_dispose([](node* n) { delete n; });
+  }
 
   // When the host has no memory for it, nothing has changed.
   void push(held_block b) {
-    auto made = std::make_unique<node>();
+    if (spare_.empty()) spare_.push_front(*new node), ++spares_;
     for (clock::stamp const s : b.stamps) newest_[s.stream] = std::max(newest_[s.stream], s.n);
     auto& queue = queues_[b.stamps.front().stream];
-    static_cast<held_block&>(*made) = std::move(b);
-    node& n = *made.release();
+    node& n = spare_.front();
+    spare_.pop_front(), --spares_;
+    static_cast<held_block&>(n) = std::move(b);
     n.turn = ++turns_;
     queue.push_back(n);
     by_turn_.push_back(n);
@@ -76,7 +82,7 @@ class pending_blocks {
           to->push_back(b);
           moved = true;
         }
-        at = queue.empty() ? queues_.erase(at) : std::next(at);
+        at = queue.empty() && queues_.size() > most_kept ? queues_.erase(at) : std::next(at);
       }
       forget_when_empty();
     }
@@ -89,7 +95,6 @@ class pending_blocks {
     node& b = by_turn_.front();
     auto const in = queues_.find(b.stamps.front().stream);
     in->second.erase(in->second.iterator_to(b));
-    if (in->second.empty()) queues_.erase(in);
     leave(b, settled);
     forget_when_empty();
   }
@@ -103,7 +108,6 @@ class pending_blocks {
       if (!suits(static_cast<held_block const&>(*at))) continue;
       node& b = *at;
       queue.erase(queue.iterator_to(b));
-      if (queue.empty()) queues_.erase(found);
       leave(b, [&](held_block& gone) { out = std::move(gone); });
       forget_when_empty();
       return true;
@@ -120,12 +124,16 @@ class pending_blocks {
   }
   std::vector<clock::stamp> fronts() const {  // what each queue waits for next
     std::vector<clock::stamp> all;
-    for (auto const& [stream, queue] : queues_) all.push_back(queue.front().stamps.front());
+    for (auto const& [stream, queue] : queues_) {
+      if (!queue.empty()) all.push_back(queue.front().stamps.front());
+    }
     return all;
   }
   std::vector<clock::stamp> newest() const {  // for each stream: no block waits for more of it
     std::vector<clock::stamp> all;
-    for (auto const& [stream, n] : newest_) all.push_back({stream, n});
+    for (auto const& [stream, n] : newest_) {
+      if (n) all.push_back({stream, n});
+    }
     return all;
   }
   template <class Do>
@@ -157,17 +165,25 @@ class pending_blocks {
     if (b.whole) by_size_.erase(by_size_.iterator_to(b));
     bytes_ -= b.bytes;
     --size_;
-    std::unique_ptr<node> const gone(&b);
     settled(static_cast<held_block&>(b));
+    if (spares_ == most_spares) return delete &b;
+    spare_.push_front(b);
+    ++spares_;
   }
+  // What waits again soon finds its stream's place; those of many streams go.
   void forget_when_empty() noexcept {
-    if (size_ == 0) newest_.clear(), queues_.clear();
+    if (size_ != 0) return;
+    if (queues_.size() > most_kept || newest_.size() > most_kept) return newest_.clear(), queues_.clear();
+    for (auto& [stream, n] : newest_) n = 0;
   }
 
-  std::map<std::uint64_t, line> queues_;  // by stream
+  static constexpr std::size_t most_spares = 1024, most_kept = 4;
+  std::map<std::uint64_t, line> queues_;  // by stream; some may be empty
+  line spare_;                            // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
+  std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>, boost::intrusive::compare<below>, no_size> by_size_;  // blocks of the arena
-  std::map<std::uint64_t, std::uint64_t> newest_;  // number, by stream; kept while anything waits
+  std::map<std::uint64_t, std::uint64_t> newest_;  // number, by stream; 0: nothing has waited for it since all was empty
   std::uint64_t turns_ = 0;
   std::size_t size_ = 0, bytes_ = 0;
 };
