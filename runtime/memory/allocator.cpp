@@ -319,7 +319,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
 
     clock::timeline& home = *m.home.load();
     if (runtime_.witness()) [[unlikely]] tell_freed(b, home, last_use, at);
-    held_stamps stamps;
+    std::vector<clock::stamp> stamps;
     std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
       if (!t) return;

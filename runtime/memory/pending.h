@@ -6,7 +6,6 @@
 // O(log n), the one given back first at once.
 #pragma once
 #include <algorithm>
-#include <boost/container/small_vector.hpp>
 #include <boost/intrusive/list.hpp>
 #include <boost/intrusive/set.hpp>
 #include <map>
@@ -17,14 +16,12 @@
 
 namespace weir::memory {
 
-using held_stamps = boost::container::small_vector<clock::stamp, 2>;
-
 struct held_block {
   piece* whole = nullptr;  // a block of the arena, or
   slab* cut = nullptr;     // a slot of a slab
   std::uint32_t index = 0;
   std::size_t bytes = 0;
-  held_stamps stamps;                // all must be passed
+  std::vector<clock::stamp> stamps;  // all must be passed
   std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
   std::uint64_t turn = 0;            // given back as the so many-th; push() says
 };
@@ -39,13 +36,13 @@ class pending_blocks {
   }
 
   // When the host has no memory for it, nothing has changed.
-  void push(held_block b) {
+  void push(held_block const& b) {
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
+    node& n = spare_.front();
+    static_cast<held_block&>(n) = b;  // copied: its stamps have room already
     for (clock::stamp const s : b.stamps) newest_[s.stream] = std::max(newest_[s.stream], s.n);
     auto& queue = queues_[b.stamps.front().stream];
-    node& n = spare_.front();
     spare_.pop_front(), --spares_;
-    static_cast<held_block&>(n) = std::move(b);
     n.turn = ++turns_;
     queue.push_back(n);
     by_turn_.push_back(n);

@@ -50,7 +50,7 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
 void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r) {
   if (waits_ == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
   for (;;) {
-    held_stamps stamps;
+    std::vector<clock::stamp> stamps;
     std::uint64_t turn = 0;
     {
       section const hold(mine);
@@ -267,7 +267,7 @@ void* device_allocator::behind_own(stream_memory& mine, request const& r, std::s
     mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
       step(1);
       if (round_up(b.whole->at, r.alignment) + r.rounded > b.whole->end()) return false;
-      stamps.assign(b.stamps.begin(), b.stamps.end());
+      stamps = b.stamps;
       want(b);
       return true;
     });

@@ -11,7 +11,7 @@
 namespace weir::memory {
 namespace {
 
-held_block block_of(piece& p, std::vector<clock::stamp> const& stamps) { return {&p, nullptr, 0, p.bytes, {stamps.begin(), stamps.end()}}; }
+held_block block_of(piece& p, std::vector<clock::stamp> const& stamps) { return {&p, nullptr, 0, p.bytes, stamps}; }
 
 TEST(pending_blocks, a_block_waits_until_the_last_of_its_stamps_is_passed) {
   pending_blocks q;
