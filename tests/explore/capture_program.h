@@ -147,7 +147,7 @@ class captures_among_threads {
   void step(own_event& mine) {
     int const s = some_line();
     entered const on(*this, {s});
-    switch (t_.draw(9)) {
+    switch (t_.draw(12)) {
       case 0: case 1: case 2:
         if (!on) break;
         if (auto b = allocate(s)) t_.say("took ", b->bytes, " bytes on ", s), give(std::move(*b));
@@ -166,8 +166,8 @@ class captures_among_threads {
           give(std::move(*b));
         }
         break;
-      case 7: return record(mine, s, bool(on));
-      case 8: return rare(s, bool(on));
+      case 7: case 8: return record(mine, s, bool(on));
+      default: return rare(s, bool(on));
     }
   }
 
@@ -212,7 +212,7 @@ class captures_among_threads {
   }
 
   void rare(int s, bool entered_it) {
-    switch (t_.draw(6)) {
+    switch (t_.draw(8)) {
       case 0: return asked(line(s).fence().is, "fence", entered_it);
       case 1: return asked(bench_.clocks().poll(line(s).now()).is, "poll", entered_it);
       case 2: return asked(bench_.clocks().synchronize(line(s).now()), "synchronize", entered_it);
