@@ -14,6 +14,12 @@ using test::pattern;
 constexpr std::size_t n = peer::stripes::worth + 1_MiB + 13;
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t stride = 7;  // of the calls that are refused in turn
+#else
+constexpr std::uint64_t stride = 1;
+#endif
+
 // gpu:0 is copied to and from.
 struct rig {
   explicit rig(simulated like = {.devices = 3, .memory = 256_MiB}, options o = {}) : m(like, o) { std::memcpy(there.data(), bytes.data(), n); }
@@ -228,22 +234,22 @@ TEST(stripes, every_call_refused_in_turn_is_absorbed_or_thrown_and_the_same_copy
   lend_links const lent(one);
   rig r({.devices = 2, .memory = 256_MiB});
   r.round();
-  for (std::uint64_t k = 1; refuse_one(r, k, absorbed); ++k) {
+  for (std::uint64_t k = 1; refuse_one(r, k, absorbed); k += stride) {
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(absorbed, 10) << "a lane that refuses is left out";
+  EXPECT_GT(absorbed, stride > 1 ? 1 : 10) << "a lane that refuses is left out";
 }
 
 TEST(stripes, every_call_that_makes_lanes_refused_in_turn_leaves_the_straight_way) {
   int absorbed = 0;
   device const one[] = {1};
-  for (std::uint64_t k = 1; k <= 50; k += 2) {
+  for (std::uint64_t k = 1; k <= 50; k += 2 * stride) {
     rig r({.devices = 2, .memory = 256_MiB});
     lend_links const lent(one);
     refuse_one(r, k, absorbed);
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(absorbed, 5);
+  EXPECT_GT(absorbed, stride > 1 ? 0 : 5);
 }
 
 TEST(stripes, under_any_schedule_the_bytes_are_right) {
