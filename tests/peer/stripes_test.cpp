@@ -11,7 +11,7 @@ namespace {
 using test::held;
 using test::pattern;
 
-constexpr std::size_t n = peer::stripes::worth + 1_MiB + 13;
+constexpr std::size_t n = 24_MiB - 5;  // four chunks a lane: its slots are filled again
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
