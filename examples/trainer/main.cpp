@@ -20,6 +20,7 @@
 #include "table.h"
 #include "train.h"
 #include "weir/observe.h"
+#include "weir/timeline.h"
 
 namespace {
 
@@ -31,6 +32,7 @@ struct asked {
   std::string devices, type = "fp32";
   int replicas = 0;
   bool table = false;
+  std::string timeline_file, memory_file;
 };
 
 std::size_t edits(std::string const& a, std::string const& b) {  // letters to change, add or leave out to make b of a
@@ -72,6 +74,8 @@ std::optional<asked> parse(int argc, char** argv) {
       ("checkpoint", po::bool_switch(&s.how.recompute), "keep few activations and make the others again in the backward pass")
       ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate), "parts that a replica's share of a batch is worked off in")
       ("table", po::bool_switch(&a.table), "memory and time of a step in each of these ways, and no more (--steps: 20 unless given)")
+      ("timeline", po::value(&a.timeline_file), "file for what every stream did and when: ui.perfetto.dev opens it (take few --steps)")
+      ("memory", po::value(&a.memory_file), "file for what memory was taken by which line: a page for a browser if it ends in .html, else a snapshot for torch.cuda._memory_viz")
       ("rate", po::value(&s.rate)->default_value(s.rate, "0.2"), "learning rate, at its highest")
       ("momentum", po::value(&s.momentum)->default_value(s.momentum, "0.9"), "momentum of SGD")
       ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
@@ -132,6 +136,8 @@ int run(asked a) {
   settings& s = a.with;
   check_writable("--save", s.save_file);
   check_writable("--losses", s.losses_file);
+  check_writable("--timeline", a.timeline_file);
+  check_writable("--memory", a.memory_file);
   trainer::text const text(s.text_file, s.shape.context);
   s.shape.vocabulary = text.vocabulary();
 
@@ -158,6 +164,8 @@ int run(asked a) {
     std::printf("%s", trainer::table_of(trainer::compare_ways(s, text, replicas)).c_str());
     return 0;
   }
+  if (!a.memory_file.empty()) weir::record_memory_history();
+  if (!a.timeline_file.empty()) weir::record_timeline();
   trainer::report report(replicas, s.steps, from ? from->step : 0);
   std::thread watcher([&] { watch(s, report, report.first_step); });
   trainer::outcome out;
@@ -169,6 +177,16 @@ int run(asked a) {
     throw;
   }
   watcher.join();
+  if (!a.timeline_file.empty()) {
+    weir::stop_timeline();
+    weir::dump_timeline(a.timeline_file);
+    std::printf("%stimeline written to %s\n", weir::timeline_summary().c_str(), a.timeline_file.c_str());
+  }
+  if (!a.memory_file.empty()) {
+    if (a.memory_file.ends_with(".html")) weir::dump_memory_page(a.memory_file);
+    else weir::dump_memory_snapshot(a.memory_file);
+    std::printf("memory written to %s\n", a.memory_file.c_str());
+  }
   std::printf("validation loss %.4f over %lld characters\n", out.validation_loss, static_cast<long long>(out.validation_rows));
   std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets, out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
   if (s.how.type == weir::float16) std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by), out.scale.steps_skipped, out.scale.steps_skipped == 1 ? " was" : "s were");

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 
+#include "weir/timeline.h"
+
 namespace trainer {
 namespace {
 
@@ -81,6 +83,7 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
   std::int64_t part = first_step * parts;
   if (first_step < last_step) prefetch(part);
   for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
+    weir::range const in_timeline("step " + std::to_string(step));
     weir::tensor loss;
     for (int i = 0; i < parts; ++i, ++part) {
       device_batch const batch = take(part);
