@@ -41,6 +41,7 @@ std::string shape::str() const {
 storage::state::~state() {
   if (!data) return;
   try {
+    if (of && !process_is_ending() && !process_was_forked()) weir::record_stream(data, current_stream(device), {"the end of a peer's view", "", 0});
     if (how == held::pageable) {
       ::operator delete(data, std::align_val_t(64));
     } else if (how == held::block && !process_is_ending() && !process_was_forked()) {
@@ -147,6 +148,8 @@ tensor tensor::peer_view(weir::device reader, here at) const {
   weir::device const on(streams::resolve(reader, *block.owner, "tensor::peer_view", at));
   if (on == block.device) return *this;
   if (block.data) grant_access(block.data, on, at);
+  runtime_guard const in(block.owner->facade());
+  if (block.kind == memory_kind::device) current_stream(on).wait(current_stream(block.device));
   auto seen = std::make_shared<storage::state>();
   seen->data = block.data, seen->nbytes = block.nbytes;
   seen->device = on, seen->kind = memory_kind::device, seen->owner = block.owner;

@@ -1,4 +1,4 @@
-// The kernels: one source for GPUs and for simulated devices. Blocks are small: what each lies in is not declared.
+// The kernels: one source for GPUs and for simulated devices. They declare the addresses alone: the blocks are too many to name.
 #include "examples/seeds/write_through.h"
 
 #include "weir/copy.h"

@@ -117,7 +117,9 @@ class tensor {
   tensor to(weir::device, blocking = blocking::yes, here = here::current()) const;  // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
   tensor to(weir::dtype, here = here::current()) const;                             // itself when it is that already
   // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is copied. Of another device's
-  // memory or of pinned memory. Order and life are those of any other stream's use: stream_ref::wait, record_stream. It counts its own version.
+  // memory or of pinned memory. The reader's current stream waits for what the owner's current stream was given so far; what the owner
+  // is given later, and other streams, are yours to order. When the last tensor of the view goes, the memory serves others only after
+  // what the reader's current stream has been given by then. It counts its own version.
   // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link); see grant_access of weir/peer.h
   tensor peer_view(weir::device reader, here = here::current()) const;
   tensor gpu(blocking b = blocking::yes, here at = here::current()) const { return to(weir::gpu, b, at); }

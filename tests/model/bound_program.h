@@ -94,6 +94,7 @@ class bound_program {
     if (!idle_) work_on(s, live_.back());
     if (below(6) == 0) {
       clock::timeline& user = any_line();
+      (void)user.wait(s.now());  // what its memory held before is over for the user, too
       device().mark(live_.back().at, user, here::current());
       work_on(user, live_.back());
     }
