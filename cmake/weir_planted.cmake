@@ -23,6 +23,14 @@ weir_own_code(weir_prover)
 target_link_libraries(weir_prover PUBLIC weir_test_support GTest::gtest)
 
 set(alone bytes order stray stuck invariants census answers race lifetime host over-wait)  # less those that a defect is found by alone
+set(quick -O1 -g0 -Wno-unused)  # quick to compile; what a defect no longer uses
+file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/planted_headers.cpp CONTENT "int main() {}\n")
+add_executable(weir_planted_headers ${PROJECT_BINARY_DIR}/planted_headers.cpp)
+target_precompile_headers(weir_planted_headers PRIVATE <algorithm> <array> <atomic> <chrono> <condition_variable> <deque> <functional> <map> <memory>
+  <mutex> <optional> <span> <string> <thread> <unordered_map> <vector>)
+target_link_libraries(weir_planted_headers PRIVATE weir_test_support GTest::gtest)
+weir_own_code(weir_planted_headers)
+target_compile_options(weir_planted_headers PRIVATE ${quick})
 add_custom_target(planted)  # all of them; tools/planted prints their table
 
 # weir_prover_program(name source): the prover with that source in front of the library.
@@ -75,7 +83,8 @@ foreach(patch ${patches})
   weir_own_code(planted_${name})
   target_include_directories(planted_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(planted_${name} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
-  target_compile_options(planted_${name} PRIVATE -O1 -g0 -Wno-unused)  # quick to compile; what a defect no longer uses
+  target_compile_options(planted_${name} PRIVATE ${quick})
+  target_precompile_headers(planted_${name} REUSE_FROM weir_planted_headers)
   # Tapes of runs that found it: tests/tapes/PROGRAM-NAME.tape. Each must find it again.
   file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*-${name}.tape)
   list(TRANSFORM tapes PREPEND "--tape;")

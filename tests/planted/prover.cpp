@@ -102,6 +102,7 @@ bool run_tapes(stated const& s, found& out) {
 }
 
 void run_all(stated const& s, found& out) {
+  constexpr std::uint64_t runs_for_the_others = 4000;
   std::uint64_t seen_at = 0;
   for (out.run = 1; out.run <= s.within; ++out.run) {
     ::alarm(longest_run_s);
@@ -120,6 +121,8 @@ void run_all(stated const& s, found& out) {
     }
     if (!s.only || !as_stated) return;
     ++out.finds;
+    // That no other check sees it is looked at in this many runs; in all of them with WEIR_PLANTED_WHOLE=1.
+    if (out.run >= runs_for_the_others && !std::getenv("WEIR_PLANTED_WHOLE")) break;
   }
   if (seen_at) out.run = seen_at;
 }
