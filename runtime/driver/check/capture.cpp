@@ -76,7 +76,7 @@ result<graph_handle> checked::end_capture(int device, stream_handle s) {
 }
 
 result<executable_handle> checked::instantiate(int device, graph_handle g) {
-  auto const r = inner_->instantiate(device, g);
+  auto const r = noted(inner_->instantiate(device, g), device);
   if (!r.ok()) return r;
   auto const known = judge_.lock();
   if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g)); found != known->captured.graphs.end()) {

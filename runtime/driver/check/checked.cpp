@@ -156,7 +156,7 @@ status checked::destroy_stream(int device, stream_handle s) {
 }
 
 result<stream_handle> checked::adopt(int device, CUstream_st* native) {
-  auto const r = inner_->adopt(device, native);
+  auto const r = noted(inner_->adopt(device, native), device);
   if (!r.ok() || away()) return r;
   auto const known = judge_.lock();
   if (!known->order.knows(device, r.value)) {
@@ -242,12 +242,20 @@ status checked::synchronize_device(int device) {
   return is;
 }
 
+// An event that answers lost tells of the device of the stream that it was recorded on.
+status checked::note_of_recorder(status is, moment const& what) {
+  if (is.what != code::lost) return is;
+  int const device = judge_.lock()->order.device_of(what.at.stream);
+  return note(is, device);
+}
+
 // An answer about an event that was recorded again meanwhile may be about either record.
 status checked::query_event(event_handle e) {
   if (away()) return inner_->query_event(e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->query_event(e);
-  if (!is.ok() || !what.at.stream) return is;
+  if (!what.at.stream) return is;
+  if (!is.ok()) return note_of_recorder(is, what);
   if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
   return is;
 }
@@ -256,7 +264,8 @@ status checked::synchronize_event(event_handle e) {
   if (away()) return inner_->synchronize_event(e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = note_stuck(inner_->synchronize_event(e));
-  if (!is.ok() || !what.at.stream) return is;
+  if (!what.at.stream) return is;
+  if (!is.ok()) return note_of_recorder(is, what);
   if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
   return is;
 }

@@ -21,9 +21,9 @@ class checked final : public driver, public control, public witness {
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }
 
-  result<device_info> info(int device) override { return inner_->info(device); }
-  status open(int device) override { return inner_->open(device); }
-  result<memory_info> memory(int device) override { return inner_->memory(device); }
+  result<device_info> info(int device) override { return noted(inner_->info(device), device); }
+  status open(int device) override { return note(inner_->open(device), device); }
+  result<memory_info> memory(int device) override { return noted(inner_->memory(device), device); }
   status make_current(int device) override { return inner_->make_current(device); }
   status synchronize_device(int device) override;
   result<peer_info> peer(int from, int to) override { return inner_->peer(from, to); }
@@ -44,9 +44,9 @@ class checked final : public driver, public control, public witness {
   status destroy_stream(int device, stream_handle) override;
   status query_stream(int device, stream_handle) override;
   status synchronize_stream(int device, stream_handle) override;
-  result<bool> capturing(int device, stream_handle s) override { return inner_->capturing(device, s); }
+  result<bool> capturing(int device, stream_handle s) override { return noted(inner_->capturing(device, s), device); }
   result<stream_handle> adopt(int device, CUstream_st*) override;
-  result<CUstream_st*> native(int device, stream_handle s) override { return inner_->native(device, s); }
+  result<CUstream_st*> native(int device, stream_handle s) override { return noted(inner_->native(device, s), device); }
   result<event_handle> create_event(int device, event_kind) override;
   status destroy_event(int device, event_handle) override;
   result<CUevent_st*> native_event(event_handle e) override { return inner_->native_event(e); }
@@ -93,6 +93,11 @@ class checked final : public driver, public control, public witness {
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // of a call that is ok when that is complete
   status note(status, int device);                 // a lost device
+  template <class T> result<T> noted(result<T> r, int device) {
+    (void)note(r.is, device);
+    return r;
+  }
+  status note_of_recorder(status, moment const&);
   status note_stuck(status);                       // of a host that waited
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
