@@ -1,15 +1,14 @@
 // weir bench alloc: what an allocation and its free cost here, next to the C library's malloc and, on a GPU, cudaMallocAsync.
 // Threads: one, but for the patterns that make more.
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <optional>
 
+#include "command_line.h"
 #include "commands.h"
 #include "patterns.h"
 #include "runtime/base/os.h"
@@ -219,15 +218,7 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")("json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
       "history", po::bool_switch(&history), "weir records its history meanwhile")("pattern", po::value(&names), "only these");
-  po::positional_options_description rest;
-  rest.add("pattern", -1);
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional(rest).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
+  if (!understood(arguments, all, "pattern", -1)) return 0;
   if (rounds < 1) throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const todo = chosen(names);
   if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);

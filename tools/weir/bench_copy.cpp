@@ -1,17 +1,16 @@
 // weir bench copy: what weir::copy carries and costs for every pair of places, beside the driver's own call in the same run.
 // Threads: one; a thread a rank for the broadcast.
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "command_line.h"
 #include "commands.h"
 #include "raw_calls.h"
 #include "runtime/base/os.h"
@@ -409,15 +408,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
       "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")("json", po::bool_switch(&json), "a line of JSON a row")(
       "bytes", po::value(&bytes), "of a large copy; 256MiB, 16MiB on simulated devices")("pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
       "peer-bytes", po::value(&broadcast), "of a copy between devices; 1GiB, 16MiB on simulated devices")("row", po::value(&names), "only these");
-  po::positional_options_description rest;
-  rest.add("row", -1);
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional(rest).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
+  if (!understood(arguments, all, "row", -1)) return 0;
   if (rounds < 1) throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const rows = all_rows();
   std::string known;

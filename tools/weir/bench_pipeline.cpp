@@ -3,13 +3,12 @@
 // Threads: one.
 #include <algorithm>
 #include <array>
-#include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <vector>
 
+#include "command_line.h"
 #include "commands.h"
 #include "runtime/options.h"
 #include "weir/observe.h"
@@ -221,13 +220,7 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
       "batch", po::value(&batch), "its size; 64MiB, 1MiB on simulated devices")("batches", po::value(&s.batches)->default_value(s.batches), "a round")(
       "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")("work", po::value(&s.work)->default_value(s.work), "how long the work takes, of the slower copy")(
       "equal", po::bool_switch(&equal), "all stages take as long: --work 1")("rounds", po::value(&rounds)->default_value(rounds), "the median counts");
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional({}).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
+  if (!understood(arguments, all)) return 0;
   auto const refuse = [](std::string const& what, char const* remedy) { throw invalid_use("bench pipeline", what, remedy, here::current()); };
   if (equal) s.work = 1;
   if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");

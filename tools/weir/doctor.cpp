@@ -3,13 +3,13 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
-#include <boost/program_options.hpp>
 #include <boost/version.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 
+#include "command_line.h"
 #include "commands.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
@@ -155,15 +155,10 @@ int doctor(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
   po::options_description all("weir doctor: what is here, what is in force and where it came from, what to do about it");
   std::string on;
-  all.add_options()("help,h", "this text")("options", "the options as a document: docs/options.md")("devices", po::value(&on), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional({}).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
-  if (values.count("options")) {
+  bool document = false;
+  all.add_options()("help,h", "this text")("options", po::bool_switch(&document), "the options as a document: docs/options.md")("devices", po::value(&on), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
+  if (!understood(arguments, all)) return 0;
+  if (document) {
     std::cout << options_document();
     return 0;
   }

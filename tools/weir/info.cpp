@@ -1,10 +1,9 @@
 // weir info: what machine a program would get here, and why.
 // Threads: one.
-#include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 
+#include "command_line.h"
 #include "commands.h"
 #include "runtime/options.h"
 #include "topology.h"
@@ -15,13 +14,7 @@ int info(std::vector<std::string> const& arguments) {
   std::string devices;
   po::options_description known("weir info: the machine a program would get here");
   known.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(known).positional({}).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << known;
-    return 0;
-  }
+  if (!understood(arguments, known)) return 0;
   if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
   std::printf("%s\n", runtime::current().description().c_str());
   int const count = device_count();

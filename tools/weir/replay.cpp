@@ -1,13 +1,12 @@
 // weir replay: runs the recorded allocations of a program through weir, twice, and says what that took.
 // Threads: one.
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <iostream>
 #include <optional>
 
+#include "command_line.h"
 #include "commands.h"
 #include "meter.h"
 #include "runtime/options.h"
@@ -231,15 +230,7 @@ int replay(std::vector<std::string> const& arguments) {
       "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; recording costs about 20 ns an operation")(
       "html", po::value(&s.page), "write a page for a browser to this file: memory over time, and what lies where at any moment")(
       "trace", po::value(&paths), "files");
-  po::positional_options_description files;
-  files.add("trace", -1);
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional(files).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
+  if (!understood(arguments, all, "trace", -1)) return 0;
   if (s.rounds < 2) throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one", here::current());
   if (paths.empty()) throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
   char const* const from_environment = std::getenv("WEIR_DEVICES");

@@ -1,14 +1,13 @@
 // weir snapshot: what a snapshot's pickle holds, as text and as a page for a browser.
 // Threads: one.
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <iostream>
 #include <map>
 
+#include "command_line.h"
 #include "commands.h"
 #include "runtime/options.h"
 #include "runtime/report/page.h"
@@ -77,15 +76,7 @@ int snapshot(std::vector<std::string> const& arguments) {
   po::options_description all("weir snapshot FILE.pickle: what a memory snapshot holds, of weir's or PyTorch's");
   all.add_options()("help,h", "this text")("html", po::value(&html), "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
       "file", po::value(&path), "the snapshot");
-  po::positional_options_description files;
-  files.add("file", 1);
-  po::variables_map values;
-  po::store(po::command_line_parser(arguments).options(all).positional(files).run(), values);
-  po::notify(values);
-  if (values.count("help")) {
-    std::cout << all;
-    return 0;
-  }
+  if (!understood(arguments, all, "file", 1)) return 0;
   if (path.empty()) throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", here::current());
   auto const loaded = report::read_snapshot(contents(path), path);
   for (report::device_snapshot const& d : loaded.devices) print(d);

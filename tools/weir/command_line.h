@@ -1,0 +1,14 @@
+// What each subcommand makes of its arguments.
+// Threads: one.
+#pragma once
+#include <boost/program_options.hpp>
+#include <string>
+#include <vector>
+
+namespace weir::tool {
+
+// Reads the arguments into the variables of `all`; those without a name are values of the option `rest`, at most so many, -1: any
+// number. Returns: false when help was asked for, which is printed then. Throws: boost::program_options::error
+bool understood(std::vector<std::string> const& arguments, boost::program_options::options_description const& all, char const* rest = nullptr, int most = 0);
+
+}  // namespace weir::tool
