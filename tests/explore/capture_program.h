@@ -18,16 +18,10 @@ class captures_among_threads {
  public:
   explicit captures_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (16 + t.draw(3))}, drawn_policies(t))) {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back({&t.stream(0)});
-    int const threads = 2 + static_cast<int>(t.draw(2));
-    std::vector<int> steps;
-    for (int i = 0; i < threads; ++i) steps.push_back(3 + static_cast<int>(t.draw(8)));
-    for (int i = 0; i < threads; ++i) {
-      t.spawn(std::string(1, static_cast<char>('a' + i)), [this, n = steps[static_cast<std::size_t>(i)]] {
-        own_event mine;
-        for (int k = 0; k < n && !t_.failed(); ++k) t_.draw(3) == 2 ? capture(mine) : step(mine);
-      });
-    }
-    t.join();
+    t.among_threads(3, 8, [this](int n) {
+      own_event mine;
+      for (int k = 0; k < n && !t_.failed(); ++k) t_.draw(3) == 2 ? capture(mine) : step(mine);
+    });
     if (!t.failed()) end();
   }
 

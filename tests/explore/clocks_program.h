@@ -19,15 +19,9 @@ class clocks_among_threads {
  public:
   explicit clocks_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1 + static_cast<int>(t.draw(2)), .memory = 1_MiB})), book_(ledger_of(t.machine())) {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back(&t.stream(i % bench_.core.device_count()));
-    int const threads = 2 + static_cast<int>(t.draw(2));
-    std::vector<int> steps;
-    for (int i = 0; i < threads; ++i) steps.push_back(2 + static_cast<int>(t.draw(12)));
-    for (int i = 0; i < threads; ++i) {
-      t.spawn(std::string(1, static_cast<char>('a' + i)), [this, n = steps[static_cast<std::size_t>(i)]] {
-        for (int k = 0; k < n && !t_.failed(); ++k) step();
-      });
-    }
-    t.join();
+    t.among_threads(2, 12, [this](int n) {
+      for (int k = 0; k < n && !t_.failed(); ++k) step();
+    });
     if (!t.failed()) end();
   }
 

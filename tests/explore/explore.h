@@ -50,6 +50,8 @@ class trial {
   clock::timeline& stream(int device);                 // of weir's own, until the end of the run
 
   void spawn(std::string name, std::function<void()>);  // a host thread; what it throws fails the run
+  // Two threads or three, each with a number of steps from `least` on, `kinds` of them, as the tape has it; and their end.
+  void among_threads(int least, std::uint64_t kinds, std::function<void(int steps)> const& body);
   void join();                                         // all that was spawned ends; done by the end of the body if not before
 
   void fail(std::string what);                         // the first counts

@@ -14,15 +14,9 @@ class memory_among_threads {
  public:
   explicit memory_among_threads(trial& t) : t_(t), bench_(start(t)) {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back(&t.stream(i % devices()));
-    int const threads = 2 + static_cast<int>(t.draw(2));
-    std::vector<int> steps;
-    for (int i = 0; i < threads; ++i) steps.push_back(3 + static_cast<int>(t.draw(10)));
-    for (int i = 0; i < threads; ++i) {
-      t.spawn(std::string(1, static_cast<char>('a' + i)), [this, n = steps[static_cast<std::size_t>(i)]] {
-        for (int k = 0; k < n && !t_.failed(); ++k) step();
-      });
-    }
-    t.join();
+    t.among_threads(3, 10, [this](int n) {
+      for (int k = 0; k < n && !t_.failed(); ++k) step();
+    });
     if (!t.failed()) end();
   }
 

@@ -105,6 +105,14 @@ clock::timeline& trial::stream(int device) {
   return *streams_.back();
 }
 
+void trial::among_threads(int least, std::uint64_t kinds, std::function<void(int steps)> const& body) {
+  int const threads = 2 + static_cast<int>(draw(2));
+  std::vector<int> steps;
+  for (int i = 0; i < threads; ++i) steps.push_back(least + static_cast<int>(draw(kinds)));
+  for (int i = 0; i < threads; ++i) spawn(std::string(1, static_cast<char>('a' + i)), [&body, n = steps[static_cast<std::size_t>(i)]] { body(n); });
+  join();
+}
+
 void trial::spawn(std::string name, std::function<void()> work) {
   bench().control->host_threads()->spawn(name, [this, name, work = std::move(work)] {
     try {
