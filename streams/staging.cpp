@@ -166,6 +166,20 @@ struct staging::state {
     }
   }
 
+  // As many as the copy has chunks, at most so many; one at least, and smaller chunks where memory is short. Waits for room.
+  std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk, here where) {
+    std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
+    wait_for_room(line, wanted * chunk, where);
+    std::vector<slot> slots;
+    slots.reserve(wanted);
+    slots.push_back(shrinking_slot(pinned, chunk, where));
+    chunk = std::min(chunk, slots[0].bytes());
+    try {
+      while (slots.size() < wanted) slots.emplace_back(pinned, chunk, where);
+    } catch (out_of_memory const&) {}  // fewer slots: slower
+    return slots;
+  }
+
   void note(clock::timeline const& line, std::size_t bytes) noexcept {
     auto r = room_of(line).lock();
     try {
@@ -276,15 +290,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   std::size_t chunk = my.chunk_for(bytes, fetch_chunk);
-  std::size_t const wanted = std::min(fetch_slots, (bytes + chunk - 1) / chunk);
-  my.wait_for_room(line, wanted * chunk, where);
-  std::vector<slot> slots;
-  slots.reserve(wanted);
-  slots.push_back(shrinking_slot(my.pinned, chunk, where));
-  chunk = std::min(chunk, slots[0].bytes());
-  try {
-    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
-  } catch (out_of_memory const&) {}  // fewer slots: slower
+  std::vector<slot> slots = my.slots_for(line, bytes, fetch_slots, chunk, where);
   auto const job = std::make_shared<fetch>(my.crew, (bytes + chunk - 1) / chunk);
   job->slots = slots.size();
   struct marks {  // whatever was enqueued uses the slots
@@ -322,15 +328,7 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   std::size_t chunk = my.chunk_for(bytes, largest_chunk);
-  std::size_t const wanted = std::min(slots_of_waiting, (bytes + chunk - 1) / chunk);
-  my.wait_for_room(line, wanted * chunk, where);
-  std::vector<slot> slots;
-  slots.reserve(wanted);
-  slots.push_back(shrinking_slot(my.pinned, chunk, where));
-  chunk = std::min(chunk, slots[0].bytes());
-  try {
-    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
-  } catch (out_of_memory const&) {}  // fewer slots: slower
+  std::vector<slot> slots = my.slots_for(line, bytes, slots_of_waiting, chunk, where);
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
   struct emptying {  // nothing touches the host's memory when this is left, however that is
     state& my;
