@@ -41,7 +41,6 @@ std::string shape::str() const {
 storage::state::~state() {
   if (!data) return;
   try {
-    if (of && !process_is_ending() && !process_was_forked()) weir::record_stream(data, current_stream(device), {"the end of a peer's view", "", 0});
     if (how == held::pageable) {
       ::operator delete(data, std::align_val_t(64));
     } else if (how == held::block && !process_is_ending() && !process_was_forked()) {

@@ -118,8 +118,8 @@ class tensor {
   tensor to(weir::dtype, here = here::current()) const;                             // itself when it is that already
   // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is copied. Of another device's
   // memory or of pinned memory. The reader's current stream waits for what the owner's current stream was given so far; what the owner
-  // is given later, and other streams, are yours to order. When the last tensor of the view goes, the memory serves others only after
-  // what the reader's current stream has been given by then. It counts its own version.
+  // is given later, and other streams, are yours to order. The view holds the memory, and operations on it are uses of it as any
+  // launch's are. It counts its own version.
   // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link); see grant_access of weir/peer.h
   tensor peer_view(weir::device reader, here = here::current()) const;
   tensor gpu(blocking b = blocking::yes, here at = here::current()) const { return to(weir::gpu, b, at); }

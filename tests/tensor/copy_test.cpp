@@ -1,7 +1,11 @@
 // Copies between any two tensors against element-by-element arithmetic on the host.
 // Threads: one.
 #include "tensor/number.h"
+
+#include <future>
+
 #include "tests/tensor/model.h"
+#include "weir/launch.h"
 #include "weir/observe.h"
 
 using namespace weir;
@@ -143,6 +147,32 @@ TEST(TensorPeerView, OperationsRunOnTheReaderAndReachOverTheLink) {
   tensor const pinned = full({3}, 5, {.on = cpu, .kind = memory_kind::pinned}).peer_view(2);
   EXPECT_EQ(sum(pinned).item<float>(), 15);
   EXPECT_EQ(pinned.device(), weir::device(2));
+}
+
+TEST(TensorPeerView, TheOwnersStreamComesFirstAndTheMemoryStaysUntilTheReaderIsThrough) {
+  runtime machine{simulated{.devices = 2, .memory = 64_MiB}};
+  runtime_guard const in(machine);
+  (void)ones({1}, {.on = 1}).peer_view(0);  // the link is tried
+  std::promise<void> written, read;
+  auto const hold = [](device d, std::promise<void>& until) {
+    launch_host(current_stream(d), [go = std::make_shared<std::shared_future<void>>(until.get_future())] { go->wait(); });
+  };
+  hold(1, written);
+  tensor x = full({1000}, 2, {.on = 1});
+  void const* const at = x.data();
+  tensor seen = x.peer_view(0);
+  tensor const total = sum(seen);
+  EXPECT_FALSE(current_stream(0).query()) << "the reader did not wait for the owner's stream";
+  written.set_value();
+  EXPECT_EQ(total.item<float>(), 2000);
+  hold(0, read);
+  tensor const again = sum(seen);
+  x = {}, seen = {};
+  tensor const next = full({1000}, 3, {.on = 1});
+  EXPECT_NE(next.data(), at) << "handed out while the reader still reads it";
+  synchronize(1);
+  read.set_value();
+  EXPECT_EQ(again.item<float>(), 2000);
 }
 
 TEST(TensorPeerView, WhereNothingLinksOrNothingIsShownThatIsSaid) {
