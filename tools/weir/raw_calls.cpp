@@ -82,6 +82,7 @@ struct raw_calls::state {
 
   void on(int device) { require_done(owner.machine().make_current(device).native, "cuCtxSetCurrent"); }
   void* context(int device) {
+    owner.open(device, "bench", here::current());  // a device has no context before its first use
     on(device);
     void* current = nullptr;
     require_done(cuda.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
