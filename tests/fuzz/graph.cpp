@@ -114,12 +114,15 @@ std::string player::graph_call(call const& c, stream_slot& s) {
       case 3: case 4: case 5:
         if (open) use_some(1);
         break;
-      case 6: case 7:
+      case 6: case 7: {
         if (!pair || open || (fork = fresh()) == driver::event_handle::none) break;
-        note("record", machine_.record(s.device, s.handle, fork));
+        status const recorded = machine_.record(s.device, s.handle, fork);
+        note("record", recorded);
         note("fork", machine_.wait(s.device, other.handle, fork));
-        at.forked = at.step;
+        // Of a spoiled capture nothing is recorded: the other stream stays outside of it, and what it were given would run at once.
+        if (recorded.ok()) at.forked = at.step;
         break;
+      }
       case 8: case 9:
         if (!open || (join = fresh()) == driver::event_handle::none) break;
         note("record", machine_.record(s.device, other.handle, join));
