@@ -4,8 +4,8 @@
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
-// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes`, an eighth of its bytes or its share of
-// an eighth of the peak for each of them.
+// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of
+// them, or an eighth of the peak for all of them together: half of that in equal shares, half by what each holds.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <algorithm>
@@ -51,26 +51,26 @@ class shared_levels {
   // What a tally has told of itself before, and the number that its levels stay below without telling more.
   struct told_levels {
     level_values upto{};
-    std::int64_t bytes = 0, blocks = 0;  // how much any level may rise at least
-    std::int64_t slack = 0;              // of bytes, at the last telling
+    std::int64_t slack = 0;              // of bytes, at the last telling: so much any level may rise
+    std::int64_t extra = 0;              // what it then had of an eighth of the peak beyond its equal share
   };
-  // A tally is at `now` and may rise by some slack from now on. Levels that lie as far below what was told are not told again.
+  // A tally is at `now` and may rise by some slack from now on.
   void tell(level_values const& now, told_levels& told, std::int64_t least_slack, std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
-    std::int64_t const share = peaks_[static_cast<std::size_t>(level::active_bytes)][2] / 8 / std::max<std::int64_t>(1, tallies_);
+    constexpr auto most = static_cast<std::size_t>(level::active_bytes);
+    std::int64_t const half = peaks_[most][2] / 16, held = sums_[most][2] >> 10;
+    extra_ -= told.extra;
+    told.extra = std::clamp<std::int64_t>(held > 0 ? half / held * (told.upto[most][2] >> 10) : 0, 0, std::max<std::int64_t>(0, half - extra_));
+    extra_ += told.extra;
+    std::int64_t const share = half / std::max<std::int64_t>(1, tallies_) + told.extra;
     told.slack = std::max(least_slack, share * 7 / 16);
-    told.bytes = told.blocks = std::numeric_limits<std::int64_t>::max();
     for (std::size_t k = 0; k < levels; ++k) {
-      bool const blocks = k < static_cast<std::size_t>(level::allocated_bytes);
-      std::int64_t const slack = blocks ? slack_blocks : told.slack;
+      std::int64_t const slack = k < static_cast<std::size_t>(level::allocated_bytes) ? slack_blocks : told.slack;
       for (std::size_t p = 0; p < 3; ++p) {
-        std::int64_t left = told.upto[k][p] - now[k][p];
-        if (left < slack / 2 || left > slack + slack / 2) {
-          peaks_[k][p] = std::max(peaks_[k][p], sums_[k][p] += slack - left);
-          told.upto[k][p] = now[k][p] + slack;
-          left = slack;
-        }
-        (blocks ? told.blocks : told.bytes) = std::min(blocks ? told.blocks : told.bytes, left);
+        std::int64_t const upto = now[k][p] + slack;
+        sums_[k][p] += upto - told.upto[k][p];
+        told.upto[k][p] = upto;
+        peaks_[k][p] = std::max(peaks_[k][p], sums_[k][p]);
       }
     }
   }
@@ -93,6 +93,7 @@ class shared_levels {
   mutable base::mutex lock_;  // taken last
   level_values sums_{}, peaks_{};
   std::int64_t tallies_ = 0;
+  std::int64_t extra_ = 0;    // bytes: the sum of the tallies' own
 };
 
 // Of one stream's memory. Sums that only grow; what is now is their difference, and peaks are looked at where the direction turns.
@@ -102,8 +103,9 @@ class tally {
   tally() = default;
   tally(tally const&) = delete;
 
-  void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept { take(p, 1, as(rounded), as(requested), taken_); }
-  void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
+  // These two happen with every block of an arena: inline, so that what is known of the pool there is not asked here.
+  [[gnu::always_inline]] void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept { take(p, 1, as(rounded), as(requested), taken_); }
+  [[gnu::always_inline]] void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
     give(p, 1, as(rounded), as(requested), given_);
     regain(requested);
     fell(p, 1, as(requested));
@@ -173,40 +175,35 @@ class tally {
   static std::size_t index(size_pool p) noexcept { return static_cast<std::size_t>(p); }
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
-  void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    if (!rising_) {
-      rising_ = true;
-      if (cached_unnoted_) note_cached();
-    }
+  [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+    if (cached_unnoted_ < 0 && !rising_) [[unlikely]] note_cached();
+    rising_ = true;
     at(as_what, p).add(n, bytes, requested);
-    for (std::size_t q : {index(p), all}) {
-      room& r = room_[q];
-      r.bytes -= bytes, r.blocks -= n;
-      unnoted_ |= (r.bytes | r.blocks) < 0;
-      cached_room_[q] += bytes;
-    }
+    room &own = room_[index(p)], &both = room_[all];
+    unnoted_ |= (own.bytes -= bytes) | (own.blocks -= n) | (both.bytes -= bytes) | (both.blocks -= n);
+    cached_room_[index(p)] += bytes, cached_room_[all] += bytes;
+    if (!shared_) [[likely]] return;
     credit_ -= bytes, credit_blocks_ -= n;
-    if ((credit_ < 0 || credit_blocks_ < 0) && shared_) tell();
+    if ((credit_ | credit_blocks_) < 0) [[unlikely]] tell();
   }
-  void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+  [[gnu::always_inline]] void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
     falls();
     at(as_what, p).add(n, bytes, requested);
   }
-  void falls() noexcept {  // from here on some level does
-    if (!rising_) return;
+  [[gnu::always_inline]] void falls() noexcept {  // from here on some level does
+    if (unnoted_ < 0 && rising_) [[unlikely]] note_peaks();
     rising_ = false;
-    if (unnoted_) note_peaks();
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
-  void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {
-    for (std::size_t q : {index(p), all}) room_[q].bytes += bytes, room_[q].blocks += n;
+  [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {
+    room &own = room_[index(p)], &both = room_[all];
+    own.bytes += bytes, own.blocks += n, both.bytes += bytes, both.blocks += n;
   }
-  void cached_rose(size_pool p, std::int64_t bytes) noexcept {
-    for (std::size_t q : {index(p), all}) cached_unnoted_ |= (cached_room_[q] -= bytes) < 0;
-  }
-  void regain(std::size_t bytes) noexcept {
+  [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_unnoted_ |= (cached_room_[index(p)] -= bytes) | (cached_room_[all] -= bytes); }
+  [[gnu::always_inline]] void regain(std::size_t bytes) noexcept {
+    if (!shared_) [[likely]] return;
     credit_ += as(bytes), ++credit_blocks_;
-    if (credit_ > most_credit_ && shared_) tell();
+    if (credit_ > most_credit_) [[unlikely]] tell();
   }
   void drift(std::size_t bytes) noexcept {  // some levels fell, not all
     drifted_ += as(bytes);
@@ -224,14 +221,18 @@ class tally {
   }
   level_values current() const noexcept {
     level_values out;
-    for (std::size_t p = 0; p < 3; ++p) {
-      std::int64_t const blocks = live(p, &sums::blocks), bytes = live(p, &sums::bytes);
-      out[0][p] = blocks;
-      out[1][p] = blocks + of(held_, p, &sums::blocks) - of(settled_, p, &sums::blocks);
-      out[2][p] = bytes;
-      out[3][p] = bytes + pending(p);
-      out[4][p] = live(p, &sums::requested);
+    for (std::size_t p = 0; p < all; ++p) {
+      auto const live_of = [&](cell sums::* what) {
+        std::int64_t const here = (taken_[p].*what).get() - (given_[p].*what).get();
+        return p == index(size_pool::small) ? here + (lent_[p].*what).get() - (returned_[p].*what).get() : here;  // thread caches hold small blocks alone
+      };
+      out[0][p] = live_of(&sums::blocks);
+      out[1][p] = out[0][p] + held_[p].blocks.get() - settled_[p].blocks.get();
+      out[2][p] = live_of(&sums::bytes);
+      out[3][p] = out[2][p] + held_[p].bytes.get() - settled_[p].bytes.get();
+      out[4][p] = live_of(&sums::requested);
     }
+    for (by_pool& l : out) l[all] = l[0] + l[1];
     return out;
   }
   level_values peaks() const noexcept {
@@ -241,7 +242,7 @@ class tally {
     }
     return out;
   }
-  void note_peaks() noexcept {
+  [[gnu::noinline]] void note_peaks() noexcept {
     auto const now = current();
     for (std::size_t p = 0; p < 3; ++p) {
       room& r = room_[p];
@@ -252,22 +253,22 @@ class tally {
         left = std::min(left, peaks_[k][p].get() - now[k][p]);
       }
     }
-    unnoted_ = false;
+    unnoted_ = 0;
   }
-  void note_cached() noexcept {
+  [[gnu::noinline]] void note_cached() noexcept {
     for (std::size_t p = 0; p < 3; ++p) {
       std::int64_t const now = cached(p);
       cached_peak_[p].raise(now);
       cached_room_[p] = cached_peak_[p].get() - now;
     }
-    cached_unnoted_ = false;
+    cached_unnoted_ = 0;
   }
   // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
-  void tell() noexcept {
+  [[gnu::noinline]] void tell() noexcept {
     auto const now = current();
     shared_->tell(now, told_, std::max(slack_bytes, now[3][all] / 8) * 7 / 16, slack_blocks);
-    credit_ = told_.bytes, credit_blocks_ = told_.blocks, drifted_ = 0;
-    most_credit_ = credit_ + told_.slack / 2, most_drift_ = told_.slack / 4;
+    credit_ = told_.slack, credit_blocks_ = slack_blocks, drifted_ = 0;
+    most_credit_ = 2 * told_.slack, most_drift_ = told_.slack / 4;
   }
 
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
@@ -276,11 +277,11 @@ class tally {
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
   bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
-  // How much the levels of small, large, all may rise at least before one is above its noted peak; below 0 once: unnoted_.
+  // How much the levels of small, large, all may rise at least before one is above its noted peak; where one was below 0, unnoted_ is.
   struct room { std::int64_t bytes = 0, blocks = 0; };
   std::array<room, 3> room_{};
   std::array<std::int64_t, 3> cached_room_{};
-  bool unnoted_ = false, cached_unnoted_ = false;
+  std::int64_t unnoted_ = 0, cached_unnoted_ = 0;
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
   shared_levels::told_levels told_;
