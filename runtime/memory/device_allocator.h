@@ -202,7 +202,7 @@ class device_allocator final : public allocator {
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
   std::size_t fence_after(stream_memory const&, std::size_t part) const noexcept;  // bytes given back
-  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 32 : 4); }
+  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 32 : 1); }
   void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 

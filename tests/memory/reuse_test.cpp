@@ -110,13 +110,13 @@ TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memor
     return std::size_t{0};
   };
   (void)frees_until_fenced();
-  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
-  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
+  EXPECT_EQ(frees_until_fenced(), held / block);
+  EXPECT_EQ(frees_until_fenced(), held / block);
   m.busy(m.a);
   (void)m.take(m.b, block);
   (void)frees_until_fenced();
   for (int i = 1; i < 4; ++i) EXPECT_EQ(frees_until_fenced(), held / 32 / block) << i;
-  EXPECT_EQ(frees_until_fenced(), held / 4 / block);
+  EXPECT_EQ(frees_until_fenced(), held / block);
   m.sound();
 }
 
