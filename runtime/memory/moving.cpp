@@ -14,7 +14,7 @@ namespace weir::memory {
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), most_(a.space_.handle_bytes(g.bytes, a.counts_.reserved(), a.epsilon_)) {
+      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), sizes_(a.space_.handles_under(g.bytes, a.counts_.reserved(), a.epsilon_)) {
     bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
     charge_within_bound(g.missing_bytes);
   }
@@ -28,8 +28,6 @@ class device_allocator::filling {
   }
 
  private:
-  static std::size_t power_up_to(std::size_t bytes, std::size_t page) { return std::bit_floor(bytes / page) * page; }
-
   void charge_within_bound(std::size_t bytes) {
     fresh_ = a_.counts_.charge_within(bytes, bound_, page_);
     out_.charged += fresh_;
@@ -38,7 +36,7 @@ class device_allocator::filling {
     out_.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
     if (!fresh_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
-      n = power_up_to(std::min({left, fresh_, most_}), page_);
+      n = sizes_.next(std::min(left, fresh_));
       fresh_ -= n;
       return make(at, n);
     }
@@ -47,7 +45,7 @@ class device_allocator::filling {
       if (move(at, left, n, s)) return s;
       may_move_ = false;
     }
-    n = power_up_to(std::min(left, most_), page_);
+    n = sizes_.next(left);
     if (!charge(n)) return {driver::code::out_of_memory};
     return make(at, n);
   }
@@ -79,7 +77,7 @@ class device_allocator::filling {
     handle const h = victim.handles.front();
     if (h.bytes > left) {  // too large here: it goes, and as much as is needed is made
       if (!a_.release(*from, victim)) return false;
-      n = power_up_to(std::min(left, most_), page_);
+      n = sizes_.next(left);
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
       return true;
     }
@@ -105,7 +103,7 @@ class device_allocator::filling {
     return {};
   }
   released choose_of(stream_memory& m, std::size_t left, may how) {
-    std::size_t const enough = power_up_to(std::min(left, most_), page_);
+    std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
     clock::timeline& home = *mine_.home.load();
     for (bool asked = false;; asked = true) {
       clock::stamp oldest;  // of what may not go yet
@@ -134,7 +132,8 @@ class device_allocator::filling {
   device_allocator& a_;
   stream_memory& mine_;
   mapped& out_;
-  std::size_t const page_, most_;
+  std::size_t const page_;
+  handle_sizes const sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
   bool may_move_ = !a_.deterministic_;  // which handles are complete is nothing that a program says

@@ -124,11 +124,15 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
   }
 }
 
-std::size_t address_space::handle_bytes(std::size_t block, std::size_t reserved, double epsilon) const noexcept {
-  std::size_t const pages = block / page_;
-  std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * 640), 1, 16));
-  if (pages >= 512 && most == 16) return 32 * page_;
-  return std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::clamp<std::size_t>(reserved / page_ / 512, 1, 4) / 32, reserved / page_ / 512), 1, most)) * page_;
+// The figures: docs/decisions/placement.md.
+handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, double epsilon) const noexcept {
+  bool const plenty = epsilon >= 0.025;  // of idle memory: 16 pages at once are little
+  std::size_t const pages = block / page_, held = reserved / page_;
+  double const idle = plenty ? 16 : epsilon * static_cast<double>(std::max<std::size_t>(320, held / 4));
+  std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(idle), 1, 16));
+  if (plenty && pages >= 64) return {page_, 32 * page_, 48 * page_};
+  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::clamp<std::size_t>(held / 512, 1, 4) / 32, held / 512), 1, most));
+  return {page_, n * page_, plenty && n == 16 && held >= 1024 ? 24 * page_ : 0};
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {

@@ -5,6 +5,8 @@
 //   every page of a region has exactly one handle, or none; a handle's pages are all its own
 //   an address has one owner: region = by_extent[(address - base) / extent], found by subtraction
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <map>
 #include <memory>
 #include <vector>
@@ -94,6 +96,18 @@ class region {
   mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };
 
+// How large the handles under a block are.
+struct handle_sizes {
+  std::size_t page = 0, most = 0;  // bytes
+  std::size_t last = 0;            // bytes: a rest of so much is one handle. 0: handles are powers of two of pages
+
+  // Bytes of the next one, where `left` are missing. Requires: left is pages.
+  std::size_t next(std::size_t left) const noexcept {
+    if (last) return left <= last ? left : most;
+    return std::bit_floor(std::min(left, most) / page) * page;
+  }
+};
+
 class address_space {  // one a device
  public:
   address_space(driver::driver&, int device);
@@ -104,10 +118,10 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // Bytes of the handles for a block of `block` bytes on a device that has `reserved`: small under small blocks, of which a
-  // large handle would keep several mapped, the less so the more is reserved; never so small that a device takes more than some 512 of them; and small where
+  // For a block of `block` bytes on a device that has `reserved`: small handles under small blocks, of which a large one would keep
+  // several mapped, the less so the more is reserved; never so small that a device takes more than some 512 of them; and small where
   // `epsilon` leaves little idle memory to round up with.
-  std::size_t handle_bytes(std::size_t block, std::size_t reserved, double epsilon) const noexcept;
+  handle_sizes handles_under(std::size_t block, std::size_t reserved, double epsilon) const noexcept;
   driver::device_info const& info() const noexcept { return info_; }
 
   region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left

@@ -78,5 +78,26 @@ TEST_F(address_space_test, the_reservation_is_given_back_at_the_end) {
   EXPECT_EQ(control->census(), std::vector<std::string>{});
 }
 
+TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_they_would_keep_idle_memory_mapped) {
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  std::size_t const page = space.page_bytes();
+  auto const pages_of = [&](std::size_t block, std::size_t reserved, double epsilon) {  // of all handles under a block, in pages
+    std::vector<std::size_t> out;
+    auto const sizes = space.handles_under(block * page, reserved * page, epsilon);
+    for (std::size_t left = block; left > 0; left -= out.back()) out.push_back(sizes.next(left * page) / page);
+    return out;
+  };
+  using handles = std::vector<std::size_t>;
+  EXPECT_EQ(pages_of(112, 0, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
+  EXPECT_EQ(pages_of(113, 0, 0.027), (handles{32, 32, 32, 17}));
+  EXPECT_EQ(pages_of(41, 1024, 0.027), (handles{16, 16, 9}));
+  EXPECT_EQ(pages_of(41, 1023, 0.027), (handles{16, 16, 8, 1})) << "a small program has little idle memory";
+  EXPECT_EQ(pages_of(6, 512, 0.027), (handles{1, 1, 1, 1, 1, 1})) << "several small blocks on one handle keep it mapped";
+  EXPECT_EQ(pages_of(41, 1024, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1})) << "a hundredth of it is little";
+  EXPECT_EQ(pages_of(20, 6400, 0.01), (handles{16, 4})) << "a hundredth of much is not";
+  EXPECT_EQ(pages_of(3, 6400, 0), (handles{1, 1, 1}));
+}
+
 }  // namespace
 }  // namespace weir::memory
