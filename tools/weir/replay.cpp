@@ -30,19 +30,32 @@ struct outcome {
   std::string ladder;  // of the first allocation that found no memory
 };
 
-// The streams, blocks and gates of one trace on one device.
+// The streams, blocks and gates of one trace on one device. What it does in the place of the program's other streams (closing gates,
+// opening them, seeing their work done) is no part of any time it tells.
 class player {
  public:
-  player(trace const& t, runtime& r) : trace_(t), machine_(r.get().machine()), blocks_(t.blocks), gates_(t.blocks) {
+  player(trace const& t, runtime& r, meter& m) : trace_(t), machine_(r.get().machine()), meter_(m), blocks_(t.blocks), gates_(t.blocks) {
     for (std::uint32_t i = 0; i < t.streams; ++i) streams_.emplace_back(), by_number_.push_back(streams_.back().ref());
+    std::size_t in_use = 0;
+    for (auto const& op : t.operations) {
+      if (op.does == trace::kind::done) --in_use;
+      if (op.does == trace::kind::give_in_use && ++in_use > users_.size()) users_.emplace_back();
+    }
   }
-  // All operations in order, then gives back what is left. Returns: host nanoseconds of the operations
-  std::int64_t play() {
+  struct taken {
+    std::int64_t host_ns, driver_ns;  // the host's without the driver's
+  };
+  // All operations in order, then gives back what is left. Returns: what the operations took
+  taken play() {
+    apart_ = {};
+    meter::reading const before = meter_.read();
     std::int64_t const from = base::now_ns();
     operate();
-    std::int64_t const spent = base::now_ns() - from;
+    std::int64_t const whole = base::now_ns() - from - apart_.whole_ns;
+    meter::reading const after = meter_.read();
+    std::int64_t const spent = after.spent_ns - before.spent_ns - apart_.spent_ns;
     for (void*& p : blocks_) deallocate(std::exchange(p, nullptr));
-    return spent;
+    return {whole - spent, meter_.simulated() ? after.modelled_ns - before.modelled_ns - apart_.modelled_ns : spent};
   }
   [[gnu::noinline]] void operate() {  // what is timed, and nothing else: profilers find it by its name
     for (auto const& op : trace_.operations) {
@@ -77,7 +90,8 @@ class player {
   void give_in_use(std::uint32_t block) {
     if (!blocks_[block]) return;
     user& by = idle_user();
-    auto const held = machine_.hold(0, streams::line_of(by.on.ref()).handle());
+    driver::result<driver::gate_handle> held{};
+    apart([&] { held = machine_.hold(0, streams::line_of(by.on.ref()).handle()); });
     if (!held.ok()) return;
     by.busy = true;
     gates_[block] = {&by, held.value};
@@ -87,9 +101,21 @@ class player {
     if (blocks_[block]) return deallocate(std::exchange(blocks_[block], nullptr));
     gate const g = std::exchange(gates_[block], {});
     if (!g.by) return;
-    require(machine_.open_gate(g.closed), "replay", "a gate", "", here::current());
-    g.by->on.synchronize();
+    apart([&] {
+      require(machine_.open_gate(g.closed), "replay", "a gate", "", here::current());
+      g.by->on.synchronize();
+    });
     g.by->busy = false;
+  }
+  template <class Act>
+  void apart(Act act) {
+    meter::reading const before = meter_.read();
+    std::int64_t const from = base::now_ns();
+    act();
+    meter::reading const after = meter_.read();
+    apart_.whole_ns += base::now_ns() - from;
+    apart_.spent_ns += after.spent_ns - before.spent_ns;
+    apart_.modelled_ns += after.modelled_ns - before.modelled_ns;
   }
   user& idle_user() {
     for (user& u : users_) {
@@ -100,6 +126,10 @@ class player {
 
   trace const& trace_;
   driver::driver& machine_;
+  meter& meter_;
+  struct {
+    std::int64_t whole_ns = 0, spent_ns = 0, modelled_ns = 0;
+  } apart_;
   std::deque<stream> streams_;
   std::vector<stream_ref> by_number_;
   std::deque<user> users_;
@@ -139,7 +169,7 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   outcome out;
   out.epsilon = o.epsilon;
   out.devices = rt->description() + (m.simulated() ? "; driver time modelled" : "");
-  player p(t, *rt);
+  player p(t, *rt, m);
   auto const operations = static_cast<double>(t.operations.size());
   struct spent {
     double host_ns, driver_ns;
@@ -147,10 +177,8 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   };
   auto const round = [&]() -> spent {
     auto const before = m.read();
-    std::int64_t const whole = p.play();
-    auto const after = m.read();
-    auto const driver = m.simulated() ? after.modelled_ns - before.modelled_ns : after.spent_ns - before.spent_ns;
-    return {static_cast<double>(whole - (after.spent_ns - before.spent_ns)) / operations, static_cast<double>(driver) / operations, after.moved - before.moved};
+    auto const took = p.play();
+    return {static_cast<double>(took.host_ns) / operations, static_cast<double>(took.driver_ns) / operations, m.read().moved - before.moved};
   };
   if (!s.snapshot.empty() || !s.page.empty()) record_memory_history({.events = size_t{1} << 21});
   spent const first = round();
