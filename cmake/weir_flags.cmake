@@ -36,6 +36,14 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
+# A hundred programs of tests: lld links each in a third of the time.
+if(PROJECT_IS_TOP_LEVEL)
+  find_program(WEIR_LLD ld.lld)
+  if(WEIR_LLD)
+    add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>)
+  endif()
+endif()
+
 if(WEIR_SANITIZE)
   add_compile_options(-fsanitize=${WEIR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${WEIR_SANITIZE})

@@ -32,6 +32,9 @@ weir_own_code(weir_test_headers)
 # Tests' own code is compiled quicker than it is run: the library under it is what takes the time.
 add_library(weir_test_flags INTERFACE)
 target_compile_options(weir_test_flags INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+if(WEIR_SANITIZE MATCHES undefined)  # a third of the compiler's time, and it is the library's behaviour that is looked at
+  target_compile_options(weir_test_flags INTERFACE -fno-sanitize=undefined)
+endif()
 target_link_libraries(weir_test_headers PRIVATE weir_test_flags)
 
 # What all code of tests is compiled with.
@@ -128,26 +131,23 @@ set_target_properties(weir_test_plugin PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_
 add_dependencies(defects_process_end_test weir_test_plugin)
 target_compile_definitions(defects_process_end_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>")
 
-# The trainer's test trains: it is built with all of the trainer but its main.
-if(TARGET examples_trainer_test)
-  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/trainer/*.cpp)
-  list(FILTER parts EXCLUDE REGEX "/(main|progress)\\.cpp$")
-  target_sources(examples_trainer_test PRIVATE ${parts})
-  weir_kernels(examples_trainer_test ${PROJECT_SOURCE_DIR}/examples/trainer/model.cu)
-endif()
-
-# So does that of the seeds: each topic, judged row by row.
-if(TARGET examples_seeds_test)
-  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/seeds/*.cpp)
-  list(FILTER parts EXCLUDE REGEX "/main\\.cpp$")
-  target_sources(examples_seeds_test PRIVATE ${parts})
-  weir_kernels(examples_seeds_test ${PROJECT_SOURCE_DIR}/examples/seeds/write_through.cu)
-endif()
-
-if(TARGET examples_pipeline_test)
-  target_sources(examples_pipeline_test PRIVATE ${PROJECT_SOURCE_DIR}/examples/pipeline/pipeline.cpp ${PROJECT_SOURCE_DIR}/examples/pipeline/picture.cpp)
-  weir_kernels(examples_pipeline_test ${PROJECT_SOURCE_DIR}/examples/pipeline/scramble.cu)
-endif()
+# weir_test_of_program(name file...): the test of examples/name is built with all of it but these files, compiled once where the program is built too.
+macro(weir_test_of_program name)
+  if(TARGET examples_${name}_test AND TARGET ${name}_parts)
+    target_link_libraries(examples_${name}_test PRIVATE ${name}_parts)
+  elseif(TARGET examples_${name}_test)
+    file(GLOB parts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} examples/${name}/*.cpp)
+    file(GLOB kernels CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} examples/${name}/*.cu)
+    foreach(own ${ARGN})
+      list(REMOVE_ITEM parts examples/${name}/${own})
+    endforeach()
+    target_sources(examples_${name}_test PRIVATE ${parts})
+    weir_kernels(examples_${name}_test ${kernels})
+  endif()
+endmacro()
+weir_test_of_program(trainer main.cpp progress.cpp)
+weir_test_of_program(seeds main.cpp)
+weir_test_of_program(pipeline main.cpp)
 
 # The tool's matrix of links, without its main.
 if(TARGET tools_topology_test)
