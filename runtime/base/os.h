@@ -14,6 +14,7 @@ namespace weir::os {
 #define WEIR_SYSTEM_CALLS(X)                                                                                                    \
   X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)               \
   X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)                        \
+  X(duplicate_file) X(make_sockets) X(send_message) X(receive_message)                                                          \
   /* asked once in a process; then: asked where there is no other way on */                                                      \
   X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)
 enum class call : std::uint8_t {

@@ -48,6 +48,8 @@ inline constexpr contract none{};                                               
   X(synchronize_device, may::lose | may::forbid) X(peer, may::fail)                                                          \
   X(reserve, may::fail | may::lack) X(unreserve, may::fail) X(create, may::lose | may::lack) X(release, may::fail)           \
   X(map, may::fail | may::lack) X(unmap, may::fail) X(grant, may::fail | may::lack | may::refuse)                            \
+  X(create_shared, may::lose | may::lack | may::refuse) X(export_handle, may::fail | may::lack)                              \
+  X(import_handle, may::lose | may::lack | may::refuse | may::mistake)                                                       \
   X(create_segment, may::lose | may::lack | may::forbid) X(release_segment, may::lose | may::forbid)                         \
   X(pin, may::lose | may::lack | may::forbid) X(unpin, may::lose | may::forbid) X(find, may::fail)                           \
   X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)              \

@@ -65,6 +65,9 @@ class faulty : public driver {
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   status grant(address, std::size_t bytes, int device) override;
+  result<memory_handle> create_shared(int device, std::size_t bytes) override;
+  result<int> export_handle(memory_handle) override;
+  result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
   result<address> create_segment(int device, std::size_t bytes) override;
   status release_segment(int device, address) override;
   status pin(void* host, std::size_t bytes) override;

@@ -58,6 +58,23 @@ status checked::unmap(address at, std::size_t bytes) {
   return is;
 }
 
+result<memory_handle> checked::create_shared(int device, std::size_t bytes) {
+  auto const r = inner_->create_shared(device, bytes);
+  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
+  else note(r.is, device);
+  return r;
+}
+
+result<int> checked::export_handle(memory_handle h) { return inner_->export_handle(h); }
+
+// Known as memory of its own: what other processes do with the bytes is not seen here.
+result<memory_handle> checked::import_handle(int device, std::size_t bytes, int file) {
+  auto const r = inner_->import_handle(device, bytes, file);
+  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
+  else note(r.is, device);
+  return r;
+}
+
 result<address> checked::create_segment(int device, std::size_t bytes) {
   auto const r = inner_->create_segment(device, bytes);
   if (r.ok()) judge_.lock()->memory.map(r.value, bytes, as::segment, device);

@@ -54,6 +54,9 @@ class cuda_driver final : public driver {
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   status grant(address, std::size_t bytes, int device) override;
+  result<memory_handle> create_shared(int device, std::size_t bytes) override;
+  result<int> export_handle(memory_handle) override;
+  result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
   result<address> create_segment(int device, std::size_t bytes) override;
   status release_segment(int device, address) override;
   status pin(void* host, std::size_t bytes) override;
@@ -112,7 +115,7 @@ class cuda_driver final : public driver {
   // `busy`: a call about this entry is under way on some thread; nobody else may begin one.
   base::mutex granting_;
   struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
-  struct physical { CUmemGenericAllocationHandle handle = 0; int device = -1; std::size_t bytes = 0; };
+  struct physical { CUmemGenericAllocationHandle handle = 0; int device = -1; std::size_t bytes = 0; bool exportable = false; };
   using ranges = std::map<address, range>;
   struct books {
     ranges reservations, mappings, segments, pins;  // each: disjoint ranges. Every mapping lies in one reservation
@@ -136,6 +139,7 @@ class cuda_driver final : public driver {
     std::uint64_t add_executable(int device) { return executables.emplace(next, executable{.device = device}), next++; }
   };
 
+  result<memory_handle> create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as);
   bool exists(int device) const noexcept { return device >= 0 && device < count_; }
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
   status may_call() const noexcept;                        // of process and thread, not of any device

@@ -75,18 +75,21 @@ status cuda_driver::unreserve(address at, std::size_t bytes) {
   return to_status(r);
 }
 
-result<memory_handle> cuda_driver::create(int device, std::size_t bytes) {
+result<memory_handle> cuda_driver::create(int device, std::size_t bytes) { return create(device, bytes, CU_MEM_HANDLE_TYPE_NONE); }
+
+result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as) {
   call in(*this, device, call::mode::asks);
   if (in.refused()) return {in.refusal()};
   if (bytes == 0 || bytes % granularity_ != 0) return {invalid};
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.requestedHandleTypes = exportable_as;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, at(device).id};
   std::uint64_t id = 0;
   {
     auto b = books_.lock();
     id = b->next_handle++;
-    b->handles.emplace(id, physical{.handle = 0, .device = device, .bytes = bytes});
+    b->handles.emplace(id, physical{.handle = 0, .device = device, .bytes = bytes, .exportable = exportable_as != CU_MEM_HANDLE_TYPE_NONE});
   }
   CUmemGenericAllocationHandle handle = 0;
   status const said = in.answer(api_.cuMemCreate(&handle, bytes, &wanted, 0));

@@ -37,6 +37,8 @@
   X(cuMemAddressFree, 10020)                  \
   X(cuMemCreate, 10020)                       \
   X(cuMemRelease, 10020)                      \
+  X(cuMemExportToShareableHandle, 10020)      \
+  X(cuMemImportFromShareableHandle, 10020)    \
   X(cuMemMap, 10020)                          \
   X(cuMemUnmap, 10020)                        \
   X(cuMemSetAccess, 10020)                    \

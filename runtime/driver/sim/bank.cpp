@@ -117,6 +117,13 @@ void bank::give_back(std::uint64_t offset, std::size_t bytes) {
   holes_[offset] = size;
 }
 
+bool bank::count(std::size_t bytes) noexcept {
+  if (bytes > free_bytes()) return false;
+  used_ += bytes;
+  return true;
+}
+void bank::uncount(std::size_t bytes) noexcept { used_ -= bytes; }
+
 bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) {
   // Pages that hold something already, and few: one call for all of them takes less than a fault for each.
   bool const at_once = fresh_ == fresh_bytes::arbitrary && bytes <= most_at_once;

@@ -22,6 +22,8 @@ class bank {
   // Returns: the offset in the file; none: the device is full, or the system is.
   std::optional<std::uint64_t> take(std::size_t bytes);
   void give_back(std::uint64_t offset, std::size_t bytes);
+  bool count(std::size_t bytes) noexcept;    // as used, though they lie elsewhere. false: there is no room
+  void uncount(std::size_t bytes) noexcept;
   bool map(void* at, std::uint64_t offset, std::size_t bytes);  // in place of what was there
   void use_up(std::size_t bytes);  // another process takes as much of what is left
   void others_leave(std::size_t bytes);  // and gives it back

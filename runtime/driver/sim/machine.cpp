@@ -314,6 +314,25 @@ status machine::grant(address at, std::size_t bytes, int device) {
   return pages_.grant(at, bytes, device);
 }
 
+result<memory_handle> machine::create_shared(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(70, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
+  return pages_.create_shared(device, bytes);
+}
+
+result<int> machine::export_handle(memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(71);
+  return pages_.export_handle(h);
+}
+
+result<memory_handle> machine::import_handle(int device, std::size_t bytes, int file) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(72, device, bytes);
+  return pages_.import_handle(device, bytes, file);
+}
+
 result<address> machine::create_segment(int device, std::size_t bytes) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
   blocking_call(8, device, bytes);

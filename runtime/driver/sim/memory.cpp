@@ -57,6 +57,7 @@ memory::~memory() {
   for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
   for (auto const& [at, bytes] : unreserved_) os::return_addresses(pointer(at), bytes);
   for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
+  for (physical& p : handles_) close_shared(p);
 }
 
 result<address> memory::reserve(std::size_t bytes, std::size_t alignment) {
@@ -103,18 +104,21 @@ void memory::return_addresses(address at, std::size_t bytes) {
 result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
   auto const offset = banks_[static_cast<std::size_t>(device)]->take(bytes);
   if (!offset) return {{code::out_of_memory}};
-  std::uint32_t index = 0;
-  if (free_handles_.empty()) {
-    index = static_cast<std::uint32_t>(handles_.size());
-    handles_.emplace_back();
-  } else {
-    index = free_handles_.back();
-    free_handles_.pop_back();
-    if (shape_.handles_come_back) ++came_back_;
-  }
+  std::uint32_t const index = new_slot();
   physical& p = handles_[index];
   p = {device, bytes, *offset, 0, false, p.turn + 1};
   return {fine, index};
+}
+
+std::uint32_t memory::new_slot() {
+  if (free_handles_.empty()) {
+    handles_.emplace_back();
+    return static_cast<std::uint32_t>(handles_.size()) - 1;
+  }
+  std::uint32_t const index = free_handles_.back();
+  free_handles_.pop_back();
+  if (shape_.handles_come_back) ++came_back_;
+  return index;
 }
 
 memory_handle memory::handle_of(std::uint32_t index) const {
@@ -132,7 +136,8 @@ memory::physical* memory::lookup(memory_handle h) {
 void memory::drop_if_dead(std::uint32_t index) {
   physical& p = handles_[index];
   if (!p.released || p.mappings > 0) return;
-  banks_[static_cast<std::size_t>(p.device)]->give_back(p.offset, p.bytes);
+  if (p.file >= 0) close_shared(p);
+  else banks_[static_cast<std::size_t>(p.device)]->give_back(p.offset, p.bytes);
   p.device = -1;
   free_handles_.push_back(index);
 }
@@ -161,7 +166,8 @@ bool memory::in_one_reservation(address at, std::size_t bytes) const {
 
 status memory::place_handle(address at, std::uint32_t index) {
   physical& p = handles_[index];
-  if (!banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes)) return {code::out_of_memory};
+  bool const placed = p.file >= 0 ? os::map_file(pointer(at), p.bytes, p.file, 0) : banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes);
+  if (!placed) return {code::out_of_memory};
   os::advise(pointer(at), p.bytes, os::advice::not_to_children);
   if (shape_.guarded && open_to_all_ == 0) {
     os::protect(pointer(at), p.bytes, os::reach::nothing);

@@ -44,6 +44,9 @@ class memory {
   status map(address, std::size_t bytes, memory_handle);
   status unmap(address, std::size_t bytes);  // Blocks: until no running work uses the range
   status grant(address, std::size_t bytes, int device);
+  result<memory_handle> create_shared(int device, std::size_t bytes);
+  result<int> export_handle(memory_handle);
+  result<memory_handle> import_handle(int device, std::size_t bytes, int file);
   result<address> create_segment(int device, std::size_t bytes);
   status release_segment(int device, address);
   status pin(void* host, std::size_t bytes);
@@ -90,10 +93,12 @@ class memory {
   struct physical {  // invariant: alive while mappings > 0 or not released
     int device = -1;
     std::size_t bytes = 0;
-    std::uint64_t offset = 0;  // in the device's file
+    std::uint64_t offset = 0;  // in the device's file, or its own
     int mappings = 0;
     bool released = false;
     std::uint32_t turn = 0;    // tells a handle from the one before it in this slot
+    int file = -1;             // its own, that other processes may map; -1: none
+    bool foreign = false;      // made elsewhere: its bytes are no bytes of this machine's banks
   };
   struct mapping {
     std::size_t bytes = 0;
@@ -111,6 +116,8 @@ class memory {
   void drop_mapping(std::map<address, mapping>::iterator);
   void drop_if_dead(std::uint32_t index);
   result<std::uint32_t> new_physical(int device, std::size_t bytes);
+  std::uint32_t new_slot();
+  void close_shared(physical&);
   physical* lookup(memory_handle);
   memory_handle handle_of(std::uint32_t index) const;
   bool reaches(mapping const&, int device) const;

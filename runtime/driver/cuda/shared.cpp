@@ -1,0 +1,56 @@
+// Memory that other processes map, on CUDA: handles as POSIX file descriptors.
+// Threads: any. As in memory.cpp the books are never locked during a driver call.
+#include "runtime/driver/cuda/cuda_driver.h"
+
+namespace weir::driver::cuda {
+namespace {
+constexpr status invalid{code::invalid, 0};
+}  // namespace
+
+result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) { return create(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); }
+
+result<int> cuda_driver::export_handle(memory_handle handle) {
+  if (status const may = may_call(); !may.ok()) return {may};
+  CUmemGenericAllocationHandle theirs = 0;
+  int device = -1;
+  {
+    auto b = books_.lock();
+    auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
+    if (found == b->handles.end() || found->second.handle == 0 || !found->second.exportable) return {invalid};
+    theirs = found->second.handle;
+    device = found->second.device;
+  }
+  int file = -1;
+  call in(*this, device, call::mode::survives);
+  if (in.refused()) return {in.refusal()};
+  CUresult const r = api_.cuMemExportToShareableHandle(&file, theirs, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {{code::out_of_memory, r}};  // no descriptor is left
+  if (status const said = in.answer(r); !said.ok()) return {said};
+  return {{}, file};
+}
+
+// Neither size nor device are asked of the handle: whoever passes the file on says them, and a wrong size is refused by map().
+result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, int file) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  if (bytes == 0 || bytes % granularity_ != 0 || file < 0) return {invalid};
+  std::uint64_t id = 0;
+  {
+    auto b = books_.lock();
+    id = b->next_handle++;
+    b->handles.emplace(id, physical{.handle = 0, .device = device, .bytes = bytes});
+  }
+  auto const forget = [&](status s) {
+    books_.lock()->handles.erase(id);
+    return result<memory_handle>{s};
+  };
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult const r = api_.cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(file)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  // What is no exported memory at all CUDA calls now a wrong value, now a device that is none, now the system's refusal.
+  if (r == CUDA_ERROR_OPERATING_SYSTEM) return forget({code::invalid, r});
+  if (status const said = in.answer(r); !said.ok()) return forget(said);
+  books_.lock()->handles.find(id)->second.handle = handle;
+  return {{}, static_cast<memory_handle>(id)};
+}
+
+}  // namespace weir::driver::cuda
