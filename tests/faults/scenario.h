@@ -31,5 +31,6 @@ std::string all_collectives();
 std::string communicator_outlives_its_runtime();
 std::string outlived_by_a_communicator();  // afterwards
 std::string captured_and_launched_twice();
+std::string shared_with_oneself();
 
 }  // namespace weir::faults

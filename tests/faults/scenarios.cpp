@@ -285,6 +285,7 @@ constexpr std::array table{
     scenario{"two_training_steps", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, two_training_steps},
     scenario{"captures", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, captured_and_launched_twice},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .how = running::seeded}, {}, all_collectives},
+    scenario{"sharing", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, shared_with_oneself, true},
     scenario{"outliving", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, communicator_outlives_its_runtime, true, outlived_by_a_communicator},
 };
 

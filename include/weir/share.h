@@ -1,0 +1,104 @@
+// weir/share.h: device memory that two processes look at, passed over a Unix socket. docs/sharing.md says what blocks, what holds
+// when the other process is killed or stopped, and what it costs.
+// Threads: any; one object is used by one thread at a time. A shared_buffer that is being sent is not changed meanwhile.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+
+#include "weir/memory.h"
+
+namespace weir {
+namespace peer {
+struct exported;
+struct opening;
+}
+
+// The other process has ended, or has closed its end. What it said before is heard first.
+class peer_gone : public std::runtime_error, public error {
+ public:
+  peer_gone(std::string operation, std::string operands, std::string remedy, here);
+};
+
+// Device memory in a handle of its own, that other processes may open: a whole number of pages (2 MiB on GPUs), and about a millisecond
+// to make, so make few and keep them. One given back is kept for the next of its size, but never while an importer may use it.
+// Not counted by set_memory_limit nor the device's statistics. Ends before its runtime; afterwards it does nothing.
+class shared_buffer {
+ public:
+  shared_buffer() noexcept = default;
+  // Its home is the device's current stream. Throws: invalid_use (cpu, a size that overflowed, zero bytes), not_supported (the device
+  // cannot export), out_of_memory, device_lost, driver_error
+  explicit shared_buffer(size_t bytes, device = gpu, here = here::current());
+  ~shared_buffer() { reset(); }
+  shared_buffer(shared_buffer&&) noexcept;
+  shared_buffer& operator=(shared_buffer&&) noexcept;
+  void* data() const noexcept;
+  template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
+  size_t size() const noexcept;  // bytes, as requested
+  weir::device device() const;   // Requires: not empty
+  // Sent, and neither released nor dropped by a process that ended. On its way counts. Blocks: no
+  int importers() const;
+  // That stream uses it, too: the memory serves the next shared_buffer only after what the stream has been given by the end of this one.
+  void record_stream(stream_ref, here = here::current()) const;
+  void reset() noexcept;         // gives it back. Blocks: no; importers go on with what they have opened
+
+ private:
+  friend class share_line;
+  std::shared_ptr<peer::exported> is_;
+};
+
+// Another process's shared_buffer, mapped here. Stays valid when that process ends. Ends before its runtime; afterwards it does nothing.
+class opened_buffer {
+ public:
+  opened_buffer() noexcept = default;
+  ~opened_buffer() { reset(); }
+  opened_buffer(opened_buffer&&) noexcept;
+  opened_buffer& operator=(opened_buffer&&) noexcept;
+  void* data() const noexcept;
+  template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
+  size_t size() const noexcept;   // bytes, as its owner requested
+  weir::device device() const;    // whose memory it is. Requires: not empty
+  // Gives it back to its owner once that stream is done with what it has been given: the owner may write there again, or use it for
+  // something else. Empty afterwards. Requires: no other stream uses it. Blocks: until that stream is there
+  void release(stream_ref last_use, here = here::current());
+  void reset() noexcept;          // the same. Blocks: until all work of its device, and of the one it was opened for, is done
+
+ private:
+  friend class share_line;
+  std::unique_ptr<peer::opening> is_;
+};
+
+// One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET), and what two processes tell each other over it, in
+// order. No call waits for the other process longer than the lease: killed or stopped, it holds up nobody for longer.
+class share_line {
+ public:
+  static constexpr std::chrono::milliseconds usual_lease{5000};
+  // Takes the socket over: it is closed at the end. Throws: invalid_use (no such socket; one that does not keep messages apart); then it is still yours
+  explicit share_line(int socket, std::chrono::milliseconds lease = usual_lease, here = here::current());
+  ~share_line();
+  share_line(share_line&&) noexcept;
+  share_line& operator=(share_line&&) noexcept;
+
+  // Lets the other process open the buffer, with all that `last_write` has been given done. Any number of times.
+  // Blocks: until that stream is there, and while the other side hears nothing; Throws: timed_out (for the whole lease), peer_gone, device_lost, driver_error (the system has no descriptors left)
+  void send(shared_buffer const&, stream_ref last_write, here = here::current());
+  // Opens the next buffer that is sent, for work of `reader` and of the device whose memory it is. One that this process has open, or
+  // has had, is not mapped again. Blocks: until it comes. Throws: timed_out, peer_gone; invalid_use (damaged, foreign, of another
+  // version, opened before) and not_supported (no such device here, or the reader does not reach it): nothing of it is kept;
+  // out_of_memory, device_lost, driver_error: it is still the next
+  opened_buffer receive(device reader = gpu, here = here::current());
+  // A number for the other process, with all that `after` has been given done: "buffer 3 is written", "you may write it again".
+  // Blocks, Throws: as send
+  void signal(std::uint64_t number, stream_ref after, here = here::current());
+  // The next number. Whatever is given to any stream afterwards sees what was done before signal(). Throws: timed_out, peer_gone,
+  // invalid_use (damaged; a buffer comes first: receive it, nothing has changed)
+  std::uint64_t wait(here = here::current());
+  std::chrono::milliseconds lease() const noexcept;
+  void set_lease(std::chrono::milliseconds) noexcept;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace weir

@@ -1,0 +1,231 @@
+// weir/share.h: owners of shared memory, and the line between two processes.
+// Threads: as the header says.
+#include "peer/share.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+#include "streams/context.h"
+
+namespace weir {
+
+peer_gone::peer_gone(std::string operation, std::string operands, std::string remedy, here at)
+    : std::runtime_error(operation + ": " + operands + ". " + remedy), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+
+// Shared ------------------------------------------------------------------------------------------------------------
+
+shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
+  auto& r = streams::current_runtime();
+  int const device = streams::resolve(on, r, "shared_buffer", at);
+  if (bytes == 0) throw invalid_use("shared_buffer", "0 B", "Ask for at least one byte: nothing else can be passed on", at);
+  if (bytes > ~size_t{0} / 4) throw invalid_use("shared_buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+  auto& home = streams::current_line(r, device);
+  is_ = r.part<peer::exports>().take(home, bytes, at);
+}
+
+shared_buffer::shared_buffer(shared_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+shared_buffer& shared_buffer::operator=(shared_buffer&& other) noexcept {
+  if (this != &other) reset(), is_ = std::move(other.is_);
+  return *this;
+}
+void shared_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
+void* shared_buffer::data() const noexcept { return is_ && !is_->ended ? is_->pages.data() : nullptr; }
+size_t shared_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device shared_buffer::device() const { return weir::device(is_->device); }
+
+int shared_buffer::importers() const {
+  if (!is_ || is_->ended || process_was_forked()) return 0;
+  for (auto& l : is_->loans) l.listen();
+  return static_cast<int>(std::count_if(is_->loans.begin(), is_->loans.end(), [](auto const& l) { return l.alive(); }));
+}
+
+void shared_buffer::record_stream(stream_ref s, here at) const {
+  auto& line = streams::line_or_throw(s, "shared_buffer::record_stream", at);
+  if (!is_ || is_->ended) throw invalid_use("shared_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held", at);
+  auto& users = is_->users;
+  if (std::find(users.begin(), users.end(), &line) != users.end()) return;
+  if (&line.owner().machine() != &is_->home->machine()) throw invalid_use("shared_buffer::record_stream", "a stream of another runtime", "Use streams of the runtime whose buffer it is", at);
+  is_->last_uses.reserve(users.size() + 1);
+  users.push_back(&line);
+}
+
+// Opened ------------------------------------------------------------------------------------------------------------
+
+opened_buffer::opened_buffer(opened_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+opened_buffer& opened_buffer::operator=(opened_buffer&& other) noexcept {
+  if (this != &other) reset(), is_ = std::move(other.is_);
+  return *this;
+}
+void* opened_buffer::data() const noexcept { return is_ && !is_->of->ended ? is_->of->pages.data() : nullptr; }
+size_t opened_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device opened_buffer::device() const { return weir::device(is_->of->device); }
+
+void opened_buffer::release(stream_ref last_use, here at) {
+  auto& line = streams::line_or_throw(last_use, "opened_buffer::release", at);
+  if (!is_ || is_->of->ended) return is_.reset();
+  require(is_->home->clocks().synchronize(line.now()), "opened_buffer::release", streams::describe(line), "It is still open: try again, or let it end", at);
+  is_->home->close(*is_);
+  is_.reset();
+}
+
+// What cannot be waited for stays mapped, and its owner hears nothing: the memory is not used for anything else.
+void opened_buffer::reset() noexcept {
+  auto const is = std::move(is_);
+  if (!is || is->of->ended || process_was_forked()) return;
+  try {
+    auto& clocks = is->home->clocks();
+    bool const done = clocks.synchronize_device(is->of->device).ok();
+    if (done && (is->reader == is->of->device || clocks.synchronize_device(is->reader).ok())) is->home->close(*is);
+  } catch (...) {}
+}
+
+// The line ----------------------------------------------------------------------------------------------------------
+
+struct share_line::state {
+  peer::owned_file socket;
+  std::chrono::milliseconds lease;
+  struct arrived {
+    peer::message what;
+    peer::imports::files files;
+  };
+  std::optional<arrived> next;  // judged, and not yet taken
+  std::uint64_t of_process = os::fork_generation();
+
+  void must_be_ours(char const* operation, here at) const {
+    if (of_process != os::fork_generation()) streams::throw_forked(operation, at);
+  }
+  std::string lease_text() const { return "nothing for " + std::to_string(lease.count()) + " ms"; }
+
+  void send(char const* operation, peer::message& m, std::span<int const> files, here at) {
+    m.checksum = peer::checksum_of(m);
+    switch (os::send_message(socket.get(), peer::bytes_of(m), files, lease)) {
+      case os::heard::message: return;
+      case os::heard::too_late: throw timed_out(operation, "the other process has heard " + lease_text(), "It may be stopped: try again, or end the line", at);
+      case os::heard::closed: throw peer_gone(operation, "the other process has ended, or closed its end", "Nothing was sent: start another one", at);
+      case os::heard::refused: break;
+    }
+    throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
+  }
+
+  // Ensures: `next` is there, and of that kind.
+  void expect(char const* operation, peer::said kind, here at) {
+    if (!next) next = receive(operation, at);
+    if (next->what.kind == kind) return;
+    bool const buffer = kind == peer::said::number;
+    throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first", buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
+  }
+
+  arrived receive(char const* operation, here at) const {
+    arrived out;
+    os::received const got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
+    std::array<peer::owned_file, os::most_files> files;
+    for (std::size_t i = 0; i < got.file_count; ++i) files[i] = peer::owned_file(got.files[i]);
+    switch (got.is) {
+      case os::heard::message: break;
+      case os::heard::too_late: throw timed_out(operation, "the other process has said " + lease_text(), "It may be stopped: try again, or end the line", at);
+      case os::heard::closed: throw peer_gone(operation, "the other process has ended, or closed its end", "All it said was heard: start another one", at);
+      case os::heard::refused: throw driver_error(0, operation, "the system does not receive it", "Try again", at);
+    }
+    if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
+      throw invalid_use(operation, wrong, "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
+    }
+    for (std::size_t i = 0; i < out.files.size(); ++i) out.files[i] = std::move(files[i]);
+    return out;
+  }
+};
+
+share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
+  if (!os::is_message_socket(socket)) {
+    throw invalid_use("share_line", "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart", "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
+  }
+  if (lease.count() <= 0) throw invalid_use("share_line", "a lease of " + std::to_string(lease.count()) + " ms", "Say how long to wait for the other process", at);
+  state_ = std::make_unique<state>();
+  state_->socket = peer::owned_file(socket);
+  state_->lease = lease;
+}
+share_line::~share_line() = default;
+share_line::share_line(share_line&&) noexcept = default;
+share_line& share_line::operator=(share_line&&) noexcept = default;
+std::chrono::milliseconds share_line::lease() const noexcept { return state_->lease; }
+void share_line::set_lease(std::chrono::milliseconds lease) noexcept { state_->lease = lease; }
+
+namespace {
+void wait_for(stream_ref s, char const* operation, here at) {
+  auto& line = streams::line_or_throw(s, operation, at);
+  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line), "Nothing was sent: try again", at);
+}
+}  // namespace
+
+void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
+  constexpr char const* operation = "share_line::send";
+  state_->must_be_ours(operation, at);
+  if (!b.data()) throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
+  wait_for(last_write, operation, at);
+  peer::exported& is = *b.is_;
+  if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
+    for (auto& l : is.loans) l.listen();
+    auto const last = std::prev(is.loans.end());
+    is.loans.erase(std::remove_if(is.loans.begin(), last, [](auto const& l) { return l.over(); }), last);
+  }
+  is.loans.reserve(is.loans.size() + 1);
+  auto const no_files = [&] { throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)", at); };
+  auto const [mine, theirs] = os::make_sockets();
+  peer::owned_file ours(mine), life(theirs);
+  if (mine < 0) no_files();
+  auto const memory = is.home->machine().export_handle(is.pages.handle());
+  if (memory.is.what == driver::code::out_of_memory) no_files();
+  require(memory.is, operation, std::to_string(is.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
+  peer::owned_file const handle(memory.value);
+  auto const info = is.home->machine().info(is.device);
+  require(info.is, operation, "gpu:" + std::to_string(is.device), "Try again", at);
+  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = is.pages.bytes(), .origin = is.home->origin(), .serial = is.serial, .turn = ++is.turns};
+  std::memcpy(m.device.data(), info.value.uuid.data(), std::min(info.value.uuid.size(), m.device.size() - 1));
+  state_->send(operation, m, std::array{handle.get(), life.get()}, at);
+  is.loans.emplace_back(std::move(ours));
+}
+
+opened_buffer share_line::receive(device reader, here at) {
+  constexpr char const* operation = "share_line::receive";
+  state_->must_be_ours(operation, at);
+  auto& r = streams::current_runtime();
+  int const device = streams::resolve(reader, r, operation, at);
+  state_->expect(operation, peer::said::buffer, at);
+  auto& all = r.part<peer::imports>();
+  auto const forget = [&] { state_->next.reset(); };
+  opened_buffer out;
+  try {
+    out.is_ = all.open(state_->next->what, state_->next->files, device, at);
+  } catch (peer_gone const&) {
+    forget();
+    throw;
+  } catch (not_supported const&) {
+    forget();
+    throw;
+  } catch (std::logic_error const&) {
+    forget();
+    throw;
+  }  // of all else it stays the next
+  forget();
+  return out;
+}
+
+void share_line::signal(std::uint64_t number, stream_ref after, here at) {
+  constexpr char const* operation = "share_line::signal";
+  state_->must_be_ours(operation, at);
+  wait_for(after, operation, at);
+  peer::message m{.number = number};
+  state_->send(operation, m, {}, at);
+}
+
+std::uint64_t share_line::wait(here at) {
+  constexpr char const* operation = "share_line::wait";
+  state_->must_be_ours(operation, at);
+  state_->expect(operation, peer::said::number, at);
+  std::uint64_t const number = state_->next->what.number;
+  state_->next.reset();
+  return number;
+}
+
+}  // namespace weir

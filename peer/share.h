@@ -1,0 +1,150 @@
+// The two halves of sharing with other processes: blocks this process lends, and blocks of others it has mapped.
+// Threads: any. No lock is held over a driver call but `opening_`, under which nobody allocates.
+//
+// A block is lent once for each time it is sent. With it goes one end of a socket, the loan's life:
+//   the importer says `opened` before it maps anything, and `released` when its work is done with the memory;
+//   the kernel closes its end when the process is gone, whatever killed it.
+// Invariant: a block serves another shared_buffer only when each of its loans is over: released, or closed without having been opened.
+// One that was opened and then closed without a word belonged to a process that was killed, and whose kernels may still run: its
+// memory goes to the driver instead, which keeps it as long as it is mapped anywhere.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "peer/share_message.h"
+#include "runtime/clock/timeline.h"
+#include "runtime/memory/allocator.h"
+#include "weir/share.h"
+
+namespace weir::peer {
+
+// Physical memory and the addresses it has here. Given back step by step: what the driver refuses now is tried again later.
+class mapped_handle {
+ public:
+  mapped_handle() noexcept = default;
+  mapped_handle(driver::driver& m, driver::memory_handle h, std::size_t bytes) noexcept : machine_(&m), handle_(h), bytes_(bytes) {}
+  mapped_handle(mapped_handle&& other) noexcept { *this = std::move(other); }
+  mapped_handle& operator=(mapped_handle&&) noexcept;
+  driver::status map(std::size_t alignment);
+  driver::status grant(int device);
+  bool granted(int device) const noexcept { return readers_ >> device & 1; }
+  // Requires: no work uses it. Returns: nothing is left.
+  bool give_back() noexcept;
+  void* data() const noexcept { return reinterpret_cast<void*>(at_); }
+  driver::memory_handle handle() const noexcept { return handle_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  driver::driver* machine_ = nullptr;
+  driver::memory_handle handle_ = driver::memory_handle::none;
+  driver::address at_ = 0;
+  std::size_t bytes_ = 0;
+  std::uint64_t readers_ = 0;  // a bit a device
+  bool mapped_ = false;
+};
+
+enum class word : std::uint8_t { opened = 'o', released = 'r' };  // of an importer
+
+class loan {
+ public:
+  explicit loan(owned_file life) noexcept : life_(std::move(life)) {}
+  void listen() noexcept;                                       // what the importer has said by now
+  bool over() const noexcept { return released_ || (closed_ && !opened_); }
+  bool broken() const noexcept { return closed_ && opened_ && !released_; }
+  bool alive() const noexcept { return !released_ && !closed_; }
+
+ private:
+  owned_file life_;
+  bool opened_ = false, released_ = false, closed_ = false;
+};
+
+class exports;
+struct exported {  // a block of this process
+  enum class state : std::uint8_t { lent_out, idle, looked_at };  // of a shared_buffer; kept; by one thread
+  mapped_handle pages;
+  std::size_t bytes = 0;       // as requested
+  int device = -1;
+  std::uint64_t serial = 0, turns = 0;
+  std::vector<loan> loans;
+  std::vector<clock::timeline*> users;       // streams; capacity of last_uses is never less
+  std::vector<clock::stamp> last_uses;       // idle: what must be complete before it serves again
+  state is = state::looked_at;
+  bool going = false;                        // serves nobody any more; what is left of it is given back
+  bool ended = false;                        // its runtime has: nothing is here any more
+  exports* home = nullptr;                   // not ended
+};
+
+class exports {  // a part of the runtime
+ public:
+  explicit exports(runtime::impl&);
+  ~exports();
+  // Throws: not_supported, out_of_memory, device_lost, driver_error
+  std::shared_ptr<exported> take(clock::timeline& home, std::size_t bytes, here);
+  static void give_back(std::shared_ptr<exported>) noexcept;
+  std::uint64_t origin() const noexcept { return origin_; }
+  driver::driver& machine() const noexcept { return runtime_.machine(); }
+  std::size_t forget_idle() noexcept;  // bytes of those that no work of this process uses, whoever has opened them
+
+ private:
+  std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // looked at by the caller alone from now on
+  void set(exported&, exported::state) noexcept;
+  bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
+  bool complete(exported const&) noexcept;
+  std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
+  std::shared_ptr<exported> make(int device, std::size_t bytes, here);
+  driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
+
+  runtime::impl& runtime_;
+  clock::clocks& clocks_;
+  memory::device_memory& memory_;
+  std::uint64_t const origin_;
+  std::uint64_t callback_ = 0;
+  base::atomic<std::uint64_t> next_serial_{1};
+  base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
+};
+
+struct imported {  // memory of another process, mapped here once
+  std::uint64_t origin = 0, serial = 0;
+  mapped_handle pages;
+  int device = -1;
+  int uses = 0;                     // opened_buffers
+  std::vector<std::uint64_t> turns; // that were opened, the latest last
+  owned_file life;                  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
+  bool going = false, ended = false;
+};
+
+class imports;
+struct opening {  // one opened_buffer
+  std::shared_ptr<imported> of;
+  imports* home = nullptr;
+  owned_file life;
+  std::size_t bytes = 0;
+  int reader = -1;
+};
+
+class imports {  // a part of the runtime
+ public:
+  explicit imports(runtime::impl&);
+  ~imports();
+  using files = std::array<owned_file, 2>;  // the memory; the loan's life
+  // Takes the files only when it succeeds: what was refused for want of memory may be tried again with them.
+  std::unique_ptr<opening> open(message const&, files&, int reader, here);
+  void close(opening&) noexcept;         // says `released`. Requires: no work uses it
+  clock::clocks& clocks() noexcept { return clocks_; }
+  std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
+
+ private:
+  std::shared_ptr<imported> find(message const&);
+  std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, here);
+  void make_reachable(imported&, int reader, here);
+  void sweep() noexcept;                 // those not used, whose owner has them no more
+  int device_named(std::string const& uuid, here);
+
+  runtime::impl& runtime_;
+  clock::clocks& clocks_;
+  base::mutex opening_;                  // one at a time: the same memory twice finds it
+  base::guarded<std::vector<std::shared_ptr<imported>>> all_;
+};
+
+}  // namespace weir::peer

@@ -1,0 +1,219 @@
+// Blocks that this process lends: making them, keeping those that came back, and when one may serve again.
+// Threads: any.
+#include <algorithm>
+#include <array>
+
+#include "peer/share.h"
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+
+namespace weir::peer {
+
+mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
+  machine_ = other.machine_;
+  handle_ = std::exchange(other.handle_, driver::memory_handle::none);
+  at_ = std::exchange(other.at_, 0);
+  bytes_ = other.bytes_;
+  readers_ = std::exchange(other.readers_, 0);
+  mapped_ = std::exchange(other.mapped_, false);
+  return *this;
+}
+
+driver::status mapped_handle::map(std::size_t alignment) {
+  auto const at = machine_->reserve(bytes_, alignment);
+  if (!at.ok()) return at.is;
+  at_ = at.value;
+  driver::status const s = machine_->map(at_, bytes_, handle_);
+  mapped_ = s.ok();
+  return s;
+}
+
+driver::status mapped_handle::grant(int device) {
+  if (granted(device)) return {};
+  driver::status const s = machine_->grant(at_, bytes_, device);
+  if (s.ok()) readers_ |= std::uint64_t{1} << device;
+  return s;
+}
+
+bool mapped_handle::give_back() noexcept {
+  try {
+    if (mapped_ && !machine_->unmap(at_, bytes_).ok()) return false;
+    mapped_ = false;
+    readers_ = 0;
+    if (at_ && !machine_->unreserve(at_, bytes_).ok()) return false;
+    at_ = 0;
+    if (handle_ != driver::memory_handle::none && !machine_->release(handle_).ok()) return false;
+    handle_ = driver::memory_handle::none;
+    return true;
+  } catch (...) {
+    return false;  // no memory for a driver's books: later
+  }
+}
+
+void loan::listen() noexcept {
+  while (!closed_) {
+    std::array<std::byte, 8> text{};
+    os::received const got = os::receive_message(life_.get(), text, {});
+    for (std::size_t i = 0; i < got.file_count; ++i) os::close_file(got.files[i]);
+    if (got.is == os::heard::closed) closed_ = true;
+    if (got.is != os::heard::message) return;
+    opened_ |= static_cast<word>(text[0]) == word::opened;
+    released_ |= static_cast<word>(text[0]) == word::released;
+  }
+}
+
+exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), origin_(os::random_number()) {
+  callback_ = memory_.add_callback([](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
+}
+
+exports::~exports() {
+  memory_.remove_callback(callback_);
+  bool const gone = process_is_ending() || process_was_forked();
+  std::vector<std::shared_ptr<exported>> all;
+  std::swap(all, *all_.lock());
+  for (auto const& b : all) {
+    b->ended = true;
+    if (gone) continue;
+    auto const idle = machine().synchronize_device(b->device);
+    if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();  // else nobody knows what still runs: they stay
+    b->loans.clear();
+  }
+}
+
+void exports::set(exported& b, exported::state to) noexcept {
+  auto const hold = all_.lock();
+  b.is = to;
+}
+
+std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
+  auto all = all_.lock();
+  for (auto const& b : *all) {
+    if (b->serial <= after || b->is != exported::state::idle) continue;
+    b->is = exported::state::looked_at;
+    return b;
+  }
+  return nullptr;
+}
+
+bool exports::complete(exported const& b) noexcept {
+  return std::all_of(b.last_uses.begin(), b.last_uses.end(), [&](clock::stamp s) {
+    if (clocks_.complete(s)) return true;
+    try {
+      auto const asked = clocks_.poll(s);
+      return asked.ok() && asked.value;
+    } catch (...) {
+      return false;
+    }
+  });
+}
+
+bool exports::forget(exported& b) noexcept {
+  b.going = true;
+  b.loans.clear();  // importers keep what they have mapped
+  if (!b.pages.give_back()) return false;
+  std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
+  return true;
+}
+
+std::size_t exports::forget_idle() noexcept {
+  std::size_t bytes = 0;
+  std::uint64_t last = 0;
+  while (auto const b = next_idle(last)) {
+    last = b->serial;
+    std::size_t const its = b->pages.bytes();
+    if (complete(*b) && forget(*b)) bytes += its;
+    else set(*b, exported::state::idle);
+  }
+  return bytes;
+}
+
+// Of those that were given back, one that nobody uses any more. On the way, what never will be usable goes.
+std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noexcept {
+  std::uint64_t last = 0;
+  while (auto b = next_idle(last)) {
+    last = b->serial;
+    for (loan& l : b->loans) l.listen();
+    bool const lost_sight = std::any_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.broken(); });
+    bool const free = std::all_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.over(); });
+    std::size_t const more = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
+    bool const fits = !b->going && b->device == device && b->pages.bytes() >= bytes && more < std::max(bytes / 8, std::size_t{2} << 20);
+    bool const usable = free && fits, useless = lost_sight || b->going;
+    if ((usable || useless) && complete(*b)) {
+      if (usable) return b;
+      if (forget(*b)) continue;
+    }
+    set(*b, exported::state::idle);
+  }
+  return nullptr;
+}
+
+driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t alignment) {
+  auto const made = machine().create_shared(b.device, handle_bytes);
+  if (!made.ok()) return made.is;
+  b.pages = mapped_handle(machine(), made.value, handle_bytes);
+  if (auto const s = b.pages.map(alignment); !s.ok()) return s;
+  return b.pages.grant(b.device);
+}
+
+std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) {
+  std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
+  auto const info = machine().info(device);
+  require(info.is, "shared_buffer", what, "Try again", at);
+  if (!info.value.maps) throw not_supported("shared_buffer", what + ": this device maps no memory", "Copy through the host instead", at);
+  std::size_t const page = info.value.granularity, handle_bytes = (bytes + page - 1) / page * page;
+  auto made = std::make_shared<exported>();
+  made->device = device;
+  made->home = this;
+  {
+    auto all = all_.lock();
+    made->serial = next_serial_.fetch_add(1);
+    all->push_back(made);
+  }
+  driver::status is;
+  try {
+    for (int spared = 0; spared < 3; ++spared) {
+      is = place(*made, handle_bytes, page);
+      if (is.what != driver::code::out_of_memory || !made->pages.give_back()) break;
+      if (spared == 0) forget_idle();
+      if (spared == 1) memory_.on(device).empty_cache();
+    }
+  } catch (...) {
+    is = {driver::code::failed};
+    if (!forget(*made)) set(*made, exported::state::idle);
+    throw;
+  }
+  if (is.ok()) return made;
+  if (!forget(*made)) set(*made, exported::state::idle);
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, "shared_buffer", what, "Try again", at);
+  memory_report r = memory_.on(device).report();
+  r.requested = bytes;
+  r.rounded = handle_bytes;
+  throw out_of_memory(std::move(r), at);
+}
+
+std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, here at) {
+  auto b = find_idle(home.device(), bytes);
+  if (!b) b = make(home.device(), bytes, at);
+  b->loans.clear();
+  b->users.clear();
+  b->last_uses.clear();
+  try {
+    b->users.reserve(1);
+    b->last_uses.reserve(1);
+  } catch (...) {
+    set(*b, exported::state::idle);
+    throw;
+  }
+  b->users.push_back(&home);
+  b->bytes = bytes;
+  set(*b, exported::state::lent_out);
+  return b;
+}
+
+void exports::give_back(std::shared_ptr<exported> b) noexcept {
+  if (!b || process_was_forked() || b->ended) return;
+  for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
+  b->home->set(*b, exported::state::idle);
+}
+
+}  // namespace weir::peer

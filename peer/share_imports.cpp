@@ -1,0 +1,183 @@
+// Blocks of other processes: each mapped once, however often it is opened, and kept until its owner has it no more.
+// Threads: any.
+#include <algorithm>
+#include <array>
+
+#include "peer/links.h"
+#include "peer/share.h"
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+
+namespace weir::peer {
+namespace {
+
+constexpr char const* operation = "share_line::receive";
+constexpr std::size_t most_turns = 64;
+
+os::heard say(owned_file const& life, word w) noexcept {
+  std::array const text{static_cast<std::byte>(w)};
+  return os::send_message(life.get(), text, {}, {});
+}
+
+bool closed_there(owned_file const& life) noexcept {
+  std::array<std::byte, 8> text{};
+  return life.is_open() && os::receive_message(life.get(), text, {}).is == os::heard::closed;
+}
+
+[[noreturn]] void refuse(std::string what, here at) {
+  throw invalid_use(operation, std::move(what), "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
+}
+
+// Turns are looked up among the latest: one from before those was opened, too.
+bool was_opened(imported const& b, std::uint64_t turn) {
+  if (b.turns.size() >= most_turns && turn < *std::min_element(b.turns.begin(), b.turns.end())) return true;
+  return std::find(b.turns.begin(), b.turns.end(), turn) != b.turns.end();
+}
+
+}  // namespace
+
+imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()) { static_cast<void>(r.part<links>()); }
+
+imports::~imports() {
+  bool const gone = process_is_ending() || process_was_forked();
+  std::vector<std::shared_ptr<imported>> all;
+  std::swap(all, *all_.lock());
+  for (auto const& b : all) {
+    b->ended = true;
+    if (gone) continue;
+    bool at_rest = true;
+    for (int d = 0; d < runtime_.device_count(); ++d) {
+      if (!b->pages.granted(d)) continue;
+      auto const idle = runtime_.machine().synchronize_device(d);
+      at_rest &= idle.ok() || idle.what == driver::code::lost;
+    }
+    if (at_rest) b->pages.give_back();
+  }
+}
+
+int imports::device_named(std::string const& uuid, here at) {
+  for (int d = 0; d < runtime_.device_count(); ++d) {
+    auto const info = runtime_.machine().info(d);
+    require(info.is, operation, "gpu:" + std::to_string(d), "Try again", at);
+    if (info.value.uuid == uuid) return d;
+  }
+  throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see", "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
+}
+
+std::shared_ptr<imported> imports::find(message const& m) {
+  auto const all = all_.lock();
+  auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) { return b->origin == m.origin && b->serial == m.serial && !b->going; });
+  return found == all->end() ? nullptr : *found;
+}
+
+void imports::sweep() noexcept {
+  std::shared_ptr<imported> b;
+  do {
+    b = nullptr;
+    {
+      auto const all = all_.lock();
+      for (auto const& one : *all) {
+        if (one->uses == 0 && !one->going && (!one->life.is_open() || closed_there(one->life))) one->going = true;
+        if (one->uses == 0 && one->going && !b) b = one;
+      }
+    }
+    if (!b || !b->pages.give_back()) return;
+    std::erase(*all_.lock(), b);
+  } while (b);
+}
+
+std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device, here at) {
+  auto const text = std::to_string(m.handle_bytes) + " B of gpu:" + std::to_string(device);
+  auto& machine = runtime_.machine();
+  auto const info = machine.info(device);
+  require(info.is, operation, text, "Try again", at);
+  auto made = std::make_shared<imported>();
+  made->origin = m.origin;
+  made->serial = m.serial;
+  made->device = device;
+  made->going = true;  // until all of it is there
+  all_.lock()->push_back(made);
+  auto const h = machine.import_handle(device, m.handle_bytes, memory.get());
+  driver::status is = h.is;
+  if (is.ok()) {
+    made->pages = mapped_handle(machine, h.value, m.handle_bytes);
+    is = made->pages.map(info.value.granularity);
+    if (is.ok()) is = made->pages.grant(device);
+  }
+  if (is.ok()) return made;
+  sweep();
+  if (is.what == driver::code::invalid) refuse(text + ": the descriptor that came with it is none of such memory", at);
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, operation, text, "Try again", at);
+  memory_report r{};
+  r.on = weir::device(device);
+  r.requested = m.bytes;
+  r.rounded = m.handle_bytes;
+  throw out_of_memory(std::move(r), at);
+}
+
+void imports::make_reachable(imported& b, int reader, here at) {
+  if (b.pages.granted(reader)) return;
+  std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
+  runtime_.open(reader, operation, at);
+  auto const is = runtime_.part<links>().prove(reader, b.device, at);
+  if (is != links::trust::proven) throw not_supported(operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"), "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair, "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
+}
+
+std::unique_ptr<opening> imports::open(message const& m, files& with, int reader, here at) {
+  auto& [memory, life] = with;
+  base::lock_guard const alone(opening_);
+  int const device = device_named(uuid_of(m), at);
+  runtime_.open(device, operation, at);
+  auto made = std::make_unique<opening>();
+  auto b = find(m);
+  std::string const name = "buffer " + std::to_string(m.serial) + ", sent for the " + std::to_string(m.turn) + ". time";
+  if (b && was_opened(*b, m.turn)) refuse(name + ": a stale message, it was opened before", at);
+  os::heard const heard = closed_there(life) ? os::heard::closed : say(life, word::opened);
+  if (heard == os::heard::closed) throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
+  if (heard != os::heard::message) throw driver_error(0, operation, name + ": the system lets nothing be said to its owner", "Try again", at);
+  auto const drop = [&] {
+    if (b && b->uses == 0) b->going = true;
+    sweep();
+  };
+  try {
+    if (!b) b = bring_in(m, memory, device, at);
+    b->turns.reserve(most_turns + 1);
+    make_reachable(*b, reader, at);
+  } catch (std::logic_error const&) {  // never: no work has seen it
+    static_cast<void>(say(life, word::released));
+    drop();
+    throw;
+  } catch (not_supported const&) {
+    static_cast<void>(say(life, word::released));
+    drop();
+    throw;
+  } catch (...) {
+    drop();
+    throw;
+  }
+  b->turns.push_back(m.turn);
+  if (b->turns.size() > most_turns) b->turns.erase(b->turns.begin());
+  {
+    auto const hold = all_.lock();
+    ++b->uses;
+    b->going = false;
+  }
+  made->of = std::move(b);
+  made->home = this;
+  made->life = std::move(life);
+  memory.close();
+  made->bytes = m.bytes;
+  made->reader = reader;
+  sweep();
+  return made;
+}
+
+void imports::close(opening& o) noexcept {
+  if (o.of->ended || process_was_forked()) return;
+  static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
+  auto const hold = all_.lock();
+  if (--o.of->uses == 0) o.of->life = std::move(o.life);
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,37 @@
+// Memory shared with another process, both sides of it in one: what is sent, opened, released, and sent again.
+// Threads: one.
+#include "peer/share.h"
+#include "runtime/base/os_socket.h"
+#include "tests/faults/scenario.h"
+#include "weir/copy.h"
+#include "weir/device.h"
+
+namespace weir::faults {
+
+std::string shared_with_oneself() {
+  constexpr std::size_t bytes = 3000;
+  auto const both = os::make_sockets();
+  peer::owned_file left(both.first), right(both.second);
+  share_line here(left.get());
+  left.release();
+  share_line there(right.get());
+  right.release();
+  std::string seen;
+  std::vector<char> host(bytes);
+  for (char c : {'a', 'b'}) {
+    shared_buffer const b(bytes, 0);
+    std::fill(host.begin(), host.end(), c);
+    copy(b.data(), host.data(), bytes);
+    here.send(b, current_stream(0));
+    here.signal(5, current_stream(0));
+    opened_buffer o = there.receive(c == 'a' ? 0 : 1);
+    if (there.wait() != 5) seen += "another number";
+    std::fill(host.begin(), host.end(), '-');
+    copy(host.data(), o.data(), bytes);
+    seen.append(host.begin(), host.end());
+    if (c == 'a') o.release(current_stream(0));
+  }
+  return seen;
+}
+
+}  // namespace weir::faults

@@ -1,0 +1,98 @@
+// Another process of this test, at the other end of a line: the same program, started anew, which plays one role and ends.
+// Threads: one.
+//
+// A test file that includes this names its roles, WEIR_ROLE(name) { … line … }, and starts them with other_process("name").
+#pragma once
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "weir/share.h"
+
+extern char** environ;
+
+namespace weir::test {
+
+inline constexpr int its_socket = 77;
+
+using role = void (*)(share_line&);
+inline std::map<std::string, role>& roles() {
+  static std::map<std::string, role> all;
+  return all;
+}
+inline bool add_role(char const* name, role r) { return roles().emplace(name, r).second; }
+#define WEIR_ROLE(name)                                                                \
+  static void role_##name([[maybe_unused]] ::weir::share_line& line);                  \
+  [[maybe_unused]] static bool const has_role_##name = ::weir::test::add_role(#name, role_##name); \
+  static void role_##name([[maybe_unused]] ::weir::share_line& line)
+
+// In a process of its own: the role that its environment names. A failure there is its exit status.
+TEST(in_another_process, plays_its_role) {
+  char const* const name = std::getenv("WEIR_TEST_ROLE");
+  if (!name) GTEST_SKIP() << "the other cases start it";
+  ASSERT_EQ(roles().count(name), 1u) << name;
+  share_line line(its_socket, std::chrono::seconds(20));
+  roles()[name](line);
+}
+
+class other_process {
+ public:
+  explicit other_process(char const* role, std::vector<std::string> const& more = {}, std::chrono::milliseconds lease = std::chrono::seconds(20)) {
+    int both[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
+    std::vector<std::string> words(more);
+    for (char** at = environ; *at; ++at) words.emplace_back(*at);
+    words.push_back("WEIR_TEST_ROLE=" + std::string(role));
+    std::vector<char*> environment;
+    for (auto& w : words) environment.push_back(w.data());
+    environment.push_back(nullptr);
+    char self[] = "/proc/self/exe", filter[] = "--gtest_filter=in_another_process.*", brief[] = "--gtest_brief=1";
+    char* const arguments[] = {self, filter, brief, nullptr};
+    posix_spawn_file_actions_t files;
+    ::posix_spawn_file_actions_init(&files);
+    ::posix_spawn_file_actions_adddup2(&files, both[1], its_socket);
+    EXPECT_EQ(::posix_spawn(&id_, self, &files, nullptr, arguments, environment.data()), 0);
+    ::posix_spawn_file_actions_destroy(&files);
+    ::close(both[1]);
+    line_ = std::make_unique<share_line>(both[0], lease);
+  }
+  ~other_process() {
+    if (!over_) kill();
+  }
+  other_process(other_process const&) = delete;
+  other_process& operator=(other_process const&) = delete;
+
+  share_line& line() { return *line_; }
+  void tell(int signal) const { EXPECT_EQ(::kill(id_, signal), 0); }
+  void await_stop() const {  // it has stopped itself
+    int status = 0;
+    EXPECT_EQ(::waitpid(id_, &status, WUNTRACED), id_);
+    EXPECT_TRUE(WIFSTOPPED(status));
+  }
+  std::string end() {  // once it has ended: how, in words
+    int status = 0;
+    EXPECT_EQ(::waitpid(id_, &status, 0), id_);
+    over_ = true;
+    if (WIFSIGNALED(status)) return "signal " + std::to_string(WTERMSIG(status));
+    return "exit " + std::to_string(WEXITSTATUS(status));
+  }
+  void kill() {
+    tell(SIGKILL);
+    EXPECT_EQ(end(), "signal 9");
+  }
+
+ private:
+  pid_t id_ = 0;
+  bool over_ = false;
+  std::unique_ptr<share_line> line_;
+};
+
+}  // namespace weir::test

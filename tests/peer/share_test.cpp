@@ -1,0 +1,402 @@
+// Memory of two processes: the same bytes for both, handed over in order; not used for anything else while somebody has it open; and
+// every message that is not what it should be is refused.
+// Threads: one, and in one case a second that waits; the other process has its own.
+#include <fcntl.h>
+
+#include <future>
+
+#include "peer/share.h"
+#include "runtime/base/os_socket.h"
+#include "tests/peer/machine_fixture.h"
+#include "tests/peer/other_process.h"
+
+namespace weir {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr std::size_t some_bytes = 300'000;
+simulated small() { return {.devices = 2, .memory = 64_MiB}; }
+
+std::pair<share_line, share_line> lines(std::chrono::milliseconds lease = 20s) {
+  auto const [a, b] = os::make_sockets();
+  return {share_line(a, lease), share_line(b, lease)};
+}
+void write(void* to, test::bytes_of_host const& what) { copy(default_stream(0), to, what.data(), what.size(), blocking::yes); }
+test::bytes_of_host read(void const* from, std::size_t bytes = some_bytes) { return test::read_back(from, bytes, 0); }
+
+// Bytes ------------------------------------------------------------------------------------------------------------------
+
+// Answers what it sees with its own.
+WEIR_ROLE(reads_and_writes_back) {
+  test::machine m(small());
+  auto const b = line.receive();
+  ASSERT_EQ(b.size(), some_bytes);
+  ASSERT_EQ(read(b.data()), test::pattern(some_bytes, 1));
+  write(b.data(), test::pattern(some_bytes, 2));
+  line.signal(7, default_stream(0));
+  ASSERT_EQ(line.wait(), 8u);
+}
+
+TEST(shared_memory, is_the_same_bytes_for_both) {
+  test::machine m(small());
+  test::other_process other("reads_and_writes_back");
+  shared_buffer const b(some_bytes);
+  write(b.data(), test::pattern(some_bytes, 1));
+  other.line().send(b, default_stream(0));
+  EXPECT_EQ(other.line().wait(), 7u);
+  EXPECT_EQ(read(b.data()), test::pattern(some_bytes, 2));
+  other.line().signal(8, default_stream(0));
+  EXPECT_EQ(other.end(), "exit 0");
+}
+
+TEST(shared_memory, opened_for_another_device_is_read_by_it) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  shared_buffer const b(some_bytes, 0);
+  write(b.data(), test::pattern(some_bytes, 3));
+  here.send(b, default_stream(0));
+  auto const o = there.receive(1);
+  EXPECT_EQ(o.device(), device(0));
+  buffer const mine(some_bytes, {.on = 1});
+  copy(default_stream(1), mine.data(), o.data(), some_bytes);
+  EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3));
+}
+
+TEST(shared_memory, opened_for_a_device_without_a_link_is_refused) {
+  simulated apart = small();
+  apart.peers = simulated::links::none;
+  test::machine m(apart);
+  auto [here, there] = lines();
+  shared_buffer const b(some_bytes, 0);
+  here.send(b, default_stream(0));
+  EXPECT_THROW((void)there.receive(1), not_supported);
+  EXPECT_EQ(b.importers(), 0);
+}
+
+TEST(a_signal, comes_after_what_its_stream_was_given) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  stream const s(device(0));
+  std::future<std::uint64_t> heard;
+  std::atomic<bool> opened{false};
+  {
+    test::held gate(m, s);
+    auto sends = std::async(std::launch::async, [&] { runtime_guard const in(m.own); here.signal(5, s); });
+    heard = std::async(std::launch::async, [&] { auto const n = there.wait(); EXPECT_TRUE(opened); return n; });
+    opened = true;
+    gate.open();
+    sends.get();
+  }
+  EXPECT_EQ(heard.get(), 5u);
+}
+
+// Imports ----------------------------------------------------------------------------------------------------------------
+
+TEST(an_import, is_mapped_once_however_often_it_is_opened) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  shared_buffer const b(some_bytes);
+  auto& imports = m.get().part<peer::imports>();
+  here.send(b, default_stream(0));
+  here.send(b, default_stream(0));
+  auto first = there.receive(), second = there.receive();
+  EXPECT_EQ(first.data(), second.data());
+  EXPECT_EQ(imports.mapped(), 1u);
+  EXPECT_EQ(b.importers(), 2);
+  void const* const at = first.data();
+  first.release(default_stream(0));
+  second.release(default_stream(0));
+  EXPECT_EQ(b.importers(), 0);
+  here.send(b, default_stream(0));
+  EXPECT_EQ(there.receive().data(), at) << "it was kept";
+  EXPECT_EQ(imports.mapped(), 1u);
+}
+
+TEST(an_import, goes_when_its_owner_has_it_no_more) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  auto& imports = m.get().part<peer::imports>();
+  {
+    shared_buffer const b(some_bytes);
+    here.send(b, default_stream(0));
+    (void)there.receive();
+  }
+  EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
+  shared_buffer const other(some_bytes);
+  here.send(other, default_stream(0));
+  auto const o = there.receive();
+  EXPECT_EQ(imports.mapped(), 1u);
+}
+
+// Life -------------------------------------------------------------------------------------------------------------------
+
+WEIR_ROLE(holds_until_told) {
+  test::machine m(small());
+  auto b = line.receive();
+  auto const before = read(b.data());
+  line.signal(1, default_stream(0));
+  ASSERT_EQ(line.wait(), 2u);
+  ASSERT_EQ(read(b.data()), before) << "somebody else has used it";
+  b.release(default_stream(0));
+  line.signal(3, default_stream(0));
+  (void)line.wait();
+}
+
+TEST(shared_memory, serves_nobody_else_while_an_importer_has_it) {
+  test::machine m(small());
+  test::other_process other("holds_until_told");
+  auto b = std::make_optional<shared_buffer>(some_bytes);
+  void const* const at = b->data();
+  write(b->data(), test::pattern(some_bytes, 1));
+  other.line().send(*b, default_stream(0));
+  EXPECT_EQ(other.line().wait(), 1u);
+  EXPECT_EQ(b->importers(), 1);
+  b.reset();
+  shared_buffer const next(some_bytes);
+  EXPECT_NE(next.data(), at);
+  write(next.data(), test::pattern(some_bytes, 9));
+  other.line().signal(2, default_stream(0));
+  EXPECT_EQ(other.line().wait(), 3u);
+  EXPECT_EQ(shared_buffer(some_bytes).data(), at) << "it was released, and serves again";
+  other.line().signal(4, default_stream(0));
+  EXPECT_EQ(other.end(), "exit 0");
+}
+
+TEST(shared_memory, comes_back_when_its_importer_was_killed) {
+  test::machine m(small());
+  synchronize(0);
+  auto const before = m.driver().memory(0).value.free;
+  test::other_process other("holds_until_told");
+  auto b = std::make_optional<shared_buffer>(some_bytes);
+  other.line().send(*b, default_stream(0));
+  EXPECT_EQ(other.line().wait(), 1u);
+  other.kill();
+  EXPECT_EQ(b->importers(), 0);
+  EXPECT_THROW((void)other.line().wait(), peer_gone);
+  EXPECT_THROW(other.line().send(*b, default_stream(0)), peer_gone);
+  b.reset();
+  { shared_buffer const next(some_bytes); }
+  m.get().part<peer::exports>().forget_idle();
+  EXPECT_EQ(m.driver().memory(0).value.free, before);
+}
+
+TEST(shared_memory, that_waits_to_be_opened_serves_nobody_else) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  void const* at = nullptr;
+  {
+    shared_buffer const b(some_bytes);
+    at = b.data();
+    write(b.data(), test::pattern(some_bytes, 4));
+    here.send(b, default_stream(0));
+    EXPECT_EQ(b.importers(), 1);
+  }
+  shared_buffer const next(some_bytes);
+  EXPECT_NE(next.data(), at);
+  write(next.data(), test::pattern(some_bytes, 5));
+  EXPECT_EQ(read(there.receive().data()), test::pattern(some_bytes, 4));
+}
+
+TEST(shared_memory, that_nobody_opened_serves_again_once_the_line_has_ended) {
+  test::machine m(small());
+  void const* at = nullptr;
+  {
+    auto [here, there] = lines();
+    shared_buffer const b(some_bytes);
+    at = b.data();
+    here.send(b, default_stream(0));
+  }
+  EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+}
+
+TEST(shared_memory, serves_the_next_only_when_its_own_streams_are_done) {
+  test::machine m(small());
+  stream const s(device(0));
+  void const* at = nullptr;
+  test::held gate(m, s);
+  {
+    shared_buffer const b(some_bytes);
+    at = b.data();
+    b.record_stream(s);
+  }
+  EXPECT_NE(shared_buffer(some_bytes).data(), at);
+  gate.open();
+  s.synchronize();
+  EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+}
+
+WEIR_ROLE(sends_and_is_killed) {
+  test::machine m(small());
+  shared_buffer const b(some_bytes);
+  write(b.data(), test::pattern(some_bytes, 6));
+  line.send(b, default_stream(0));
+  (void)line.wait();
+  ::kill(::getpid(), SIGKILL);
+}
+
+TEST(opened_memory, stays_what_it_was_when_its_owner_is_killed) {
+  test::machine m(small());
+  test::other_process other("sends_and_is_killed");
+  auto b = other.line().receive();
+  other.line().signal(1, default_stream(0));
+  EXPECT_EQ(other.end(), "signal 9");
+  EXPECT_THROW((void)other.line().wait(), peer_gone);
+  EXPECT_EQ(read(b.data()), test::pattern(some_bytes, 6));
+  b.reset();
+}
+
+TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
+  test::machine m(small());
+  test::other_process other("sends_and_is_killed");
+  other.line().signal(1, default_stream(0));
+  EXPECT_EQ(other.end(), "signal 9");
+  EXPECT_THROW((void)other.line().receive(), peer_gone);
+}
+
+// Leases -----------------------------------------------------------------------------------------------------------------
+
+WEIR_ROLE(stops_itself) {
+  ::raise(SIGSTOP);
+  std::uint64_t n = 0;
+  while (line.wait() == n) ++n;
+  test::machine m(small());
+  line.signal(n, default_stream(0));
+}
+
+TEST(a_stopped_process, holds_up_nobody_for_longer_than_the_lease_and_then_goes_on) {
+  test::machine m(small());
+  test::other_process other("stops_itself", {}, 20ms);
+  other.await_stop();
+  EXPECT_THROW((void)other.line().wait(), timed_out);
+  std::uint64_t sent = 0;
+  EXPECT_THROW(
+      while (sent < 1'000'000) {
+        other.line().signal(sent, default_stream(0));
+        ++sent;
+      },
+      timed_out);
+  other.tell(SIGCONT);
+  other.line().set_lease(20s);
+  other.line().signal(~std::uint64_t{0}, default_stream(0));
+  EXPECT_EQ(other.line().wait(), sent) << "what was refused was not heard, all else was, in order";
+  EXPECT_EQ(other.end(), "exit 0");
+}
+
+// Refusals ---------------------------------------------------------------------------------------------------------------
+
+// A message as it goes over a line, caught on its way.
+struct caught {
+  peer::message what;
+  std::vector<int> files;
+  explicit caught(shared_buffer const& b) {
+    auto const [mine, raw] = os::make_sockets();
+    share_line(mine).send(b, default_stream(0));
+    auto const got = os::receive_message(raw, std::as_writable_bytes(std::span(&what, 1)), 1s);
+    files.assign(got.files.begin(), got.files.begin() + static_cast<std::ptrdiff_t>(got.file_count));
+    os::close_file(raw);
+  }
+  ~caught() {
+    for (int f : files) os::close_file(f);
+  }
+  void seal() { what.checksum = peer::checksum_of(what); }
+};
+
+struct refusals : ::testing::Test {
+  refusals() {
+    auto const [a, b] = os::make_sockets();
+    raw = a;
+    line.emplace(b, 1s);
+  }
+  ~refusals() override { os::close_file(raw); }
+  std::string answer(caught const& c, std::size_t bytes = sizeof(peer::message)) {
+    os::send_message(raw, peer::bytes_of(c.what).first(bytes), c.files, {});
+    try {
+      (void)line->receive();
+    } catch (error const& e) {
+      return std::string(e.operands());
+    }
+    return "taken";
+  }
+  test::machine m{small()};
+  int raw = -1;
+  std::optional<share_line> line;
+  shared_buffer b{some_bytes};
+};
+
+TEST_F(refusals, of_any_bit_that_is_wrong) {
+  caught c(b);
+  auto* const bytes = reinterpret_cast<unsigned char*>(&c.what);
+  for (std::size_t i = 0; i < sizeof c.what; ++i) {
+    bytes[i] ^= 0x10;
+    EXPECT_NE(answer(c), "taken") << "byte " << i;
+    bytes[i] ^= 0x10;
+  }
+  EXPECT_EQ(answer(c), "taken");
+}
+
+TEST_F(refusals, say_what_is_wrong) {
+  auto const with = [&](auto change) {
+    caught c(b);
+    change(c);
+    return answer(c);
+  };
+  EXPECT_NE(with([](caught& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.version = 9; c.seal(); }).find("version 9"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.bytes = c.what.handle_bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.handle_bytes *= 2; c.seal(); }).find("descriptor"), std::string::npos) << "a handle of another size";
+  EXPECT_NE(with([](caught& c) { os::close_file(c.files[0]), c.files[0] = ::open("/dev/null", O_RDWR); }).find("descriptor"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { os::close_file(c.files[1]), c.files.pop_back(); }).find("1 descriptors"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.device = {"GPU-of another host"}; c.seal(); }).find("GPU-of another host"), std::string::npos);
+  caught cut(b);
+  EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
+  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
+  EXPECT_EQ(with([](caught&) {}), "taken") << "the line is as good as before";
+}
+
+TEST_F(refusals, of_a_message_that_comes_again) {
+  caught c(b);
+  EXPECT_EQ(answer(c), "taken");
+  EXPECT_NE(answer(c).find("stale"), std::string::npos);
+}
+
+TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
+  auto [here, there] = lines();
+  here.signal(3, default_stream(0));
+  here.send(b, default_stream(0));
+  EXPECT_THROW((void)there.receive(), invalid_use);
+  EXPECT_EQ(there.wait(), 3u);
+  EXPECT_THROW((void)there.wait(), invalid_use);
+  EXPECT_EQ(there.receive().size(), some_bytes);
+}
+
+TEST_F(refusals, of_sockets_that_are_none) {
+  EXPECT_THROW(share_line(-1), invalid_use);
+  int both[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
+  EXPECT_THROW(share_line{both[0]}, invalid_use);
+  for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
+}
+
+TEST_F(refusals, of_buffers_that_are_none) {
+  EXPECT_THROW(shared_buffer(0), invalid_use);
+  EXPECT_THROW(shared_buffer(~std::size_t{0}), invalid_use);
+  EXPECT_THROW(shared_buffer(65_MiB), out_of_memory);
+  auto [here, there] = lines();
+  EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
+}
+
+TEST(after_its_runtime, nothing_of_it_is_left_and_nobody_minds) {
+  auto m = std::make_unique<test::machine>(small());
+  auto [here, there] = lines();
+  shared_buffer b(some_bytes);
+  here.send(b, default_stream(0));
+  auto o = there.receive();
+  m.reset();
+  EXPECT_EQ(b.data(), nullptr);
+  EXPECT_EQ(o.data(), nullptr);
+  EXPECT_EQ(b.importers(), 0);
+}
+
+}  // namespace
+}  // namespace weir
