@@ -1,18 +1,21 @@
 // options::deterministic: the same calls give the same places, whenever the machine's work is done and seen to be done.
-// Seeds as tests/support/seeds.h says, one in 25 of them: each program runs on fifty machines.
+// Seeds as tests/support/seeds.h says, one in 25 of them: each program runs on fifty machines, ten under sanitizers.
 // Threads: one.
 #include <gtest/gtest.h>
 
 #include <set>
 
 #include "tests/model/places_program.h"
+#include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
 
-std::size_t courses(std::uint64_t calls, options o, std::size_t memory) {  // different ones among 50 machines
+constexpr std::uint64_t machines = tests::sanitized ? 10 : 50;
+
+std::size_t courses(std::uint64_t calls, options o, std::size_t memory) {  // different ones among them
   std::set<std::vector<std::size_t>> seen;
-  for (std::uint64_t machine = 1; machine <= 50; ++machine) {
+  for (std::uint64_t machine = 1; machine <= machines; ++machine) {
     tests::places_program p(calls, machine, o, memory);
     seen.insert(p.run());
     EXPECT_TRUE(p.wrong().ok()) << p.wrong();

@@ -7,6 +7,7 @@
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/support/memory_bench.h"
+#include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
@@ -270,7 +271,7 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   return steps;
 }
 TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_blocks_that_wait) {
-  std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", 10'000);  // 100,000 by hand: it takes long to map them
+  std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", tests::sanitized ? 3'000 : 10'000);  // 100,000 by hand: it takes long to map them
   for (bool const short_of_memory : {false, true}) {
     std::uint64_t const few = steps_of_a_miss(1'000, short_of_memory), many = steps_of_a_miss(most, short_of_memory);
     EXPECT_LE(many, few + few / 8) << few << " steps with 1,000 blocks";
@@ -318,7 +319,7 @@ TEST(reuse, among_a_hundred_streams_a_miss_asks_some_and_looks_at_each_once) {
     lines.push_back(&m.bench.stream(0));
     m.busy(*lines.back());
   }
-  for (int k = 0; k < 10; ++k) {
+  for (int k = 0; k < (tests::sanitized ? 4 : 10); ++k) {
     for (std::size_t i = 0; i < lines.size(); ++i) {
       void* const p = m.take(*lines[i], 256 << 10);
       m.device().mark(p, *lines[(i + 1 + static_cast<std::size_t>(k)) % lines.size()], at);

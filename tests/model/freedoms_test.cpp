@@ -248,7 +248,7 @@ class program {
 };
 
 TEST(freedoms, programs_on_machines_that_take_all_of_them_keep_their_bytes_and_meet_each) {
-  tests::seeds const wanted("freedoms", 120);
+  tests::seeds const wanted("freedoms", 360, 0, 3);
   counts taken{};
   for (auto const seed : wanted) {
     if (::testing::Test::HasFailure()) break;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/sanitized.h"
 #include "weir/observe.h"
 
 namespace weir {
@@ -16,11 +17,7 @@ using test::pattern;
 constexpr std::size_t n = 24_MiB - 5;  // four chunks a lane: its slots are filled again
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-std::uint64_t const stride = 7;  // of the calls that are refused in turn
-#else
-std::uint64_t const stride = std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
-#endif
+std::uint64_t const stride = tests::sanitized || std::getenv("WEIR_CHECK_RACES") ? 7 : 1;  // of the calls that are refused in turn
 
 // gpu:0 is copied to and from.
 struct rig {
@@ -255,7 +252,7 @@ TEST(stripes, every_call_that_makes_lanes_refused_in_turn_leaves_the_straight_wa
 }
 
 TEST(stripes, under_any_schedule_the_bytes_are_right) {
-  for (auto const seed : tests::seeds("stripes", 5)) {
+  for (auto const seed : tests::seeds("stripes", 100, 0, 20)) {
     rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
     lend_links const lent(others);
     stream t{device(0)};

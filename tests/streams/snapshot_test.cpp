@@ -76,7 +76,7 @@ struct blocks_of_a_program {  // taken and given back at random, on three stream
 };
 
 TEST_F(snapshot, what_lies_where_is_a_recount_of_the_counters) {
-  for (std::uint64_t const seed : tests::seeds("snapshot", 20)) {
+  for (std::uint64_t const seed : tests::seeds("snapshot", 100, 0, 5)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     runtime machine(simulated{.devices = 1, .memory = 1_GiB, .seed = seed});
     runtime_guard const in(machine);
@@ -167,7 +167,7 @@ int replay_backward(value const& all, size_t device) {
 TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
   auto const path = std::filesystem::temp_directory_path() / ("weir_snapshot_" + std::to_string(getpid()));
   int later_complete = 0;
-  for (std::uint64_t const seed : tests::seeds("snapshot file", 10)) {
+  for (std::uint64_t const seed : tests::seeds("snapshot file", 100, 0, 10)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     runtime machine(simulated{.devices = 2, .memory = 1_GiB, .seed = seed});
     runtime_guard const in(machine);

@@ -7,13 +7,14 @@
 
 #include "runtime/clock/timeline.h"
 #include "runtime/driver/sim/machine.h"
+#include "tests/support/sanitized.h"
 #include "weir/sim.h"
 #include "weir/stream.h"
 
 namespace weir {
 namespace {
 
-constexpr int many = 100'000;
+constexpr int many = tests::sanitized ? 10'000 : 100'000;
 
 // Streams of somebody else, one after another, each known to weir for as long as it lives.
 void use_up_streams(runtime::impl& r) {
