@@ -35,24 +35,29 @@ std::string_view name_of(verb what) noexcept {
     case verb::broadcast: return "broadcast";
     case verb::all_gather: return "all_gather";
     case verb::reduce_scatter: return "reduce_scatter";
+    case verb::scatter: return "scatter";
+    case verb::gather: return "gather";
   }
   return "unknown";
 }
 
 bool request::matches(request const& other) const noexcept {
-  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) && (what != verb::broadcast || root == other.root);
+  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) && (!has_root() || root == other.root);
 }
 
 std::string request::text() const {
   std::string s = std::string(name_of(what)) + " of " + std::to_string(count) + " " + std::string(weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
-  if (what == verb::broadcast) s += " from rank " + std::to_string(root);
+  if (has_root()) s += (what == verb::gather ? " to rank " : " from rank ") + std::to_string(root);
   return s;
 }
 
-std::array<driver::touch, 2> request::touches(std::size_t ranks) const noexcept {
-  std::size_t const part = static_cast<std::size_t>(count) * size_of(type), all = part * ranks;
-  return {{{reinterpret_cast<driver::address>(in), what == verb::reduce_scatter ? all : part, false}, {reinterpret_cast<driver::address>(out), what == verb::all_gather ? all : part, true}}};
+request::own_touches request::touches(std::size_t ranks) const noexcept {
+  std::size_t const part = part_bytes(), all = part * ranks;
+  bool const reads_all = what == verb::reduce_scatter || what == verb::scatter, writes_all = what == verb::all_gather || what == verb::gather;
+  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false}, {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}}, in ? 0u : 1u, 2};
+  t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
+  return t;
 }
 
 std::string address_text(void const* p) {
@@ -296,6 +301,7 @@ std::vector<communicator> communicator::in_process(std::span<weir::device const>
   }
   for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
   auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals) : peer::carried_by_nccl(owner, ordinals, at);
+  by = peer::carried_in_chains(owner, ordinals, std::move(by), owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
   auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
   owner.part<peer::groups>().add(all);
   std::vector<communicator> ranks;
@@ -312,6 +318,12 @@ namespace {
 void require_reducible(dtype type, std::string_view operation, here at) {
   if (!peer::reducible(type)) {
     throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)), "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+  }
+}
+
+void require_rank(int root, int ranks, std::string_view operation, here at) {
+  if (root < 0 || root >= ranks) {
+    throw invalid_use(std::string(operation), "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks", "Ranks count from 0 to " + std::to_string(ranks - 1), at);
   }
 }
 
@@ -344,12 +356,34 @@ stamp communicator::all_reduce(span_of what, reduction how, here at) {
 }
 
 stamp communicator::broadcast(span_of what, int root, here at) {
-  if (root < 0 || root >= size()) {
-    throw invalid_use("broadcast", "root " + std::to_string(root) + " of " + std::to_string(size()) + " ranks", "Ranks count from 0 to " + std::to_string(size() - 1), at);
-  }
+  require_rank(root, size(), "broadcast", at);
   clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
   return state_->all->issue(state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
+}
+
+stamp communicator::scatter(span_of out, span_of in, int root, here at) {
+  require_rank(root, size(), "scatter", at);
+  clock::timeline& on = state_->line("scatter", at);
+  bool const mine = root == rank();
+  if (mine) {
+    require_slice_or_apart(in, out, rank(), size(), "scatter", at);
+    peer::use_on(on, in, "scatter", "in", at);
+  }
+  peer::use_on(on, out, "scatter", "out", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::scatter, out.type, reduction::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+}
+
+stamp communicator::gather(span_of out, span_of in, int root, here at) {
+  require_rank(root, size(), "gather", at);
+  clock::timeline& on = state_->line("gather", at);
+  bool const mine = root == rank();
+  if (mine) {
+    require_slice_or_apart(out, in, rank(), size(), "gather", at);
+    peer::use_on(on, out, "gather", "out", at);
+  }
+  peer::use_on(on, in, "gather", "in", at);
+  return state_->all->issue(state_->rank, on, {peer::verb::gather, in.type, reduction::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
 stamp communicator::all_gather(span_of out, span_of in, here at) {
@@ -373,6 +407,7 @@ void communicator::barrier(std::chrono::milliseconds limit, here at) {
   (void)state_->all->owner("barrier", at);
   state_->all->barrier(state_->rank, limit, at);
 }
+std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
 void communicator::abort() noexcept { state_->all->abort(state_->rank); }
 
 }  // namespace weir

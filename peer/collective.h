@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 
 namespace weir::peer {
 
-enum class verb : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter };
+enum class verb : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather };
 std::string_view name_of(verb) noexcept;
 
 struct request {
@@ -20,31 +21,41 @@ struct request {
   dtype type = float32;
   reduction how = reduction::sum;
   int root = 0;
-  std::int64_t count = 0;     // elements of one part: the whole buffer; all_gather's in; reduce_scatter's out
-  void const* in = nullptr;   // equal to out for all_reduce and broadcast
-  void* out = nullptr;
+  std::int64_t count = 0;     // elements of one part: the whole buffer; all_gather's and gather's in; reduce_scatter's and scatter's out
+  void const* in = nullptr;   // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
+  void* out = nullptr;        // null: gather, on a rank that is not its root
 
   bool reduces() const noexcept { return what == verb::all_reduce || what == verb::reduce_scatter; }
+  bool has_root() const noexcept { return what == verb::broadcast || what == verb::scatter || what == verb::gather; }
+  std::size_t part_bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(type); }
   bool matches(request const& other) const noexcept;  // but for the addresses
   std::string text() const;                           // "all_reduce of 12 float32 (sum)"
-  std::array<driver::touch, 2> touches(std::size_t ranks) const noexcept;  // what one rank's part reads and writes of its own
+  struct own_touches {
+    std::array<driver::touch, 2> all{};
+    std::size_t first = 0, count = 0;
+    operator std::span<driver::touch const>() const noexcept { return {all.data() + first, count}; }
+  };
+  own_touches touches(std::size_t ranks) const noexcept;  // what one rank's part reads and writes of its own
 };
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, for NCCL knows neither
 
-// Carries out what all ranks have agreed on. Two kinds: NCCL's, and parts on simulated streams.
+// Carries out what all ranks have agreed on. NCCL's, or parts on simulated streams; before it, one that has chains for large data.
 class carrier {
  public:
   virtual ~carrier() = default;
   // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks). Blocks: only as NCCL does.
-  // Throws: device_lost, driver_error: then nothing was enqueued, or broken() says why no rank can go on.
+  // Throws: device_lost, driver_error: then nothing is under way, or broken() says why no rank can go on.
   virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, here) = 0;
   // What keeps the ranks from going on, "" when nothing does: asked before each collective. Any thread.
   virtual std::string broken(int rank) = 0;
   virtual void abort() noexcept = 0;            // any thread; idempotent. Ensures: no stream waits for a rank any more
   virtual void leave(int rank) noexcept = 0;    // the end of a rank. Requires: it issued nothing that others have not
+  virtual std::string said(int /*rank*/) const { return {}; }  // by what way the rank's last collective with a root went, and why. Threads: the rank's
 };
 std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
+// Large broadcasts, scatters and gathers by weir's own copies, all else by that one. `name`: of that one.
+std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>, char const* name, here);
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here);  // Throws: not_supported, driver_error
 
 // The ranks' meeting place on the host.
@@ -60,6 +71,7 @@ class group {
   stamp issue(int rank, clock::timeline& on, request const&, here);
   void barrier(int rank, std::chrono::nanoseconds limit, here);
   void abort(int rank) noexcept;
+  std::string said(int rank) const { return carrier_->said(rank); }
   bool waits(int rank) const noexcept;  // it asked for something that others have not asked for yet
   void leave(int rank) noexcept;
   void runtime_ends() noexcept;  // all ranks leave, while there is a machine to leave

@@ -66,6 +66,12 @@ void meeting::do_share(int rank) const noexcept {
     case verb::broadcast:
       if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
       return;
+    case verb::scatter:
+      if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part; from != out[r]) std::memcpy(out[r], from, part);
+      return;
+    case verb::gather:
+      if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r]) std::memcpy(to, in[r], part);
+      return;
     case verb::all_gather:
       for (void* const whole : out) {
         std::byte* const to = static_cast<std::byte*>(whole) + r * part;
@@ -126,15 +132,12 @@ class streams_carrier final : public carrier {
       if (++e.issued == ranks()) open->erase(turn);
     }
     for (auto& p : parts) p->where = where;
-    std::size_t const part_bytes = static_cast<std::size_t>(r.count) * size_of(r.type), all_bytes = part_bytes * devices_.size();
-    driver::touch const touches[] = {{reinterpret_cast<driver::address>(r.in), r.what == verb::reduce_scatter ? all_bytes : part_bytes, false},
-                                     {reinterpret_cast<driver::address>(r.out), r.what == verb::all_gather ? all_bytes : part_bytes, true}};
+    auto const touches = r.touches(devices_.size());
     auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(std::move(parts[static_cast<int>(does)]))); };
     auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
-    bool const nothing = r.count == 0;
     // Declared by arrive: until it has run nobody else looks at them, so a machine may even fill them with nonsense before.
     base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
-    driver::status s = enqueue(part::step::arrive, nothing ? std::span<driver::touch const>() : std::span(touches));
+    driver::status s = enqueue(part::step::arrive, touches);
     if (!s.ok()) {
       take_back(rank, turn, where);
       throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);

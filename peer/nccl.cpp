@@ -17,7 +17,7 @@ namespace {
 
 // Every entry point used, by NCCL's own name and type.
 #define WEIR_NCCL_CALLS(X) \
-  X(GetVersion) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter)
+  X(GetVersion) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -122,6 +122,8 @@ class nccl_carrier final : public carrier {
         case verb::broadcast: answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value); break;
         case verb::all_gather: answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value); break;
         case verb::reduce_scatter: answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value); break;
+        case verb::scatter:
+        case verb::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
       }
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
@@ -192,6 +194,24 @@ class nccl_carrier final : public carrier {
   }
 
  private:
+  // The ranks' parts from or to the root, as one group of sends and receives. The root's own is one of them, unless it lies in its place.
+  ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
+    bool const scatters = r.what == verb::scatter;
+    ncclResult_t worst = nccl().GroupStart();
+    if (worst != ncclSuccess) return worst;
+    auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
+    auto const place = [&](void const* whole, std::size_t of) { return static_cast<std::byte*>(const_cast<void*>(whole)) + of * bytes; };
+    bool const in_place = rank == r.root && (scatters ? place(r.in, static_cast<std::size_t>(rank)) == r.out : place(r.out, static_cast<std::size_t>(rank)) == r.in);
+    for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
+      int const peer = static_cast<int>(other);
+      if (peer == rank && in_place) continue;
+      note(scatters ? nccl().Send(place(r.in, other), bytes, ncclUint8, peer, comm, on) : nccl().Recv(place(r.out, other), bytes, ncclUint8, peer, comm, on));
+    }
+    if (!in_place) note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on) : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+    note(nccl().GroupEnd());
+    return worst;
+  }
+
   struct one {
     base::mutex calls;           // held inside every call on comm
     ncclComm_t comm = nullptr;   // null: aborted, or left

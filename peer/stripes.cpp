@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "peer/links.h"
+#include "peer/own_stream.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
 
@@ -15,41 +16,13 @@ namespace {
 
 std::byte* at(void const* base, std::size_t offset) { return const_cast<std::byte*>(static_cast<std::byte const*>(base)) + offset; }
 
-// A stream of weir's own, with its clock.
-class own_stream {
- public:
-  own_stream(runtime::impl& r, int device, here where) : owner_(r) {
-    r.open(device, "copy", where);
-    auto const made = r.machine().create_stream(device, driver::stream_kind::independent, 0);
-    require(made.is, "copy", "a stream on gpu:" + std::to_string(device), "Try again", where);
-    try {
-      line_ = &r.part<clock::clocks>().make(device, made.value, clock::life::own);
-    } catch (...) {
-      static_cast<void>(r.machine().destroy_stream(device, made.value));
-      throw;
-    }
-  }
-  ~own_stream() {
-    static_cast<void>(line_->synchronize());  // a lost device's answers at once
-    owner_.part<clock::clocks>().retire(*line_);
-    static_cast<void>(owner_.machine().destroy_stream(line_->device(), line_->handle()));
-  }
-  own_stream(own_stream const&) = delete;
-  own_stream& operator=(own_stream const&) = delete;
-  clock::timeline& line() const noexcept { return *line_; }
-
- private:
-  runtime::impl& owner_;
-  clock::timeline* line_ = nullptr;
-};
-
 }  // namespace
 
 struct stripes::state {
   // Of one lent device, for one device that copies go to or come from.
   struct lane {
     lane(runtime::impl& r, int lent, int device, here where)
-        : near(r, lent, where), far(r, device, where), memory(r.part<memory::device_memory>().on(lent)), room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
+        : near(r, lent, "copy", where), far(r, device, "copy", where), memory(r.part<memory::device_memory>().on(lent)), room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
       try {
         memory.mark(room, far.line(), where);
       } catch (...) {

@@ -32,13 +32,17 @@ void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t
   if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
 }
 
-void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) {
+driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) noexcept {
   base::call_site const in(line.owner().witness(), "copy", at);
   timed_work const timed(line, "copy", bytes, at);
   auto const done = line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
-  if (done.ok()) [[likely]] return;
   if (done.what == driver::code::lost) (void)line.note(line.owner().machine().query_stream(line.device(), line.handle()));  // whose loss was it?
-  refused(done, line, dst, src, bytes, at);
+  return done;
+}
+
+void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) {
+  auto const done = try_peer_copy(line, dst, dst_device, src, src_device, bytes, at);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
 }
 
 void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {

@@ -22,7 +22,8 @@ struct span_of {  // elements in the memory of one device
 };
 
 // Every call below but barrier enqueues on the thread's current stream of this rank's device and returns: the work starts
-// when all ranks have come, its stamp says when it is done. Blocks: NCCL may make a first call wait for the other ranks'.
+// when all ranks have come, its stamp says when it is done. Blocks: NCCL may make a first call wait for the other ranks'; on GPUs
+// large broadcasts, scatters and gathers do until all ranks have asked for them (docs/collectives.md).
 // Afterwards all ranks hold the same bits.
 // Throws: invalid_use (memory of another device or too small, a rank that asks for something else than this one: both are
 // named, and nothing has changed), not_supported (an element type), device_lost, driver_error (also when a rank aborted).
@@ -41,10 +42,19 @@ class communicator {
 
   stamp all_reduce(span_of, reduction = reduction::sum, here = here::current());  // in place
   stamp broadcast(span_of, int root, here = here::current());                     // in place
+  // in holds size() times what each rank's out holds, and rank k gets the k-th part. Only the root's in is looked at; its out may be
+  // its part of in, else they do not overlap.
+  stamp scatter(span_of out, span_of in, int root, here = here::current());
+  // out holds size() times what each rank's in holds, rank after rank. Only the root's out is looked at; its in may be its part of
+  // out, else they do not overlap.
+  stamp gather(span_of out, span_of in, int root, here = here::current());
   // out holds size() times what in holds, rank after rank. in may be this rank's part of out, else they do not overlap.
   stamp all_gather(span_of out, span_of in, here = here::current());
   // in holds size() times what out holds; out is this rank's part of the reduction, may be that part of in, else they do not overlap.
   stamp reduce_scatter(span_of out, span_of in, reduction = reduction::sum, here = here::current());
+
+  // By what way this rank's last broadcast, scatter or gather went, and why: "copies: 3 hops, 42 chunks of 25 MiB". "": there was none
+  std::string explain_last() const;
 
   // Blocks: the host, until every rank's thread has come here. Devices are not waited for.
   // Throws: timed_out, naming the ranks that did not come: this rank has not come either then and may try again.

@@ -1,63 +1,29 @@
 // weir bench copy: what weir::copy carries and costs for every pair of places, beside the driver's own call in the same run.
-// Threads: one; a thread a rank for the broadcast.
+// Threads: one.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "bench_copy.h"
 #include "command_line.h"
 #include "commands.h"
-#include "raw_calls.h"
 #include "runtime/base/os.h"
 #include "runtime/options.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
-#include "weir/collective.h"
 #include "weir/copy.h"
-#include "weir/peer.h"
 
 namespace weir::tool {
 namespace {
 
 constexpr size_t small_bytes = 16_KiB;
 constexpr int small_copies = 200;  // between two waits: fewer than what makes a driver wait for room
-constexpr int large_copies = 4;
-
-enum class measure : std::uint8_t { rate, call, span };  // GB/s; µs of the host's a call; ms
 char const* unit_of(measure m) { return m == measure::rate ? "GB/s" : m == measure::call ? "us" : "ms"; }
 
-struct row {
-  std::string name;
-  size_t bytes = 0;  // of one copy
-  measure in = measure::rate;
-  std::function<double()> weir{}, raw{};  // one round's figure. No raw: there is no such call
-  std::string note{};
-};
-
-struct rig {
-  raw_calls raw;
-  size_t bytes;        // of a large copy
-  size_t fresh;        // of new pinned memory
-  size_t broadcast;
-  int devices = device_count();
-  stream on{device(0)};
-};
-using maker = std::function<std::optional<row>(rig&)>;
-
-double seconds_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-9; }
-
-// Large copies, back to back. Returns: GB/s; bytes count `times` over.
-template <class Copy>
-double rate(size_t bytes, Copy copies, double times = 1) {
-  std::int64_t const from = base::now_ns();
-  copies();
-  return static_cast<double>(bytes) * large_copies * times / seconds_since(from) * 1e-9;
-}
 // Small copies. Returns: microseconds of the host's to give one to the stream.
 template <class One, class Wait>
 double cost(One one, Wait wait) {
@@ -206,74 +172,6 @@ std::optional<row> new_pinned_row(rig& r) {
   return out;
 }
 
-// A thread a rank. Returns: seconds from the first to begin to the last to end.
-double broadcast_once(std::vector<communicator>& ranks, std::vector<buffer> const& parts) {
-  std::vector<std::int64_t> began(ranks.size()), ended(ranks.size());
-  std::vector<std::exception_ptr> failed(ranks.size());
-  auto const of_rank = [&](size_t i) {
-    try {
-      device_guard const on(ranks[i].device());
-      ranks[i].barrier();
-      began[i] = base::now_ns();
-      stamp last;
-      for (int k = 0; k < large_copies; ++k) last = ranks[i].broadcast({parts[i].data(), static_cast<std::int64_t>(parts[i].size()), uint8}, 0);
-      last.synchronize();
-      ended[i] = base::now_ns();
-    } catch (...) {
-      failed[i] = std::current_exception();
-      ranks[i].abort();
-    }
-  };
-  std::vector<base::thread> others;
-  for (size_t i = 1; i < ranks.size(); ++i) others.emplace_back([&, i] { of_rank(i); });
-  of_rank(0);
-  for (auto& one : others) one.join();
-  for (auto const& one : failed) {
-    if (one) std::rethrow_exception(one);
-  }
-  return static_cast<double>(*std::max_element(ended.begin(), ended.end()) - *std::min_element(began.begin(), began.end())) * 1e-9;
-}
-
-std::optional<row> broadcast_row(rig& r) {
-  if (r.devices < 2) return {};
-  struct all {
-    std::vector<communicator> ranks;
-    std::vector<buffer> ours;
-    std::vector<std::unique_ptr<raw_calls::memory>> theirs;
-    std::vector<stream> lanes;
-  };
-  auto const them = std::make_shared<all>();
-  std::vector<device> who;
-  for (int i = 0; i < r.devices; ++i) who.emplace_back(i);
-  double const receivers = r.devices - 1;
-  row out{"broadcast", r.broadcast, measure::rate};
-  out.note = "gpu:0 to all others, summed over receivers; raw: a copy to each";
-  for (int i = 0; i < r.devices; ++i) {
-    them->ours.emplace_back(r.broadcast, buffer_options{.on = device(i)});
-    them->theirs.push_back(r.raw.on_device(i, r.broadcast));
-    them->lanes.emplace_back(device(0));
-    if (i) r.raw.open_peer(0, i);
-  }
-  try {
-    them->ranks = communicator::in_process(who);
-    out.weir = [&r, them, receivers] { return static_cast<double>(r.broadcast) * large_copies * receivers / broadcast_once(them->ranks, them->ours) * 1e-9; };
-  } catch (not_supported const& e) {
-    out.note += std::string("; ") + e.what();
-  }
-  out.raw = [&r, them, receivers] {
-    return rate(r.broadcast, [&] {
-      for (int k = 0; k < large_copies; ++k) {
-        for (size_t i = 1; i < them->theirs.size(); ++i) {
-          r.raw.prepare(them->lanes[i]);
-          r.raw.copy_peer(them->theirs[i]->data(), static_cast<int>(i), them->theirs[0]->data(), 0, r.broadcast);
-        }
-      }
-      for (size_t i = 1; i < them->theirs.size(); ++i) r.raw.prepare(them->lanes[i]), r.raw.synchronize();
-    }, receivers);
-  };
-  return out;
-}
-
 // The loop one would write by hand: as many links as there are devices, two slots a lane, chunks of 8 MiB.
 struct raw_lanes {
   struct lane {
@@ -341,7 +239,7 @@ std::vector<std::pair<std::string, maker>> all_rows() {
     auto gpu = on_device(r, 0, bytes), host = in_pinned(r, bytes);
     return std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
   };
-  return {
+  std::vector<std::pair<std::string, maker>> rows{
       {"pinned_h2d", [=](rig& r) { return large_row(r, "pinned_h2d", r.bytes, ends(r, true, r.bytes)); }},
       {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", r.bytes, ends(r, false, r.bytes)); }},
       {"small_h2d", [=](rig& r) { return small_row(r, "small_h2d", ends(r, true, small_bytes)); }},
@@ -358,8 +256,9 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"striped_h2d", [](rig& r) { return striped_row(r, "striped_h2d", true); }},
       {"striped_d2h", [](rig& r) { return striped_row(r, "striped_d2h", false); }},
       {"new_pinned", new_pinned_row},
-      {"broadcast", broadcast_row},
   };
+  for (auto& one : ring_rows()) rows.push_back(std::move(one));
+  return rows;
 }
 
 double median(std::vector<double> of) {

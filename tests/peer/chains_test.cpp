@@ -1,0 +1,352 @@
+// Large broadcasts, scatters and gathers by weir's own copies: every byte, in the order of all ranks' streams, whatever refuses.
+// Threads: a thread a rank.
+#include "peer/chains.h"
+
+#include "peer/links.h"
+#include "tests/peer/machine_fixture.h"
+#include "tests/peer/ranks.h"
+#include "weir/observe.h"
+#include "weir/sim.h"
+
+namespace weir {
+namespace {
+
+using test::pattern;
+
+constexpr std::int64_t part = 50'003;  // bytes of a rank; five chunks and a bit
+constexpr std::size_t chunk = 10'000;
+
+struct rig {
+  explicit rig(simulated like = {.devices = 4, .memory = 64_MiB}, options o = {}) : m(like, o) { connect(like.devices); }
+  void connect(int n) {
+    m.get().part<peer::chains>().carry_from(1);
+    m.get().part<peer::chains>().set_chunk(chunk);
+    ranks = communicator::in_process(test::first_devices(n));
+    for (int k = 0; k < n; ++k) {
+      parts.emplace_back(part, buffer_options{.on = device(k)});
+      wholes.emplace_back(static_cast<std::size_t>(part * n), buffer_options{.on = device(k)});
+    }
+  }
+  // Open to everybody, as memory becomes that much is copied to.
+  void open_all() {
+    for (auto const* all : {&parts, &wholes}) {
+      for (buffer const& b : *all) {
+        for (communicator const& c : ranks) grant_access(b.data(), c.device());
+      }
+    }
+  }
+  int size() const { return static_cast<int>(ranks.size()); }
+  template <class Body>
+  void each(Body body) { test::on_each(m.own, ranks, body); }
+  void fill(buffer const& b, std::uint64_t salt) { copy(b.data(), pattern(b.size(), salt).data(), b.size()); }
+  void fill_all(std::uint64_t salt) {
+    for (int k = 0; k < size(); ++k) {
+      device_guard const on(k);
+      fill(parts[static_cast<std::size_t>(k)], salt + static_cast<std::uint64_t>(k));
+      fill(wholes[static_cast<std::size_t>(k)], salt + 100 + static_cast<std::uint64_t>(k));
+    }
+  }
+  test::bytes_of_host read(buffer const& b, int k) { return test::read_back(b.data(), b.size(), k); }
+  span_of mine(communicator const& c) { return {parts[static_cast<std::size_t>(c.rank())].data(), part, uint8}; }
+  span_of whole(communicator const& c) { return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8}; }
+  void broadcast(int root) {
+    each([&](communicator& c) { c.broadcast(mine(c), root); });
+  }
+  void expect_all_hold(test::bytes_of_host const& want, std::string const& when) {
+    for (int k = 0; k < size(); ++k) EXPECT_EQ(read(parts[static_cast<std::size_t>(k)], k), want) << when << ", rank " << k;
+  }
+  void expect_valid() {
+    for (int d = 0; d < size(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+    EXPECT_EQ(m.clocks().validate(), std::vector<std::string>{});
+    EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+  }
+
+  test::machine m;
+  std::vector<communicator> ranks;
+  std::vector<buffer> parts, wholes;  // of each rank, on its device
+};
+
+test::bytes_of_host slice(test::bytes_of_host const& whole, int k) { return {whole.begin() + k * part, whole.begin() + (k + 1) * part}; }
+
+TEST(chains, a_broadcast_brings_every_byte_from_every_root_in_chunks_and_says_so) {
+  for (int n = 2; n <= 4; ++n) {
+    rig r({.devices = n, .memory = 64_MiB}, {.check_races = true});
+    r.open_all();
+    for (int root = 0; root < n; ++root) {
+      r.fill_all(static_cast<std::uint64_t>(10 * root));
+      r.broadcast(root);
+      r.expect_all_hold(pattern(part, static_cast<std::uint64_t>(11 * root)), "from " + std::to_string(root) + " of " + std::to_string(n));
+    }
+    std::string const said = r.ranks.back().explain_last();
+    EXPECT_EQ(said, "copies: " + std::to_string(n - 1) + (n == 2 ? " hop" : " hops") + ", 6 chunks of 9 KiB");
+    EXPECT_EQ(race_reports().size(), 0u);
+    r.expect_valid();
+  }
+}
+
+// Also without copies: then by the carrier behind.
+TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) {
+  for (std::size_t from : {std::size_t{1}, peer::chains::never}) {
+    rig r({.devices = 3, .memory = 64_MiB}, {.check_races = true});
+    if (from == 1) r.open_all();
+    r.m.get().part<peer::chains>().carry_from(from);
+    for (int root = 0; root < 3; ++root) {
+      for (bool in_place : {false, true}) {
+        std::string const when = "root " + std::to_string(root) + (in_place ? " in place" : " apart") + (from == 1 ? "" : " by the carrier behind");
+        auto const at = [&](communicator const& c) {
+          auto s = r.mine(c);
+          if (in_place && c.rank() == root) s.data = r.wholes[static_cast<std::size_t>(root)].data<std::byte>() + root * part;
+          return s;
+        };
+        r.fill_all(40);
+        r.each([&](communicator& c) { c.scatter(at(c), r.whole(c), root); });
+        auto const dealt = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(140 + root));
+        for (int k = 0; k < 3; ++k) {
+          bool const stays = in_place && k == root;
+          EXPECT_EQ(r.read(r.parts[static_cast<std::size_t>(k)], k), stays ? pattern(part, static_cast<std::uint64_t>(40 + k)) : slice(dealt, k)) << when << ", rank " << k;
+          auto const left = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(140 + k));
+          EXPECT_EQ(r.read(r.wholes[static_cast<std::size_t>(k)], k), left) << when << ", rank " << k << "'s whole";
+        }
+        r.fill_all(70);
+        r.each([&](communicator& c) { c.gather(r.whole(c), at(c), root); });
+        auto const had = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(170 + root));
+        auto const came = r.read(r.wholes[static_cast<std::size_t>(root)], root);
+        for (int k = 0; k < 3; ++k) {
+          EXPECT_EQ(slice(came, k), in_place && k == root ? slice(had, k) : pattern(part, static_cast<std::uint64_t>(70 + k))) << when << ", part " << k;
+        }
+      }
+    }
+    EXPECT_EQ(r.ranks[1].explain_last(), from == 1 ? "copies: 2 hops" : "parts on each stream: copies in chains were not asked for");
+    EXPECT_EQ(race_reports().size(), 0u);
+    r.expect_valid();
+  }
+}
+
+TEST(chains, a_broadcast_waits_for_every_ranks_stream_and_all_go_on_after_it) {
+  for (int slow = 0; slow < 3; ++slow) {
+    rig r({.devices = 3, .memory = 64_MiB});
+    r.open_all();
+    r.fill_all(50);
+    auto const want = pattern(part, 1), after = pattern(part, 9);
+    std::vector<buffer> kept;  // what each rank's stream read before and after
+    for (int k = 0; k < 3; ++k) kept.emplace_back(2 * part, buffer_options{.on = device(k)});
+    buffer const source = pinned(part), first = pinned(part);
+    std::memcpy(source.data(), after.data(), part);
+    std::memcpy(first.data(), want.data(), part);
+    auto const late = current_stream(device(slow));
+    std::vector<stamp> done(3);
+    {
+      test::held gate(r.m, late);
+      r.each([&](communicator& c) {
+        auto const k = static_cast<std::size_t>(c.rank());
+        void* const mine = r.mine(c).data;
+        if (k == 0) copy(current_stream(), mine, first.data(), part, non_blocking);
+        copy(current_stream(), kept[k].data(), mine, part, non_blocking);
+        done[k] = c.broadcast(r.mine(c), 0);
+        copy(current_stream(), kept[k].data<std::byte>() + part, mine, part, non_blocking);
+        copy(current_stream(), mine, source.data(), part, non_blocking);  // nobody reads the old bytes any more
+      });
+      EXPECT_FALSE(done[2].query()) << "it comes last, and waits for all before it";
+      EXPECT_FALSE(done[static_cast<std::size_t>(slow)].query());
+    }
+    for (int k = 0; k < 3; ++k) {
+      auto const seen = r.read(kept[static_cast<std::size_t>(k)], k);
+      EXPECT_TRUE(std::equal(seen.begin(), seen.begin() + part, (k == 0 ? want : pattern(part, static_cast<std::uint64_t>(50 + k))).begin())) << "before, rank " << k;
+      EXPECT_TRUE(std::equal(seen.begin() + part, seen.end(), want.begin())) << "after, rank " << k;
+    }
+    r.expect_all_hold(after, "overwritten");
+  }
+}
+
+TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
+  rig r({.devices = 3, .memory = 64_MiB}, {.check_races = true});
+  r.open_all();
+  r.fill_all(1);
+  auto const want = pattern(part, 1);
+  buffer out = pinned(part);
+  {
+    test::held gate(r.m, current_stream(device(1)));
+    r.each([&](communicator& c) {
+      c.broadcast(r.mine(c), 0);
+      if (c.rank() == 2) copy(current_stream(), out.data(), r.mine(c).data, part, non_blocking);
+      r.parts[static_cast<std::size_t>(c.rank())].reset();
+    });
+    for (int k = 0; k < 3; ++k) {
+      device_guard const on(k);
+      r.parts[static_cast<std::size_t>(k)] = buffer(part);
+      set(r.parts[static_cast<std::size_t>(k)].data(), std::byte{7}, part);
+    }
+  }
+  for (int k = 0; k < 3; ++k) synchronize(device(k));
+  EXPECT_EQ(std::memcmp(out.data(), want.data(), part), 0);
+  EXPECT_EQ(race_reports().size(), 0u);
+  r.expect_valid();
+}
+
+TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_behind_and_says_why) {
+  auto const expect_way = [](rig& r, std::string const& way) {
+    r.fill_all(5);
+    r.broadcast(1);
+    r.expect_all_hold(pattern(part, 6), way);
+    EXPECT_EQ(r.ranks[0].explain_last(), way);
+    EXPECT_EQ(r.ranks[1].explain_last(), way);
+  };
+  rig r({.devices = 2, .memory = 64_MiB});
+  EXPECT_EQ(r.ranks[0].explain_last(), "");
+  auto& chains = r.m.get().part<peer::chains>();
+  chains.carry_from(part + 1);
+  expect_way(r, "parts on each stream: 50003 B are less than 50004 B");
+  chains.carry_from(1);
+  // A block is opened once eight times its size has gone there, handles counting as what they hold.
+  std::size_t const held = std::max<std::size_t>(part, peer::links::least_handle), times = (peer::links::worth_times * held + part - 1) / part;
+  for (std::size_t i = 1; i < times; ++i) r.broadcast(1);
+  EXPECT_EQ(r.ranks[0].explain_last(), "parts on each stream: memory of rank 0 is not open to gpu:1 yet");
+  expect_way(r, "copies: 1 hop, 6 chunks of 9 KiB");
+
+  rig apart({.devices = 2, .memory = 64_MiB, .peers = simulated::links::none});
+  expect_way(apart, "parts on each stream: gpu:1 does not reach memory of gpu:0");
+}
+
+TEST(chains, a_rank_that_waits_for_the_others_is_let_go_by_abort_and_by_the_end_of_another) {
+  {
+    rig r({.devices = 3, .memory = 64_MiB});
+    std::thread other([&] { r.ranks[1].abort(); });  // before the call, or while it waits
+    device_guard const on(0);
+    EXPECT_THROW(r.ranks[0].broadcast(r.mine(r.ranks[0]), 0), driver_error);
+    other.join();
+  }
+  rig r({.devices = 3, .memory = 64_MiB});
+  std::thread other([&] { auto const gone = std::move(r.ranks[2]); });
+  device_guard const on(0);
+  EXPECT_THROW(r.ranks[0].broadcast({r.parts[0].data(), part, uint8}, 0), error);
+  other.join();
+}
+
+TEST(chains, ranks_that_ask_for_other_roots_or_overlap_are_refused_by_name) {
+  rig r({.devices = 2, .memory = 64_MiB});
+  device_guard const on(0);
+  auto& c = r.ranks[0];
+  EXPECT_THROW(c.scatter(r.mine(c), r.whole(c), 2), invalid_use);
+  EXPECT_THROW(c.gather(r.whole(c), r.mine(c), -1), invalid_use);
+  span_of const inside{r.wholes[0].data<std::byte>() + 1, part, uint8};
+  EXPECT_NE(test::refusal<invalid_use>([&] { c.scatter(inside, r.whole(c), 0); }).find("overlaps the whole"), std::string::npos);
+  EXPECT_NE(test::refusal<invalid_use>([&] { c.gather(r.whole(c), inside, 0); }).find("overlaps the whole"), std::string::npos);
+  EXPECT_THROW(c.gather({r.wholes[0].data(), 2 * part - 1, uint8}, r.mine(c), 0), invalid_use);
+  EXPECT_THROW(c.scatter(r.mine(r.ranks[1]), r.whole(c), 0), invalid_use) << "memory of another device";
+  r.m.get().part<peer::chains>().carry_from(peer::chains::never);
+  c.gather(r.whole(c), r.mine(c), 0);
+  device_guard const other(1);
+  auto const text = test::refusal<invalid_use>([&] { r.ranks[1].gather(r.whole(r.ranks[1]), r.mine(r.ranks[1]), 1); });
+  EXPECT_NE(text.find("gather of 50003 uint8 to rank 1 where rank 0 asked for gather of 50003 uint8 to rank 0"), std::string::npos) << text;
+  r.ranks[1].gather({}, r.mine(r.ranks[1]), 0);
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+std::uint64_t const stride = 7;  // of the calls that are refused in turn
+#else
+std::uint64_t const stride = std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
+#endif
+
+// Every rank is told, or every byte is there; then it works again.
+TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_the_same_call_works_again) {
+  int thrown = 0;
+  for (int which = 0; which < 2; ++which) {
+    rig r({.devices = 3, .memory = 64_MiB});
+    r.open_all();
+    auto const once = [&](communicator& c) { which ? c.scatter(r.mine(c), r.whole(c), 0) : c.broadcast(r.mine(c), 0); };
+    auto const expect_right = [&](std::uint64_t k) {
+      auto const dealt = pattern(static_cast<std::size_t>(3 * part), 101);
+      for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(r.read(r.parts[static_cast<std::size_t>(rank)], rank), which ? slice(dealt, rank) : pattern(part, 1)) << "call " << k << ", rank " << rank;
+    };
+    bool reached = true;
+    for (std::uint64_t k = 1; reached && !testing::Test::HasFailure(); k += stride) {
+      r.fill_all(1);
+      base::atomic<int> refused{0};
+      std::uint64_t order = 0;
+      r.each([&](communicator& c) {
+        c.barrier();
+        if (c.rank() == 0) order = r.m.control().fail_call("any", k, driver::code::failed);
+        c.barrier();
+        try {
+          once(c);
+        } catch (driver_error const&) {
+          refused.fetch_add(1);
+        }
+      });
+      reached = !r.m.control().cancel_failure(order);
+      EXPECT_TRUE(refused.load() == 0 || refused.load() == 3) << "call " << k << ": " << refused.load();
+      thrown += refused.load() == 3;
+      if (refused.load() == 0) expect_right(k);
+      r.fill_all(1);
+      r.each(once);
+      expect_right(k);
+      r.expect_valid();
+    }
+  }
+  EXPECT_GT(thrown, stride > 1 ? 1 : 20);
+}
+
+// Streams that wait for the lost device never move again, as after a copy between two: who waits for them is told, and others go on.
+TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_streams_go_on) {
+  rig r({.devices = 3, .memory = 64_MiB});
+  r.open_all();
+  r.fill_all(1);
+  auto const gate = r.m.driver().hold(1, streams::line_of(current_stream(device(1))).handle());
+  ASSERT_TRUE(gate.ok());
+  r.broadcast(0);
+  r.m.control().lose(1);
+  for (int k : {0, 2}) EXPECT_THROW(synchronize(device(k)), driver_error);
+  EXPECT_THROW(synchronize(device(1)), device_lost);
+  for (int round = 0; round < 2; ++round) {
+    base::atomic<int> told{0};
+    r.each([&](communicator& c) {
+      std::string const why = test::refusal<driver_error>([&] { c.broadcast(r.mine(c), 0); });
+      told.fetch_add(why.find("lost") != std::string::npos || why.find("aborted") != std::string::npos);
+    });
+    EXPECT_EQ(told.load(), 3) << round;
+  }
+  stream other(device(0));
+  device_guard const on(0);
+  stream_guard const at(other);
+  buffer const fresh(part, {.on = device(0)}), out = pinned(part);
+  copy(other, fresh.data(), pattern(part, 3).data(), part);
+  copy(other, out.data(), fresh.data(), part);
+  EXPECT_EQ(std::memcmp(out.data(), pattern(part, 3).data(), part), 0);
+}
+
+// Whatever devices do in whatever order: a hop that passes on what has not come is seen here.
+TEST(chains, under_any_schedule_the_bytes_are_right_and_nothing_races) {
+  for (auto const seed : tests::seeds("chains", 8)) {
+    rig r({.devices = 4, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
+    r.open_all();
+    r.fill_all(1);
+    simulation machine = simulation::of(r.m.own);
+    int const root = static_cast<int>(seed % 4);
+    for (auto& c : r.ranks) {
+      machine.spawn("rank " + std::to_string(c.rank()), [&r, &c, root] {
+        device_guard const on(c.device());
+        c.broadcast(r.mine(c), root);
+        c.gather(r.whole(c), r.mine(c), (root + 1) % 4);
+        c.scatter(r.mine(c), r.whole(c), (root + 1) % 4);
+      });
+    }
+    machine.join();
+    r.expect_all_hold(pattern(part, static_cast<std::uint64_t>(1 + root)), "seed " + std::to_string(seed));
+    EXPECT_EQ(race_reports().size(), 0u) << "seed " << seed;
+    r.expect_valid();
+  }
+}
+
+TEST(chains, chunks_suit_the_size_and_the_number_of_hops) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  auto const& chains = m.get().part<peer::chains>();
+  EXPECT_EQ(chains.chunk_for(1_GiB, 1), 1_GiB) << "a single hop is a copy";
+  EXPECT_EQ(chains.chunk_for(1_GiB, 3), 28_MiB);
+  EXPECT_EQ(chains.chunk_for(64_MiB, 3), 7_MiB);
+  EXPECT_EQ(chains.chunk_for(1_MiB, 3), 1_MiB);
+  EXPECT_EQ(chains.chunk_for(64_GiB, 3), 1_GiB) << "no more chunks than a driver has room for";
+  EXPECT_LT(chains.chunk_for(1_GiB, 7), chains.chunk_for(1_GiB, 3));
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,53 @@
+// The rows of weir bench copy, and what they are made with.
+// Threads: one.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "raw_calls.h"
+#include "runtime/base/sync.h"
+#include "weir/copy.h"
+
+namespace weir::tool {
+
+inline constexpr int large_copies = 4;  // back to back
+
+enum class measure : std::uint8_t { rate, call, span };  // GB/s; µs of the host's a call; ms
+
+struct row {
+  std::string name;
+  size_t bytes = 0;  // of one copy
+  measure in = measure::rate;
+  std::function<double()> weir{}, raw{};  // one round's figure. No raw: there is no such call
+  std::string note{};
+};
+
+struct rings;  // what rows of several devices share
+struct rig {
+  raw_calls raw;
+  size_t bytes;        // of a large copy
+  size_t fresh;        // of new pinned memory
+  size_t broadcast;
+  int devices = device_count();
+  stream on{device(0)};
+  std::shared_ptr<rings> shared{};
+};
+using maker = std::function<std::optional<row>(rig&)>;
+
+inline double seconds_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-9; }
+
+// Large copies, back to back. Returns: GB/s; bytes count `times` over.
+template <class Copy>
+double rate(size_t bytes, Copy copies, double times = 1) {
+  std::int64_t const from = base::now_ns();
+  copies();
+  return static_cast<double>(bytes) * large_copies * times / seconds_since(from) * 1e-9;
+}
+
+std::vector<std::pair<std::string, maker>> ring_rows();  // broadcast, scatter, gather
+
+}  // namespace weir::tool

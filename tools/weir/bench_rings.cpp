@@ -1,0 +1,232 @@
+// The rows of weir bench copy over all devices: broadcast, scatter and gather by a communicator, beside NCCL's and loops by hand.
+// Threads: a thread a rank.
+#include <algorithm>
+#include <exception>
+
+#include "bench_copy.h"
+#include "peer/chains.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "weir/collective.h"
+#include "weir/device.h"
+
+namespace weir::tool {
+
+// One communicator and buffers of the largest size, for all rows: memory is opened to peers once.
+struct rings {
+  explicit rings(rig& r) : bytes(r.broadcast), chains(streams::current_runtime().part<peer::chains>()), usual(chains.from()) {
+    if (usual == peer::chains::never) usual = 1;  // a simulated machine: nobody here gives the parts of two ranks
+    chains.carry_from(usual);
+    std::vector<device> who;
+    for (int i = 0; i < r.devices; ++i) {
+      who.emplace_back(i);
+      ours.emplace_back(bytes, buffer_options{.on = device(i)});
+      theirs.push_back(r.raw.on_device(i, bytes));
+      for (int k = 0; k < 2; ++k) lanes.emplace_back(device(i));
+    }
+    for (int i = 0; i < r.devices; ++i) {
+      for (int j = 0; j < i; ++j) r.raw.open_peer(j, i);
+    }
+    try {
+      ranks = communicator::in_process(who);
+    } catch (not_supported const& e) {
+      why_not = std::string("; ") + e.what();
+      return;
+    }
+    for (int i = 0; i < 3; ++i) once(verb::broadcast, bytes);  // until memory is worth opening
+    for (int i = 0; i < 3 * r.devices; ++i) once(verb::gather, bytes / who.size()), once(verb::scatter, bytes / who.size());
+  }
+
+  using verb = peer::verb;
+  double receivers() const { return static_cast<double>(ours.size() - 1); }
+  stream const& lane(size_t device, size_t k = 0) const { return lanes[2 * device + k % 2]; }
+
+  // Large_copies of them. Returns: seconds from the first rank to begin to the last to end.
+  double once(verb what, size_t part) {
+    std::vector<std::int64_t> began(ranks.size()), ended(ranks.size());
+    std::vector<std::exception_ptr> failed(ranks.size());
+    auto const of_rank = [&](size_t i) {
+      try {
+        device_guard const on(ranks[i].device());
+        auto const n = static_cast<std::int64_t>(part);
+        std::byte* const mine = ours[i].data<std::byte>();
+        span_of const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};  // the root's part lies in its place
+        ranks[i].barrier();
+        began[i] = base::now_ns();
+        stamp last;
+        for (int k = 0; k < large_copies; ++k) {
+          switch (what) {
+            case verb::scatter: last = ranks[i].scatter(at_root, whole, 0); break;
+            case verb::gather: last = ranks[i].gather(whole, at_root, 0); break;
+            default: last = ranks[i].broadcast(at_root, 0); break;
+          }
+        }
+        last.synchronize();
+        ended[i] = base::now_ns();
+      } catch (...) {
+        failed[i] = std::current_exception();
+        ranks[i].abort();
+      }
+    };
+    std::vector<base::thread> others;
+    for (size_t i = 1; i < ranks.size(); ++i) others.emplace_back([&, i] { of_rank(i); });
+    of_rank(0);
+    for (auto& one : others) one.join();
+    for (auto const& one : failed) {
+      if (one) std::rethrow_exception(one);
+    }
+    return static_cast<double>(*std::max_element(ended.begin(), ended.end()) - *std::min_element(began.begin(), began.end())) * 1e-9;
+  }
+
+  // GB/s summed over the receivers; from: which sizes weir's own copies carry; chunk: of theirs, 0 as usual.
+  std::function<double()> by(verb what, size_t part, size_t from, size_t chunk = 0) {
+    if (ranks.empty()) return {};
+    return [this, what, part, from, chunk] {
+      chains.carry_from(from);
+      chains.set_chunk(chunk);
+      double const seconds = once(what, part);
+      chains.carry_from(usual);
+      chains.set_chunk(0);
+      return static_cast<double>(part) * large_copies * receivers() / seconds * 1e-9;
+    };
+  }
+
+  // What the last round of these says of itself.
+  std::string said(verb what, size_t part) {
+    if (ranks.empty()) return "";
+    once(what, part);
+    return "; " + ranks[1].explain_last();
+  }
+
+  // The chain one would write by hand, with so many streams a hop.
+  std::function<double()> by_hand(rig& r, size_t part, size_t chunk, size_t streams) {
+    return [this, &r, part, chunk, streams] {
+      size_t const hops = ours.size() - 1;
+      return rate(part, [&] {
+        for (int round = 0; round < large_copies; ++round) {
+          for (size_t k = 0; k + 1 < hops; ++k) {  // what was brought the last time has been passed on
+            for (size_t s = 0; s < streams; ++s) r.raw.wait(lane(k, s), lane(k + 1, s));
+          }
+          for (size_t offset = 0, c = 0; offset < part; offset += chunk, ++c) {
+            for (size_t k = 0; k < hops; ++k) {
+              size_t const s = c % streams;
+              if (k > 0) r.raw.wait(lane(k, s), lane(k - 1, s));
+              hand(r, lane(k, s), k + 1, k, offset, std::min(chunk, part - offset));
+            }
+          }
+        }
+        wait_for_all(r);
+      }, receivers());
+    };
+  }
+
+  // Copies between the first device and each other one, side by side.
+  std::function<double()> side_by_side(rig& r, size_t part, bool to_root) {
+    return [this, &r, part, to_root] {
+      return rate(part, [&] {
+        for (int round = 0; round < large_copies; ++round) {
+          for (size_t i = 1; i < ours.size(); ++i) {
+            stream const& on = to_root ? lane(i) : extra(i);
+            r.raw.prepare(on);
+            std::byte* const of_root = static_cast<std::byte*>(theirs[0]->data()) + i * part;
+            if (to_root) r.raw.copy_peer(of_root, 0, theirs[i]->data(), static_cast<int>(i), part);
+            else r.raw.copy_peer(theirs[i]->data(), static_cast<int>(i), of_root, 0, part);
+          }
+        }
+        wait_for_all(r);
+        for (stream const& one : extras) r.raw.prepare(one), r.raw.synchronize();
+      }, receivers());
+    };
+  }
+
+  size_t const bytes;
+  peer::chains& chains;
+  size_t usual;
+  std::vector<buffer> ours;
+  std::vector<std::unique_ptr<raw_calls::memory>> theirs;
+  std::vector<stream> lanes, extras;  // two of each device; of the first, one for each other
+  std::vector<communicator> ranks;
+  std::string why_not;
+
+ private:
+  void hand(rig& r, stream const& on, size_t to, size_t from, size_t offset, size_t n) {
+    r.raw.prepare(on);
+    r.raw.copy_peer(static_cast<std::byte*>(theirs[to]->data()) + offset, static_cast<int>(to), static_cast<std::byte*>(theirs[from]->data()) + offset, static_cast<int>(from), n);
+  }
+  stream const& extra(size_t i) {
+    while (extras.size() < ours.size()) extras.emplace_back(device(0));
+    return extras[i];
+  }
+  void wait_for_all(rig& r) {
+    for (stream const& one : lanes) r.raw.prepare(one), r.raw.synchronize();
+  }
+};
+
+namespace {
+
+rings& shared(rig& r) {
+  if (!r.shared) r.shared = std::make_shared<rings>(r);
+  return *r.shared;
+}
+
+using verb = peer::verb;
+
+// `make` gets all it needs but a second device.
+maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
+  return [=](rig& r) -> std::optional<row> {
+    if (r.devices < 2) return {};
+    rings& all = shared(r);
+    row out{name, all.bytes, measure::rate};
+    out.note = note + all.why_not;
+    make(r, all, out);
+    return out;
+  };
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, maker>> ring_rows() {
+  std::vector<std::pair<std::string, maker>> rows;
+  auto const add = [&](std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) { rows.emplace_back(name, with_others(name, std::move(note), std::move(make))); };
+  add("broadcast", "gpu:0 to all others, summed over receivers; raw: a chain by hand", [](rig& r, rings& all, row& out) {
+    out.weir = all.by(verb::broadcast, all.bytes, all.usual);
+    out.raw = all.by_hand(r, all.bytes, all.chains.chunk_for(all.bytes, all.ours.size() - 1), 1);
+    out.note += all.said(verb::broadcast, all.bytes);
+  });
+  add("broadcast_others", "the same; raw: as NCCL does it, on simulated devices parts on each stream", [](rig&, rings& all, row& out) {
+    out.weir = all.by(verb::broadcast, all.bytes, all.usual);
+    out.raw = all.by(verb::broadcast, all.bytes, peer::chains::never);
+  });
+  for (size_t const part : {4, 16, 64}) {
+    add("broadcast_" + std::to_string(part) + "th", "that part of it, by own copies; raw: NCCL", [part](rig&, rings& all, row& out) {
+      out.bytes = std::max<size_t>(1, all.bytes / part);
+      out.weir = all.by(verb::broadcast, out.bytes, 1);
+      out.raw = all.by(verb::broadcast, out.bytes, peer::chains::never);
+    });
+  }
+  for (size_t const chunks : {16, 32, 64, 128}) {
+    add("broadcast_x" + std::to_string(chunks), "own copies in that many chunks; raw: by hand with two streams a hop", [chunks](rig& r, rings& all, row& out) {
+      size_t const chunk = std::max<size_t>(1, all.bytes / chunks);
+      out.weir = all.by(verb::broadcast, all.bytes, 1, chunk);
+      out.raw = all.by_hand(r, all.bytes, chunk, 2);
+    });
+  }
+  for (bool const gathers : {false, true}) {
+    std::string const name = gathers ? "gather" : "scatter";
+    verb const what = gathers ? verb::gather : verb::scatter;
+    add(name, "a part of each other's; raw: copies by hand, side by side", [=](rig& r, rings& all, row& out) {
+      out.bytes = all.bytes / all.ours.size();
+      out.weir = all.by(what, out.bytes, all.usual);
+      out.raw = all.side_by_side(r, out.bytes, gathers);
+      out.note += all.said(what, out.bytes);
+    });
+    add(name + "_others", "the same; raw: NCCL", [=](rig&, rings& all, row& out) {
+      out.bytes = all.bytes / all.ours.size();
+      out.weir = all.by(what, out.bytes, all.usual);
+      out.raw = all.by(what, out.bytes, peer::chains::never);
+    });
+  }
+  return rows;
+}
+
+}  // namespace weir::tool
