@@ -114,7 +114,7 @@ class reader {
     if (*bytes > std::size_t{1} << 46) wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
     if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
     if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second) wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
-    out_.operations.push_back({trace::kind::take, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint32_t>(*stream), *bytes});
+    out_.operations.push_back({*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint8_t>(*stream), trace::kind::take});
     out_.streams = std::max(out_.streams, static_cast<std::uint32_t>(*stream) + 1);
     seen_.push_back({*bytes});
   }
@@ -122,14 +122,14 @@ class reader {
     block& b = find(id, "gives back");
     if (b.given) wrong("gives back block " + std::to_string(id) + " a second time", "Free each block once");
     b.given = true;
-    out_.operations.push_back({trace::kind::give, by_id_[id], 0, 0});
+    out_.operations.push_back({0, by_id_[id], 0, trace::kind::give});
   }
   void done(std::uint64_t id) {
     block& b = find(id, "completes");
     if (!b.given) wrong("completes block " + std::to_string(id) + " before it is given back", "Write its f line first");
     if (b.completes) wrong("completes block " + std::to_string(id) + " a second time", "Write one c line a block");
     b.completes = true;
-    out_.operations.push_back({trace::kind::done, by_id_[id], 0, 0});
+    out_.operations.push_back({0, by_id_[id], 0, trace::kind::done});
   }
   block& find(std::uint64_t id, std::string_view does) {
     auto const found = by_id_.find(id);

@@ -18,17 +18,17 @@ struct trace {
     done,         // that c
   };
   struct operation {
-    kind does;
-    std::uint32_t block;   // 0, 1, 2, … in the order they are taken
-    std::uint32_t stream;  // take
     std::size_t bytes;     // take
+    std::uint32_t block;   // 0, 1, 2, … in the order they are taken
+    std::uint8_t stream;   // take
+    kind does;
   };
   std::vector<operation> operations;
   std::uint32_t blocks = 0, streams = 0;
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
 };
 
-inline constexpr std::uint32_t most_streams = 256;
+inline constexpr std::uint32_t most_streams = 256;  // an operation has room for no more
 
 // Throws: invalid_use naming the file and the line, and what is wrong with it.
 trace read_trace(std::string const& path);
