@@ -346,7 +346,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
     if (someone_waits) {
-      bool const due = deterministic_ || m.held_since_fence + rounded >= fence_after(m, 256);
+      bool const due = deterministic_ || m.held_since_fence + rounded >= fence_after(m, 8);
       for (clock::stamp const s : stamps) {
         clock::timeline* const other = clock::find(s.stream);
         if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);

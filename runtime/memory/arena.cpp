@@ -6,48 +6,38 @@
 
 namespace weir::memory {
 
-piece* arena::make(region& r, address at, std::size_t bytes, state is) {
-  stock(1);
+// A piece to spare has no home, no marks and no slab, and nothing was asked for it: it was free, or nothing at all.
+inline piece* arena::make(region& r, address at, std::size_t bytes, state is) noexcept {
   piece* const p = spare_.back();
   spare_.pop_back();
   p->at = at, p->bytes = bytes, p->in = &r, p->is = is;
-  p->before = p->after = p->bin_before = p->bin_after = nullptr;
-  p->freed = 0, p->home = nullptr, p->requested = 0, p->cut = nullptr;
-  p->marks.clear();
+  p->before = p->after = nullptr;
+  p->freed = 0;
   return p;
 }
 
-void arena::stock(std::size_t pieces) {
+void arena::stock_up(std::size_t pieces) {
   while (spare_.size() < pieces) {
     if (spare_.capacity() <= pieces_.size()) spare_.reserve(2 * pieces_.size() + pieces);  // so that giving a piece up never allocates
     spare_.push_back(&pieces_.emplace_back());
   }
 }
 
-void arena::link_after(piece& left, piece& right) noexcept {
+[[gnu::always_inline]] inline void arena::link_after(piece& left, piece& right) noexcept {
   right.before = &left;
   right.after = left.after;
   if (left.after) left.after->before = &right;
   left.after = &right;
 }
 
-void arena::absorb_next(piece& p) noexcept {
-  piece* const gone = p.after;
-  p.bytes += gone->bytes;
-  p.freed = std::max(p.freed, gone->freed);
-  p.after = gone->after;
-  if (p.after) p.after->before = &p;
-  spare_.push_back(gone);
-}
-
-void arena::link_before(piece& right, piece& left) noexcept {
+[[gnu::always_inline]] inline void arena::link_before(piece& right, piece& left) noexcept {
   left.after = &right;
   left.before = right.before;
   (right.before ? right.before->after : right.in->first) = &left;
   right.before = &left;
 }
 
-void arena::absorb_previous(piece& p) noexcept {
+[[gnu::always_inline]] inline void arena::absorb_previous(piece& p) noexcept {
   piece* const gone = p.before;
   p.at = gone->at;
   p.bytes += gone->bytes;
@@ -58,6 +48,7 @@ void arena::absorb_previous(piece& p) noexcept {
 }
 
 piece* arena::cut(piece& p, address at) {
+  stock(1);
   piece* const right = make(*p.in, at, p.end() - at, p.is);
   right->freed = p.freed;
   p.bytes = at - p.at;
@@ -67,36 +58,46 @@ piece* arena::cut(piece& p, address at) {
 
 void arena::enlist(piece& p) noexcept {
   bool const large = is_large(p);
-  large ? (p.in->large->insert(p), void(++large_)) : list_of(p).insert(p);
+  large ? p.in->large->insert(p) : list_of(p).insert(p);
   movable_.insert(p, large);
+  ++listed_;
 }
 
 // Before anything of the piece changes.
 void arena::delist(piece& p) noexcept {
   movable_.erase(p);
-  p.leaf == piece::no_leaf ? list_of(p).erase(p) : (p.in->large->erase(p), void(--large_));
+  p.leaf == piece::no_leaf ? list_of(p).erase(p) : p.in->large->erase(p);
+  --listed_;
 }
 
 // A free piece that loses its front or grows stays the one it is: in most lists nothing changes then.
-void arena::before_change(piece& p) noexcept { movable_.before_change(p); }
+[[gnu::always_inline]] inline void arena::before_change(piece& p) noexcept { movable_.before_change(p); }
 
-void arena::after_change(piece& p) noexcept {
-  bool const was = p.leaf != piece::no_leaf, large = is_large(p);
+[[gnu::always_inline]] inline void arena::after_change(piece& p) noexcept {
+  bool const stays_large = p.leaf != piece::no_leaf && p.bytes >= p.in->large_bytes;
+  if (stays_large && p.sorted == piece::in_movable::unsorted) [[likely]] return p.in->large->change(p);
+  change_lists(p);
+}
+
+void arena::change_lists(piece& p) noexcept {
+  bool const was = p.leaf != piece::no_leaf;
+  if (!was && p.bin == bins::bin_of(p.bytes) && p.bytes < p.in->large_bytes && p.sorted == (movable::concerns(p) ? piece::in_movable::noted : piece::in_movable::no)) return;
+  bool const large = is_large(p);
   if (was && large) {
     p.in->large->change(p);
   } else if (was) {
-    p.in->large->erase(p), --large_;
+    p.in->large->erase(p);
     list_of(p).insert(p);
   } else if (large) {
     list_of(p).erase(p);
-    p.in->large->insert(p), ++large_;
+    p.in->large->insert(p);
   } else if (p.bin != bins::bin_of(p.bytes)) {
     list_of(p).erase(p), list_of(p).insert(p);
   }
   movable_.after_change(p, large);
 }
 
-void arena::put_free(piece& p) noexcept {
+[[gnu::always_inline]] inline void arena::put_free(piece& p) noexcept {
   p.is = state::free;
   piece* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
   piece* const right = p.after && p.after->is == state::free && !apart(*p.after) ? p.after : nullptr;
@@ -104,9 +105,12 @@ void arena::put_free(piece& p) noexcept {
   if (left && right) delist(*right);
   piece& stays = left ? *left : *right;
   before_change(stays);
-  if (left) absorb_next(*left);
-  if (left && right) absorb_next(*left);
-  if (!left) absorb_previous(*right);
+  if (left) {
+    absorb_next(*left);
+    if (right) absorb_next(*left);
+  } else {
+    absorb_previous(*right);
+  }
   after_change(stays);
 }
 
@@ -147,12 +151,12 @@ piece* arena::carve(piece* p, address at, std::size_t bytes) {
     p = front;
   }
   p->is = state::live;
-  p->in->enter(*p);
+  p->in->enter_block(*p, p->at);
   return p;
 }
 
 void arena::give(piece& p, std::uint64_t freed) noexcept {
-  p.in->leave(p);
+  p.is == state::slab ? p.in->leave(p) : p.in->leave_block(p.at);
   p.freed = freed;
   newest_given_ = std::max(newest_given_, freed);
   p.home = nullptr, p.requested = 0, p.cut = nullptr;
@@ -253,6 +257,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
   each_free([&](piece const& p) {
     ++binned;
     if (p.is != state::free) say("only free pieces are binned", p.at);
+    if (!is_nobodys(p)) say("what is free has no home, no marks and no slab", p.at);
     if (p.leaf == piece::no_leaf && bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
     bool const noted = p.sorted == (is_large(p) ? piece::in_movable::unsorted : piece::in_movable::noted), listed = p.sorted == piece::in_movable::listed;
     if (movable::concerns(p) != (p.sorted != piece::in_movable::no)) say("a free piece of a page and more may hold whole handles", p.at);
@@ -272,6 +277,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     std::size_t large_seen = 0;
     std::size_t const large_listed = r->large ? r->large->validate([&](std::size_t leaf) { say("a large free piece is listed where it begins, of leaf", leaf); }) : 0;
     for (piece const* p = r->first; p; before = p, p = p->after) {
+      if (p->at % bins::unit || p->bytes % bins::unit) say("pieces begin and end at multiples of the unit", p->at);
       if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
       at = p->end();
       free_seen += p->is == state::free;
@@ -299,6 +305,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (at != r->base + r->bytes) say("pieces leave nothing out", at);
     if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
   }
+  if (!std::all_of(spare_.begin(), spare_.end(), [](piece const* p) { return is_nobodys(*p) && p->leaf == piece::no_leaf && p->sorted == piece::in_movable::no; })) say("a piece to spare is nobody's and in no list", 0);
   if (unsorted != movable_.unsorted()) say("large pieces that are not sorted are counted", 0);
   if (spans != movable_.listed()) say("every piece with whole handles is listed by them", 0);
   if (binned != free_seen || binned != free_pieces()) say("every free piece is binned", 0);

@@ -42,7 +42,10 @@ class arena {
 
   // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false) {
-    return take_if(bytes, alignment, [](piece const&) { return true; });
+    if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, [](piece const&) { return true; });
+    auto const fits = [](piece const&) { return true; };  // every piece begins at a multiple of the unit
+    piece* const found = is_for_large(bytes) ? lowest(bytes, fits) : tightest(bytes, fits);
+    return found ? carve(found, found->at, bytes) : nullptr;
   }
   // For a run of slots: apart from the blocks, where there is such a part.
   piece* take_run(std::size_t bytes) {
@@ -62,7 +65,7 @@ class arena {
   piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
     auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
     piece* found = nullptr;
-    if (!regions_.empty() && regions_.front()->large && bytes >= region::large_pages * regions_.front()->page_bytes) {
+    if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
       if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
     } else {
@@ -173,7 +176,7 @@ class arena {
 
   piece& first_piece(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
-  std::size_t free_pieces() const noexcept { return free_.size() + runs_.size() + large_; }
+  std::size_t free_pieces() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
   std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
   template <class Do>
@@ -202,6 +205,7 @@ class arena {
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
 
  private:
+  bool is_for_large(std::size_t bytes) const noexcept { return !regions_.empty() && regions_.front()->large && bytes >= regions_.front()->large_bytes; }
   // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
   template <class Fits>
   piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
@@ -253,11 +257,21 @@ class arena {
     }
     return movable_;
   }
-  void stock(std::size_t pieces);                 // Throws: bad_alloc. Ensures: so many can be made without allocating
-  piece* make(region&, address, std::size_t bytes, state);
+  void stock(std::size_t pieces) {                // Throws: bad_alloc. Ensures: so many can be made without allocating
+    if (spare_.size() < pieces) [[unlikely]] stock_up(pieces);
+  }
+  void stock_up(std::size_t pieces);
+  piece* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
   void link_after(piece& left, piece& right) noexcept;
   void link_before(piece& right, piece& left) noexcept;
-  void absorb_next(piece&) noexcept;              // the next piece's bytes become this one's; the next is gone
+  void absorb_next(piece& p) noexcept {           // the next piece's bytes become this one's; the next is gone
+    piece* const gone = p.after;
+    p.bytes += gone->bytes;
+    p.freed = std::max(p.freed, gone->freed);
+    p.after = gone->after;
+    if (p.after) p.after->before = &p;
+    spare_.push_back(gone);
+  }
   void absorb_previous(piece&) noexcept;
   piece* cut(piece&, address);                    // the right part, same state; in no bin and no list
   piece* reserve(piece& free, address from, address to);
@@ -268,7 +282,8 @@ class arena {
   void delist(piece&) noexcept;
   void before_change(piece&) noexcept;            // of where a listed one begins or ends, or of its stamp
   void after_change(piece&) noexcept;
-  static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= region::large_pages * p.in->page_bytes; }
+  void change_lists(piece&) noexcept;
+  static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes; }
   void put_gap(piece&) noexcept;
   void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
   void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
@@ -282,12 +297,13 @@ class arena {
   void reserve_window(window const&, std::size_t bytes, growth&, ghost_sight const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
+  static bool is_nobodys(piece const& p) noexcept { return !p.home && !p.cut && !p.requested && p.marks.empty(); }
   static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
   bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
 
   bins free_, runs_;               // for blocks, and for runs of slots; not those that a region has among its large ones
-  std::size_t large_ = 0;          // of these so many
+  std::size_t listed_ = 0;         // free pieces in all
   bool has_runs_ = false;
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise

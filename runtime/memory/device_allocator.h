@@ -201,8 +201,11 @@ class device_allocator final : public allocator {
   bool wait_on_host(clock::stamp, bool patiently);               // Blocks. false: it never comes, or not while ranks may wait for each other
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
-  std::size_t fence_after(stream_memory const&, std::size_t part) const noexcept;  // bytes given back
-  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 32 : 1); }
+  static constexpr std::size_t fence_least = 16 << 20;           // bytes given back between two fences
+  std::size_t fence_after(stream_memory const& m, int halvings) const noexcept {  // of what it holds
+    return fence_every_ ? fence_every_ : std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) >> halvings);
+  }
+  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 5 : 0); }
   void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 

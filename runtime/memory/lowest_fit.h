@@ -42,9 +42,9 @@ class lowest_fit {
   void change(piece& p) noexcept {
     leaf& l = leaves_[p.leaf];
     std::size_t const page = p.in->page_index(p.at), r = l.rank;
-    if (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1])) [[unlikely]] return erase(p), insert(p);
+    if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]] return erase(p), insert(p);
     set(l, p.seat, p, page);
-    most_[r] = std::max(most_[r], units(p.bytes));
+    if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
   }
   // The lowest of at least so many bytes that begins in page `from` or later; null: there is none.
   piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
@@ -53,7 +53,7 @@ class lowest_fit {
     for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
       if (most_[r] < v) continue;
       leaf& l = at(r);
-      std::int32_t const found = lowest_in(l, v, static_cast<std::int32_t>(from << seat_bits));
+      std::int32_t const found = from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
       if (found != none) return l.at[static_cast<std::size_t>(found) & (room - 1)];
       if (!from) most_[r] = largest_in(l);
     }
@@ -66,6 +66,14 @@ class lowest_fit {
     std::size_t const v = (bytes + unit - 1) / unit;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
       leaf const& l = at(r);
+      if (count_ == 1) [[likely]] {  // what is as large as the tightest, before all
+        std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
+        if (least == none && v < most_units - 1) return nullptr;
+        for (std::uint32_t i = 0; i < l.n && least < none - 1; ++i) {
+          if (l.sizes[i] == least && (!best || l.at[i]->turn > best->turn) && fits(*l.at[i])) best = l.at[i];
+        }
+        if (best) return best;
+      }
       for (std::uint32_t i = 0; i < l.n; ++i) {
         if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
         piece& p = *l.at[i];
@@ -205,13 +213,24 @@ class lowest_fit {
     return some;
   }
   static four all_of(std::int32_t v) noexcept { return four{v, v, v, v}; }
+  template <bool bounded>
   static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // its key
     four const less = all_of(v - 1), before = all_of(from - 1), nothing = all_of(none);
     four best = nothing;
     for (std::size_t i = 0; i < l.n; i += 4) {
       four const k = read(&l.keys[i]);
-      four const fits = (read(&l.sizes[i]) > less) & (k > before);
+      four const large = read(&l.sizes[i]) > less, fits = bounded ? large & (k > before) : large;
       four const those = k | (nothing & ~fits);
+      best = those < best ? those : best;
+    }
+    return std::min(std::min(best[0], best[1]), std::min(best[2], best[3]));
+  }
+  static std::int32_t least_in(leaf const& l, std::int32_t v) noexcept {  // of the sizes from v up
+    four const less = all_of(v - 1), nothing = all_of(none);
+    four best = nothing;
+    for (std::size_t i = 0; i < l.n; i += 4) {
+      four const s = read(&l.sizes[i]), fits = s > less;
+      four const those = (s & fits) | (nothing & ~fits);
       best = those < best ? those : best;
     }
     return std::min(std::min(best[0], best[1]), std::min(best[2], best[3]));

@@ -14,10 +14,10 @@ bit_tree::bit_tree(std::size_t n) {
     n = (n + 63) / 64;
     levels_.emplace_back(n);
   } while (n > 1);
+  lowest_ = &levels_[0][0];
 }
 
-void bit_tree::insert(std::size_t i) noexcept {
-  if (levels_[0][i / 64] >> (i % 64) & 1) return;
+void bit_tree::add(std::size_t i) noexcept {
   for (auto& level : levels_) {
     bool const known = level[i / 64] != 0;
     level[i / 64] |= std::uint64_t{1} << (i % 64);

@@ -40,12 +40,16 @@ class bit_tree {
  public:
   static constexpr std::size_t none = ~std::size_t{0};
   explicit bit_tree(std::size_t n);
-  void insert(std::size_t i) noexcept;
+  void insert(std::size_t i) noexcept {
+    if (!(lowest_[i / 64] >> (i % 64) & 1)) add(i);
+  }
   void erase(std::size_t i) noexcept;
   std::size_t last_up_to(std::size_t i) const noexcept;
 
  private:
+  void add(std::size_t i) noexcept;
   std::vector<sparse_array<std::uint64_t>> levels_;
+  std::uint64_t const* lowest_ = nullptr;  // level 0
 };
 
 // Physical memory: one create, or one segment. It is mapped whole, at the one place that is its home, and at its ghosts (ghost.h).
@@ -74,7 +78,8 @@ class region {
   address runs;            // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
   static constexpr std::size_t large_pages = 2;
-  std::unique_ptr<lowest_fit> large;  // free pieces below `runs` of `large_pages` pages and more. Null: a segment, or terabytes
+  std::size_t const large_bytes = large_pages * page_bytes;
+  std::unique_ptr<lowest_fit> large;  // free pieces below `runs` of so many bytes and more. Null: a segment, or terabytes
 
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }
@@ -82,6 +87,12 @@ class region {
   // Which block covers an address: a block is entered at its start, a slab's run at each of its granules.
   void enter(piece&) noexcept;
   void leave(piece&) noexcept;
+  void enter_block(piece& p, address at) noexcept {  // no run
+    std::size_t const i = index(at);
+    starts_[i] = &p;
+    started_.insert(i);
+  }
+  void leave_block(address at) noexcept { starts_[index(at)] = nullptr; }
   piece* covering(address) const noexcept;  // null: no block, no run
   piece* starting_near(address a) const noexcept { return starts_[index(a)]; }  // the block that starts in the same granule; null: none
   slab* slab_at(address a) const noexcept { return slabs_[index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock

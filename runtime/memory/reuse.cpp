@@ -16,18 +16,12 @@ constexpr std::int64_t nap_ns = 200'000;
 constexpr int most_polls = 64;                       // where nothing moves by itself, waiting is asking
 constexpr int looks = 64;                            // blocks or pieces of one stream that would do
 constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
-constexpr std::size_t fence_least = 16 << 20;        // bytes given back between two fences
 constexpr int fences_when_sought = 4;
 // So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of one stage serve the
 // next when they come free, two leave a pipeline of three stages no block that is not in use, and each hiccup stops all of them.
 constexpr std::size_t ahead = 3;
 constexpr std::size_t ahead_in_order = 2;            // deterministic
 }  // namespace
-
-std::size_t device_allocator::fence_after(stream_memory const& m, std::size_t part) const noexcept {
-  if (fence_every_) return fence_every_;
-  return std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) / part);
-}
 
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (deterministic_) return in_order_of_calls(mine, r);
