@@ -50,8 +50,8 @@ class shared_buffer {
 // Another process's shared_buffer, mapped here. Stays valid when that process ends. Ends before its runtime; afterwards it does nothing.
 class opened_buffer {
  public:
-  opened_buffer() noexcept = default;
-  ~opened_buffer() { reset(); }
+  opened_buffer() noexcept;
+  ~opened_buffer();
   opened_buffer(opened_buffer&&) noexcept;
   opened_buffer& operator=(opened_buffer&&) noexcept;
   void* data() const noexcept;
@@ -90,6 +90,7 @@ class share_line {
   // A number for the other process, with all that `after` has been given done: "buffer 3 is written", "you may write it again".
   // Blocks, Throws: as send
   void signal(std::uint64_t number, stream_ref after, here = here::current());
+  void signal(std::uint64_t number, stamp after, here = here::current());  // the same up to there: what the stream was given since may still run
   // The next number. Whatever is given to any stream afterwards sees what was done before signal(). Throws: timed_out, peer_gone,
   // invalid_use (damaged; a buffer comes first: receive it, nothing has changed)
   std::uint64_t wait(here = here::current());
