@@ -1,6 +1,6 @@
 // A process is killed (SIGKILL) at its k-th call of the driver, of each scenario: it ends as one that was killed does, at once, and of
-// it nothing is left in the system: no file, no memory that has a name, no process. What another process sees of it belongs to
-// sharing, and is not there yet.
+// it nothing is left in the system: no file, no memory that has a name, no process. What another process sees of it that
+// shares memory with it: tests/peer/share_kill_test.cpp.
 // Threads: one; the process that is killed has its own.
 // WEIR_TEST_SEEDS=n kills n/48 of each scenario; WEIR_TEST_SEED=s kills that one again.
 #include <fcntl.h>

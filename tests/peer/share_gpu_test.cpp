@@ -1,0 +1,101 @@
+// Sharing on the machine that there is: GPUs, else simulated devices. The importer reads on the same device, and on another one.
+// Threads: one; the other process has its own.
+#include "peer/share.h"
+#include "tests/peer/machine_fixture.h"
+#include "tests/peer/other_process.h"
+
+namespace weir {
+namespace {
+
+constexpr std::size_t bytes = 5'000'000;
+
+std::unique_ptr<test::machine> machine_here() {
+  if (auto gpus = test::machine::of_gpus()) return gpus;
+  return std::make_unique<test::machine>(simulated{.devices = 2, .memory = 256_MiB});
+}
+void write(void* to, std::uint64_t salt) { copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes); }
+test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
+bool reaches(int from, int to) { return from == to || can_access_peer(from, to); }
+
+WEIR_ROLE(reads_on_every_device) {
+  auto const m = machine_here();
+  ASSERT_EQ(line.wait(), 1u);
+  opened_buffer const b = line.receive(0);
+  ASSERT_EQ(read(b.data()), test::pattern(bytes, 1));
+  for (int d = 1; d < std::min(2, device_count()); ++d) {
+    if (!reaches(d, 0)) continue;
+    line.signal(static_cast<std::uint64_t>(d), default_stream(0));  // send it for this device
+    opened_buffer const again = line.receive(d);
+    ASSERT_EQ(again.data(), b.data()) << "mapped once";
+    buffer const mine(bytes, {.on = d});
+    copy(default_stream(d), mine.data(), again.data(), bytes);
+    ASSERT_EQ(test::read_back(mine.data(), bytes, d), test::pattern(bytes, 1));
+  }
+  write(b.data(), 2);
+  line.signal(100, default_stream(0));
+  ASSERT_EQ(line.wait(), 101u);
+}
+
+TEST(on_this_machine, another_process_reads_on_every_device_and_writes_back) {
+  auto const m = machine_here();
+  test::other_process other("reads_on_every_device");
+  shared_buffer const b(bytes, 0);
+  write(b.data(), 1);
+  other.line().signal(1, default_stream(0));
+  other.line().send(b, default_stream(0));
+  for (std::uint64_t asked = other.line().wait(); asked != 100; asked = other.line().wait()) other.line().send(b, default_stream(0));
+  EXPECT_EQ(read(b.data()), test::pattern(bytes, 2));
+  other.line().signal(101, default_stream(0));
+  EXPECT_EQ(other.end(), "exit 0");
+}
+
+WEIR_ROLE(lends_and_is_killed) {
+  auto const m = machine_here();
+  shared_buffer const b(bytes, 0);
+  write(b.data(), 3);
+  line.send(b, default_stream(0));
+  (void)line.wait();
+  ::kill(::getpid(), SIGKILL);
+}
+
+TEST(on_this_machine, the_bytes_stay_when_their_owner_is_killed) {
+  auto const m = machine_here();
+  test::other_process other("lends_and_is_killed");
+  opened_buffer const b = other.line().receive(0);
+  other.line().signal(1, default_stream(0));
+  EXPECT_EQ(other.end(), "signal 9");
+  EXPECT_EQ(read(b.data()), test::pattern(bytes, 3));
+  write(b.data(), 4);
+  EXPECT_EQ(read(b.data()), test::pattern(bytes, 4));
+}
+
+WEIR_ROLE(opens_and_is_killed) {
+  auto const m = machine_here();
+  opened_buffer const b = line.receive(0);
+  ASSERT_EQ(read(b.data()), test::pattern(bytes, 5));
+  line.signal(1, default_stream(0));
+  (void)line.wait();
+  ::kill(::getpid(), SIGKILL);
+}
+
+TEST(on_this_machine, memory_of_an_importer_that_was_killed_is_had_again) {
+  auto const m = machine_here();
+  test::other_process other("opens_and_is_killed");
+  auto b = std::make_optional<shared_buffer>(bytes, 0);
+  write(b->data(), 5);
+  other.line().send(*b, default_stream(0));
+  EXPECT_EQ(other.line().wait(), 1u);
+  EXPECT_EQ(b->importers(), 1);
+  other.line().signal(2, default_stream(0));
+  EXPECT_EQ(other.end(), "signal 9");
+  EXPECT_EQ(b->importers(), 0);
+  EXPECT_EQ(read(b->data()), test::pattern(bytes, 5));
+  b.reset();
+  shared_buffer const next(bytes, 0);
+  write(next.data(), 6);
+  EXPECT_EQ(read(next.data()), test::pattern(bytes, 6));
+  EXPECT_EQ(m->get().part<peer::exports>().forget_idle(), 0u) << "what the killed one had is the driver's";
+}
+
+}  // namespace
+}  // namespace weir

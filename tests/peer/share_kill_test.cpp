@@ -1,0 +1,164 @@
+// Of two processes that share memory either one is killed or stopped at its k-th call, of the driver or of the system. The other never
+// sees a wrong byte and never waits longer than its lease: it hears that the other one is gone, or that nothing was said, and then
+// everything goes on where it stood once the stopped one does. What a killed one had open comes back.
+// Threads: one; the other process has its own.
+// WEIR_TEST_SEEDS=n tries n/25 calls of each side and mishap (6 by default, at least 2); WEIR_TEST_SEED=k that one call.
+#include "peer/share.h"
+#include "tests/peer/machine_fixture.h"
+#include "tests/peer/other_process.h"
+
+namespace weir {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr std::size_t bytes = 100'000;
+constexpr std::uint64_t rounds = 3;
+simulated small() { return {.devices = 1, .memory = 64_MiB}; }
+void write(void* to, std::uint64_t salt) { copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes); }
+test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
+
+// The conversation. `again` makes one call of the line's, and again when the lease was over.
+template <class Again>
+void own(share_line& line, Again again) {
+  shared_buffer ring[2] = {shared_buffer(bytes), shared_buffer(bytes)};
+  for (auto const& b : ring) again([&] { line.send(b, default_stream(0)); });
+  for (std::uint64_t r = 0; r < rounds; ++r) {
+    write(ring[r % 2].data(), r);
+    again([&] { line.signal(r, default_stream(0)); });
+    std::uint64_t heard = 0;
+    again([&] { heard = line.wait(); });
+    ASSERT_EQ(heard, r);
+  }
+  // Given up while it is on its way: the next must not be the same memory.
+  shared_buffer last(bytes);
+  write(last.data(), 50);
+  again([&] { line.send(last, default_stream(0)); });
+  last = shared_buffer(bytes);
+  write(last.data(), 51);
+  again([&] { line.signal(60, default_stream(0)); });
+  std::uint64_t heard = 0;
+  again([&] { heard = line.wait(); });
+  ASSERT_EQ(heard, 61u);
+}
+
+template <class Again>
+void look(share_line& line, Again again) {
+  opened_buffer ring[2];
+  for (auto& b : ring) again([&] { b = line.receive(0); });
+  for (std::uint64_t r = 0; r < rounds; ++r) {
+    std::uint64_t heard = 0;
+    again([&] { heard = line.wait(); });
+    ASSERT_EQ(heard, r);
+    ASSERT_EQ(read(ring[r % 2].data()), test::pattern(bytes, r));
+    again([&] { line.signal(r, default_stream(0)); });
+  }
+  opened_buffer last;
+  again([&] { last = line.receive(0); });
+  std::uint64_t heard = 0;
+  again([&] { heard = line.wait(); });
+  ASSERT_EQ(heard, 60u);
+  ASSERT_EQ(read(last.data()), test::pattern(bytes, 50)) << "somebody else has used it";
+  for (auto& b : ring) b.release(default_stream(0));
+  last.release(default_stream(0));
+  again([&] { line.signal(61, default_stream(0)); });
+}
+
+// In the process that meets the mishap -----------------------------------------------------------------------------------
+
+std::atomic<std::uint64_t> calls{0};
+std::uint64_t fatal_call = 0;
+int fatal_signal = 0;
+void one_more() noexcept {
+  if (++calls == fatal_call) ::kill(::getpid(), fatal_signal);
+}
+
+class counter final : public driver::faulty::watcher {
+ public:
+  void comes(driver::call) noexcept override { one_more(); }
+};
+
+void meet(share_line& line, void (*play)(share_line&)) {
+  fatal_call = tests::number_from_environment("WEIR_MISHAP_CALL", 0);
+  fatal_signal = static_cast<int>(tests::number_from_environment("WEIR_MISHAP_SIGNAL", SIGKILL));
+  test::machine m(small());
+  counter of_driver;
+  driver::faulty_of(m.driver())->watch(&of_driver);
+  os::refuse_by([](os::call) noexcept { return one_more(), false; });
+  play(line);
+  os::refuse_by(nullptr);
+  driver::faulty_of(m.driver())->watch(nullptr);
+  line.signal(calls, default_stream(0));
+}
+constexpr auto once = [](auto call) { call(); };
+WEIR_ROLE(owner) { meet(line, [](share_line& l) { own(l, once); }); }
+WEIR_ROLE(importer) { meet(line, [](share_line& l) { look(l, once); }); }
+
+// In the one that goes on --------------------------------------------------------------------------------------------------
+
+struct mishap {
+  char const* who;
+  int signal;
+  friend void PrintTo(mishap const& m, std::ostream* out) { *out << m.who << (m.signal == SIGKILL ? "_killed" : "_stopped"); }
+};
+
+struct outcome {
+  bool gone = false;         // it was told that the other one is
+  std::uint64_t calls = 0;   // of the other one, to its end
+};
+
+outcome play(mishap const& m, std::uint64_t at) {
+  test::machine here(small());
+  synchronize(0);
+  auto const room = here.driver().memory(0).value.free;
+  outcome out;
+  {
+    test::other_process other(m.who, {"WEIR_MISHAP_CALL=" + std::to_string(at), "WEIR_MISHAP_SIGNAL=" + std::to_string(m.signal)}, 80ms);
+    auto const again = [&](auto call) {
+      for (int tries = 0; tries < 500; ++tries) {
+        try {
+          return call();
+        } catch (timed_out const&) {
+          other.tell(SIGCONT);
+        }
+      }
+      FAIL() << "nothing for 500 leases";
+    };
+    try {
+      if (m.who == std::string_view("owner")) look(other.line(), again);
+      else own(other.line(), again);
+      again([&] { out.calls = other.line().wait(); });
+      other.tell(SIGCONT);
+      EXPECT_EQ(other.end(), at == 0 || m.signal == SIGSTOP ? "exit 0" : "signal 9");
+    } catch (peer_gone const&) {
+      out.gone = true;
+      EXPECT_EQ(other.end(), "signal 9");
+    }
+  }
+  auto& lent = here.get().part<peer::exports>();
+  { shared_buffer const one(bytes); }  // looks at what came back
+  lent.forget_idle();
+  EXPECT_EQ(here.driver().memory(0).value.free, room) << "memory is still held";
+  return out;
+}
+
+struct a_process : ::testing::TestWithParam<mishap> {};
+
+TEST_P(a_process, at_any_of_its_calls_leaves_the_other_whole) {
+  auto const all = play(GetParam(), 0).calls;
+  ASSERT_GT(all, 20u);
+  std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0), base = tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
+  std::uint64_t const count = only ? 1 : std::min(all, std::max<std::uint64_t>(2, tests::number_from_environment("WEIR_TEST_SEEDS", 150) / 25));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t const k = only ? only : 1 + (base + i * all / count) % all;
+    SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(all) + "; WEIR_TEST_SEED=" + std::to_string(k));
+    auto const out = play(GetParam(), k);
+    EXPECT_TRUE(!out.gone || GetParam().signal == SIGKILL);
+    if (HasFailure()) return;
+  }
+}
+
+constexpr mishap mishaps[] = {{"owner", SIGKILL}, {"owner", SIGSTOP}, {"importer", SIGKILL}, {"importer", SIGSTOP}};
+INSTANTIATE_TEST_SUITE_P(killed_or_stopped, a_process, ::testing::ValuesIn(mishaps), [](auto const& i) { return ::testing::PrintToString(i.param); });
+
+}  // namespace
+}  // namespace weir
