@@ -47,8 +47,7 @@ result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, 
   CUmemGenericAllocationHandle handle = 0;
   CUresult const r = api_.cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(file)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   // What is no exported memory at all CUDA calls now a wrong value, now a device that is none, now the system's refusal.
-  if (r == CUDA_ERROR_OPERATING_SYSTEM) return forget({code::invalid, r});
-  if (status const said = in.answer(r); !said.ok()) return forget(said);
+  if (status const said = in.answer(r); !said.ok()) return forget(said.what == code::failed ? status{code::invalid, said.native} : said);
   books_.lock()->handles.find(id)->second.handle = handle;
   return {{}, static_cast<memory_handle>(id)};
 }
