@@ -206,7 +206,7 @@ if(TARGET share)
   add_test(NAME share COMMAND share --bytes 65536 --rounds 60)
   foreach(mishap kill stop)
     foreach(who writer reader)
-      add_test(NAME share.${mishap}_${who} COMMAND share --bytes 65536 --rounds 60 --lease 300 --${mishap} ${who})
+      add_test(NAME share.${mishap}_${who} COMMAND share --bytes 65536 --rounds 60 --lease 500 --${mishap} ${who})
     endforeach()
   endforeach()
   set_tests_properties(share share.kill_writer share.kill_reader share.stop_writer share.stop_reader PROPERTIES

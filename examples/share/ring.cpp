@@ -34,12 +34,13 @@ outcome write(int socket, settings const& s) {
     ring.back().record_stream(work);
     line.send(ring.back(), work);
   }
+  line.set_lease(s.lease * 10);  // the other process may still be starting its device
   checksum sum(work, 0);
   weir::stamp written;
   auto const began = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
-    if (round >= ring.size()) (void)line.wait();  // it was read
+    if (round >= ring.size()) (void)line.wait(), line.set_lease(s.lease);  // it was read
     auto* const words = ring[round % ring.size()].data<std::uint64_t>();
     fill(work, words, s.bytes / 8, round);
     sum.add(work, words, s.bytes / 8, round);
