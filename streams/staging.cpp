@@ -125,6 +125,9 @@ struct staging::state {
   std::shared_ptr<copy_crew> crew;  // shared with fetches that are still in a stream at teardown
   std::vector<base::guarded<device_room>> rooms;
 
+  base::atomic<std::size_t> fill_chunk{largest_chunk};
+  base::atomic<bool> fill_past_caches{false};
+
   base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
 
   void forget_complete(device_room& r) {
@@ -219,6 +222,10 @@ staging::~staging() {
   }
 }
 
+void staging::fill_by(filling how) noexcept {
+  state_->fill_chunk.store(std::clamp(how.chunk, smallest_chunk, largest_fill), base::memory_order_relaxed);
+  state_->fill_past_caches.store(how.past_caches, base::memory_order_relaxed);
+}
 int staging::threads() const noexcept { return state_->crew->threads(); }
 
 std::size_t staging::in_use(int device) const {
@@ -242,8 +249,10 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   };
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t chunk = my.chunk_for(bytes, largest_chunk);
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest_chunk);  // the rest of the room is with the engine
+  std::size_t const largest = my.fill_chunk.load(base::memory_order_relaxed);
+  bool const past_caches = my.fill_past_caches.load(base::memory_order_relaxed);
+  std::size_t chunk = my.chunk_for(bytes, largest);
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest);  // the rest of the room is with the engine
   all_filled filling{*my.crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
@@ -267,6 +276,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
       fill.dst = filling.parts.back().in.memory();
       fill.src = at(src, next);
       fill.bytes = n;
+      fill.past_caches = past_caches;
       next += n;
       if (bytes > chunk) my.crew->submit(fill);
     }

@@ -14,6 +14,7 @@ class copy_crew {
     void* dst = nullptr;
     void const* src = nullptr;
     std::size_t bytes = 0;
+    bool past_caches = false;  // what is written is not read again by a processor
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;  // under the crew's lock
   };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -28,6 +29,23 @@ TEST_P(staging_crew, every_finished_task_has_copied_its_bytes) {
   }
   for (auto& one : tasks) crew.finish(one);
   EXPECT_EQ(to, from);
+}
+
+TEST_P(staging_crew, stores_past_the_caches_bring_every_byte_and_no_other_at_any_alignment) {
+  copy_crew crew(GetParam());
+  std::vector<unsigned char> from(4096);
+  std::iota(from.begin(), from.end(), 1);
+  for (std::size_t const into : {0u, 1u, 15u, 63u, 64u}) {
+    for (std::size_t const bytes : {0u, 1u, 63u, 64u, 65u, 127u, 200u, 3000u}) {
+      std::vector<unsigned char> to(4096, 0xee), want = to;
+      std::copy_n(from.begin() + 3, bytes, want.begin() + static_cast<std::ptrdiff_t>(into));
+      task one{to.data() + into, from.data() + 3, bytes};
+      one.past_caches = true;
+      crew.submit(one);
+      crew.finish(one);
+      EXPECT_EQ(to, want) << bytes << " B at " << into;
+    }
+  }
 }
 
 TEST_P(staging_crew, a_cancelled_task_is_never_copied_afterwards) {

@@ -32,6 +32,23 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
   EXPECT_EQ(test::read_back(b.data(), n, 1), source);
 }
 
+TEST(staging, slots_of_any_size_filled_past_the_caches_or_not_bring_every_byte) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  std::size_t const n = 9_MiB + 13;
+  buffer const on_gpu(n);
+  auto& fills = m.get().part<streams::staging>();
+  std::uint64_t salt = 1;
+  for (std::size_t const chunk : {1_KiB, 64_KiB, 512_KiB, 64_MiB}) {
+    for (bool const past_caches : {false, true}) {
+      fills.fill_by({chunk, past_caches});
+      auto const host = test::pattern(n, ++salt);
+      copy(on_gpu.data(), host.data(), n);
+      EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), host) << chunk << (past_caches ? " past the caches" : "");
+      EXPECT_LE(fills.in_use(0), streams::staging::room);
+    }
+  }
+}
+
 TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {
   test::machine m({.devices = 2, .memory = 256_MiB, .peers = simulated::links::none}, {.pinned_limit = 192_KiB});
   std::size_t const n = 6_MiB + 11;

@@ -15,6 +15,7 @@
 #include "runtime/options.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
+#include "streams/staging.h"
 #include "weir/copy.h"
 
 namespace weir::tool {
@@ -133,6 +134,22 @@ row pageable_row(rig& r, char const* name, bool to_device, blocking waits = non_
   return out;
 }
 
+// Ways to fill slots, beside the usual one.
+row filling_row(rig& r, std::string const& name, streams::staging::filling how) {
+  row out = pageable_row(r, name.c_str(), true);
+  out.note = "slots of " + bytes_text(how.chunk) + (how.past_caches ? ", written past the caches" : "") + "; raw: weir as usual";
+  auto const usual = out.weir;
+  auto* const fills = &streams::current_runtime().part<streams::staging>();
+  out.raw = usual;
+  out.weir = [usual, fills, how] {
+    fills->fill_by(how);
+    double const rate = usual();
+    fills->fill_by({});
+    return rate;
+  };
+  return out;
+}
+
 std::optional<row> peer_row(rig& r) {
   if (r.devices < 2) return {};
   size_t const bytes = r.broadcast;
@@ -246,6 +263,11 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"small_d2h", [=](rig& r) { return small_row(r, "small_d2h", ends(r, false, small_bytes)); }},
       {"small_many", many_row},
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
+      {"pageable_512k", [](rig& r) { return filling_row(r, "pageable_512k", {512_KiB, false}); }},
+      {"pageable_1m", [](rig& r) { return filling_row(r, "pageable_1m", {1_MiB, false}); }},
+      {"pageable_1m_past", [](rig& r) { return filling_row(r, "pageable_1m_past", {1_MiB, true}); }},
+      {"pageable_2m_past", [](rig& r) { return filling_row(r, "pageable_2m_past", {2_MiB, true}); }},
+      {"pageable_4m", [](rig& r) { return filling_row(r, "pageable_4m", {4_MiB, false}); }},
       {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
       {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},
       {"d2d", [](rig& r) {
