@@ -232,6 +232,7 @@ void history::gather() {
   b.batch.clear();
   std::size_t writers = 0;
   for (log* l : logs_) {
+    base::switch_point();  // between two logs others write
     std::uint32_t n = l->count.load(base::memory_order_acquire);
     while (n > l->gathered && l->events[n - 1].ticks > until) --n;
     if (n == l->gathered) continue;

@@ -42,6 +42,7 @@ inline constexpr explored explored_programs[] = {
     {"given_back", memory_given_back_among_threads},
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
+    {"history", history_among_threads},
 };
 
 // Throws: std::runtime_error where there is no such program.

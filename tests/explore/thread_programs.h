@@ -2,7 +2,10 @@
 // Threads: those of each run.
 #pragma once
 #include <cstring>
+#include <map>
+#include <vector>
 
+#include "runtime/observe/history.h"
 #include "streams/staging_crew.h"
 #include "tests/explore/explore.h"
 
@@ -92,6 +95,53 @@ inline void knowledge_among_threads(trial& t) {
   t.join();
   for (auto s : stamps) {
     if (!t.failed() && !waiter.covers(s)) t.fail("what was waited for must be known to be before the waiter");
+  }
+}
+
+// Threads write down where blocks begin and end, each other's too, and one gathers what they wrote: it never sees an end
+// whose beginning is not there yet, though logs are read one after the other.
+inline void history_among_threads(trial& t) {
+  (void)t.bench();
+  constexpr std::uint32_t of = 4'000'000'000;  // no runtime has this number
+  auto& book = observe::history::process();
+  book.start(1000, false);
+  struct state {
+    std::uintptr_t newest = 0;
+    std::vector<std::uintptr_t> live;
+  };
+  base::guarded<state> all;
+  auto const end_one = [&] {
+    std::uintptr_t at = 0;
+    {
+      auto const s = all.lock();
+      if (s->live.empty()) return false;
+      at = s->live.back(), s->live.pop_back();
+    }
+    observe::note(observe::action::free, reinterpret_cast<void*>(at), 0, 0, 0, 0, here::current());
+    return true;
+  };
+  auto const begin_one = [&] {
+    std::uintptr_t const at = ++all.lock()->newest;
+    observe::note(observe::action::alloc, reinterpret_cast<void*>(at), 8, 1, of, 0, here::current());
+    all.lock()->live.push_back(at);
+  };
+  for (char const* name : {"a", "b", "c"}) {
+    t.spawn(name, [&, n = 3 + t.draw(6)] {
+      for (std::uint32_t i = 0; i < n; ++i) {
+        if (!t.coin() || !end_one()) begin_one();
+      }
+    });
+  }
+  t.spawn("gathers", [&, n = 8 + t.draw(8)] {
+    for (std::uint32_t i = 0; i < n; ++i) (void)book.events(of, 0);
+  });
+  t.join();
+  while (end_one()) {}
+  book.stop();
+  std::map<std::uintptr_t, std::pair<int, int>> seen;  // beginnings, ends
+  for (auto const& e : book.events(of, 0)) ++(e.what == observe::action::alloc ? seen[e.at].first : seen[e.at].second);
+  for (std::uintptr_t at = 1, newest = all.lock()->newest; at <= newest; ++at) {
+    if (seen[at] != std::pair(1, 1)) t.fail("the history has " + std::to_string(seen[at].first) + " beginnings and " + std::to_string(seen[at].second) + " ends of one block");
   }
 }
 

@@ -1,4 +1,4 @@
-// One rule among threads at a time: what is given back, what two waits say at once, who is woken. And that every committed tape is
+// One rule among threads at a time: what is given back, what two waits say at once, who is woken, what is written down. And that every committed tape is
 // one of a program that is explored: each test replays its own before it draws.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@ namespace {
 
 TEST(explore_threads, a_block_given_back_is_another_streams_only_when_its_work_is_done) { tests::explore_program("given_back", 500); }
 TEST(explore_threads, what_two_threads_make_one_stream_wait_for_is_known_of_both) { tests::explore_program("knowledge", 500); }
+TEST(explore_threads, an_end_is_never_gathered_before_its_beginning) { tests::explore_program("history", 500); }
 TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::explore_program("crew", 500); }
 
 TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {
