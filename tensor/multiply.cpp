@@ -1,4 +1,4 @@
-// A product by the library of the place: cuBLAS on a GPU, found at run time; a CBLAS on the simulated machine and on the host.
+// A product by the library of the place: cuBLAS on a GPU, a CBLAS on the simulated machine and on the host; each loaded with the first product.
 // Threads: any; calls for one GPU take turns while they are given to the stream.
 #include <cblas.h>
 
@@ -13,9 +13,6 @@
 #include "streams/context.h"
 #include "tensor/number.h"
 #include "tensor/ops.h"
-
-// OpenBLAS's own; another CBLAS has none and none is called.
-extern "C" __attribute__((weak)) void openblas_set_num_threads(int);
 
 namespace weir::ops {
 namespace {
@@ -105,19 +102,39 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   std::vector<std::unique_ptr<of_device>> devices_;
 };
 
+// The CBLAS that was found when this was built, or one of its name. Not linked: OpenBLAS starts a thread a core when it is loaded, and all of them
+// spin for tens of milliseconds, also beside a program that never multiplies on the host.
+struct host_functions {
+  decltype(&cblas_sgemm) gemm = nullptr;
+  void (*set_threads)(int) = nullptr;  // OpenBLAS's own; another CBLAS has none and none is called
+};
+base::guarded<host_functions> loaded_host_functions;
+
 // Simulated devices multiply at the same time: each on its share of the cores, or the library's threads fight for them.
-void share_cores(int devices) {
-  static bool const once = [devices] {
-    if (openblas_set_num_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
-      openblas_set_num_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
-    }
-    return true;
-  }();
-  (void)once;
+decltype(&cblas_sgemm) host_gemm(int devices, here at) {
+  auto f = loaded_host_functions.lock();
+  if (f->gemm) return f->gemm;
+#ifdef WEIR_CBLAS_FILE
+  for (char const* name : {WEIR_CBLAS_FILE, "libopenblas.so.0", "libcblas.so.3", "libblas.so.3"}) {
+    void* const library = os::load_library(name);
+    if (!library) continue;
+    f->gemm = reinterpret_cast<decltype(f->gemm)>(os::find_symbol(library, "cblas_sgemm"));
+    f->set_threads = reinterpret_cast<decltype(f->set_threads)>(os::find_symbol(library, "openblas_set_num_threads"));
+    if (f->gemm) break;
+  }
+#else
+  f->gemm = cblas_sgemm;
+#endif
+  if (!f->gemm) throw not_supported("matmul", "no library with cblas_sgemm was found", "Install OpenBLAS, or name its folder in LD_LIBRARY_PATH", at);
+  if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
+    f->set_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
+  }
+  return f->gemm;
 }
 
-void multiply_floats(product const& p, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans, static_cast<int>(p.m), static_cast<int>(p.n),
+using gemm_function = decltype(&cblas_sgemm);
+void multiply_floats(gemm_function gemm, product const& p, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  gemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans, static_cast<int>(p.m), static_cast<int>(p.n),
               static_cast<int>(p.k), 1.0f, a, static_cast<int>(lda), b, static_cast<int>(ldb), p.beta, c, static_cast<int>(ldc));
 }
 
@@ -130,13 +147,13 @@ std::vector<float> floats_of(dtype type, void const* from, std::int64_t rows, st
 }
 
 // No CBLAS multiplies halves: floats do, and the sum is rounded once, as on a GPU.
-void multiply_on_host(product const& p) {
-  if (p.in == float32) return multiply_floats(p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb, static_cast<float*>(p.c), p.ldc);
+void multiply_on_host(gemm_function gemm, product const& p) {
+  if (p.in == float32) return multiply_floats(gemm, p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb, static_cast<float*>(p.c), p.ldc);
   std::int64_t const a_columns = p.a_transposed ? p.m : p.k, b_columns = p.b_transposed ? p.k : p.n;
   std::vector<float> const a = floats_of(p.in, p.a, p.m * p.k / a_columns, a_columns, p.lda), b = floats_of(p.in, p.b, p.k * p.n / b_columns, b_columns, p.ldb);
-  if (p.out == float32) return multiply_floats(p, a.data(), a_columns, b.data(), b_columns, static_cast<float*>(p.c), p.ldc);
+  if (p.out == float32) return multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, static_cast<float*>(p.c), p.ldc);
   std::vector<float> c = p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
-  multiply_floats(p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
+  multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
   for (std::int64_t i = 0; i < p.m; ++i) {
     for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
   }
@@ -154,18 +171,15 @@ size_t product_workspace(place const& where) {
 }
 
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, here at) {
-  if (!where) {
-    share_cores(os::usable_processors());  // the caller's thread alone
-    return multiply_on_host(p);
-  }
+  if (!where) return multiply_on_host(host_gemm(os::usable_processors(), at), p);  // the caller's thread alone
   clock::timeline const& line = streams::line_of(*where);
   runtime::impl& r = line.owner();
-  if (r.machine().simulated()) share_cores(r.device_count());
+  gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
   use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.out, p.m, p.n, p.ldc)},
                      reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
                      reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
                      writes(workspace, workspace_bytes)};
-  launch(*where, all, [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); }, [p] { multiply_on_host(p); }, at);
+  launch(*where, all, [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); }, [p, gemm] { multiply_on_host(gemm, p); }, at);
 }
 
 }  // namespace weir::ops
