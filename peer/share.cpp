@@ -178,9 +178,9 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   peer::owned_file ours(mine), life(theirs);
   if (mine < 0) no_files();
   auto const memory = is.home->machine().export_handle(is.pages.handle());
+  peer::owned_file const handle(memory.ok() ? memory.value : -1);
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, std::to_string(is.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
-  peer::owned_file const handle(memory.value);
   auto const info = is.home->machine().info(is.device);
   require(info.is, operation, "gpu:" + std::to_string(is.device), "Try again", at);
   peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = is.pages.bytes(), .origin = is.home->origin(), .serial = is.serial, .turn = ++is.turns};

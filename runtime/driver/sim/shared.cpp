@@ -14,6 +14,7 @@ constexpr status invalid{code::invalid};
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);
+  make_room();
   bank& from = *banks_[static_cast<std::size_t>(device)];
   if (!from.count(bytes)) return {{code::out_of_memory}};
   int const file = os::make_memory_file("weir shared memory");
@@ -41,12 +42,18 @@ result<memory_handle> memory::import_handle(int device, std::size_t bytes, int f
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   if (os::bytes_of_memory_file(file) != bytes) return {invalid};
   base::lock_guard lock(mutex_);
+  make_room();
   int const own = os::duplicate_file(file);
   if (own < 0) return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
   p = {device, bytes, 0, 0, false, p.turn + 1, own, true};
   return {fine, handle_of(index)};
+}
+
+// Ensures: new_slot() does not throw, so that no file is lost.
+void memory::make_room() {
+  if (handles_.size() == handles_.capacity()) handles_.reserve(2 * handles_.size() + 8);
 }
 
 void memory::close_shared(physical& p) {
