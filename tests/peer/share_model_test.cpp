@@ -1,0 +1,16 @@
+// Many random programs that share memory with themselves; share_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Threads: one.
+#include "tests/model/share_program.h"
+
+namespace weir {
+namespace {
+
+TEST(random_sharing, shows_what_was_sent_and_nothing_else) {
+  for (auto const seed : tests::seeds("sharing", 300)) {
+    auto const wrong = tests::share_program(seed).run();
+    ASSERT_TRUE(wrong.ok()) << wrong << "; WEIR_TEST_SEED=" << seed;
+  }
+}
+
+}  // namespace
+}  // namespace weir
