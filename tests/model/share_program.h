@@ -19,8 +19,12 @@ class share_program {
       : random_(seed * 0x9e3779b97f4a7c15u + 5), machine_({.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed}), ends_(os::make_sockets()), owner_(ends_.first), importer_(ends_.second) {}
 
   verdict run() {
-    for (int i = 0; i < 40 && wrong_.ok(); ++i) step();
-    while (!reading_.empty()) compare();
+    try {
+      for (int i = 0; i < 40 && wrong_.ok(); ++i) step();
+      while (!reading_.empty()) compare();
+    } catch (error const& e) {
+      wrong_.note(check::answers, std::string(e.operation()) + ": " + std::string(e.operands()));
+    }
     for (auto const& found : machine_.control().findings()) wrong_.note(check_of(found), found);
     return wrong_;
   }
@@ -30,6 +34,7 @@ class share_program {
   struct lent {
     shared_buffer memory;
     std::byte holds{};
+    stamp written{};
   };
   struct opened {
     opened_buffer memory;
@@ -47,7 +52,8 @@ class share_program {
     b.holds = static_cast<std::byte>(++written_);
     stream_guard const on(s);
     b.memory.record_stream(s);
-    set(b.memory.data(), b.holds, bytes);
+    s.wait(b.written);
+    b.written = set(b.memory.data(), b.holds, bytes);
   }
 
   void send(lent& b, stream const& s) {
@@ -63,36 +69,35 @@ class share_program {
     if (std::any_of(seen.begin(), seen.end(), [&](std::byte b) { return b != r.holds; })) wrong_.note(check::bytes, "an opened buffer holds others than when it was sent");
   }
 
+  void make() {  // written and sent, once or twice
+    stream_guard const home(any());
+    lent b{shared_buffer(bytes)};
+    auto const& s = any();
+    write(b, s);
+    for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
+    if (below(3)) lent_.push_back(std::move(b));
+  }
+
   void step() {
     switch (below(7)) {
       case 0:
-      case 1: {  // made, written and sent, once or twice
-        stream_guard const home(any());
-        lent b{shared_buffer(bytes), {}};
-        auto const& s = any();
-        write(b, s);
-        for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
-        if (below(3)) lent_.push_back(std::move(b));
-        break;
-      }
+      case 1: make(); break;
       case 2:  // written again, once nobody looks, and sent
         if (!lent_.empty() && on_its_way_.size() < 8) {
           auto& b = lent_[below(lent_.size())];
           if (b.memory.importers() > 0) break;
           auto const& s = any();
-          b.memory.record_stream(s);
-          s.wait(last_write_);
           write(b, s);
-          last_write_ = s.ref().stamp();
           send(b, s);
         }
         break;
-      case 3:  // dropped with work under way
+      case 3:  // dropped with work under way, and the next at once
         if (!lent_.empty()) {
           auto& b = lent_[below(lent_.size())];
           if (b.memory.importers() == 0) write(b, streams_[0]);
           std::swap(b, lent_.back());
           lent_.pop_back();
+          make();
         }
         break;
       case 4:
@@ -126,7 +131,6 @@ class share_program {
   std::deque<std::byte> on_its_way_;
   std::vector<opened> opened_;
   std::deque<reading> reading_;
-  stamp last_write_;
   unsigned written_ = 0;
   verdict wrong_;
 };

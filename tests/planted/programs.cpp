@@ -7,6 +7,7 @@
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/places_program.h"
+#include "tests/model/share_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
 
@@ -33,6 +34,7 @@ std::span<kind_of_program const> programs() {
       {"places", [](std::uint64_t seed) { return run_places(seed); }},
       {"bound", [](std::uint64_t seed) { return bound_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
+      {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},
   };
   return all;
 }
