@@ -37,7 +37,7 @@ constexpr option_row table[] = {
     {"fence_every", &options::fence_every, "16 MiB, or a part of what the stream holds", nullptr,
      "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came after its last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
-     "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, while the device has room. Costs memory and overlap: see decisions/reuse.md."},
+     "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, unless memory is short while collectives are under way. Costs memory and overlap: see decisions/reuse.md."},
     {"log", &options::log, "", nullptr,
      "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, a device lost; `warning`: memory was short; "
      "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},

@@ -88,16 +88,17 @@ class arena {
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
   // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours as one reserved piece,
-  // until `want` bytes are found; then `release_done` says what is unmapped since.
+  // until `want` bytes are found; then `release_done` says what is unmapped since. From the lowest up: Requires: all are complete.
   struct going {
     std::vector<released> all;
     std::uint64_t waits_for = 0;  // nothing more goes before this number is complete; 0: there is nothing more
   };
+  enum class first : std::uint8_t { oldest, lowest };
   template <class Complete>
-  going reserve_handles(std::size_t want, Complete complete) {
+  going reserve_handles(std::size_t want, first which, Complete complete) {
     going out;
     std::size_t found = 0;
-    sorted().oldest([&](piece& p) {
+    auto const take = [&](piece& p) {
       if (found >= want) return true;
       if (!complete(p.freed)) {
         out.waits_for = p.freed;
@@ -116,7 +117,8 @@ class arena {
         return true;  // what is reserved already goes all the same
       }
       return false;
-    });
+    };
+    which == first::oldest ? sorted().oldest(take) : sorted().lowest(take);
     return out;
   }
   // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of at most `most` bytes, else

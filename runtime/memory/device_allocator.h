@@ -201,6 +201,7 @@ class device_allocator final : public allocator {
   bool wait_on_host(clock::stamp, bool patiently);               // Blocks. false: it never comes, or not while ranks may wait for each other
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
+  void finish_all();                                             // Blocks. Ensures: nothing waits, and all that is free is known to be complete
   static constexpr std::size_t fence_least = 16 << 20;           // bytes given back between two fences
   std::size_t fence_after(stream_memory const& m, int halvings) const noexcept {  // of what it holds
     return fence_every_ ? fence_every_ : std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) >> halvings);

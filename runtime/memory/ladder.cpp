@@ -22,6 +22,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   // When not even one more run of a slab is to be had, a small block gets a granule of its own.
   request const alone{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // everything that needs no rung
+    // Where blocks lie must not hang on what is complete: all is. Not while ranks may be waiting for this very thread.
+    if (deterministic_ && clocks_.collectives_given().empty()) finish_all();
     {
       section const hold(mine);
       if ((out = warm(mine, r)) || (out = warm_anywhere(mine, r)) || (out = warm_anywhere(mine, alone))) return true;
@@ -52,10 +54,6 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     return text;
   };
 
-  // Where blocks lie must not hang on what is complete: all is, from here on. Not while ranks may be waiting for this very thread.
-  if (deterministic_ && clocks_.collectives_given().empty()) {
-    for (stream_memory* m : memories()) finish(*m);
-  }
   if (attempt()) return out;
   log_about const about{device_, r.home.id(), r.bytes};
   if (logs(runtime_, log_level::warning)) log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
@@ -155,6 +153,13 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     again.swap(m.unusable);
   }
   for (released& g : again) bytes += release(m, g);
+  if (deterministic_ && clocks_.collectives_given().empty()) {  // runs that go are free since now: complete, too, before one is chosen
+    {
+      section const hold(m);
+      while (slab* const s = m.small.any_empty()) return_run(m, *s);
+    }
+    finish(m);
+  }
   for (bool more = true; more && bytes < want;) {
     clock::stamp to_ask;
     std::vector<released> going;
@@ -162,7 +167,7 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
       section const hold(m);
       while (slab* const s = m.small.any_empty()) return_run(m, *s);
       to_ask.stream = m.home.load()->id();
-      auto found = m.pieces.reserve_handles(want - bytes, [&](std::uint64_t freed) { return clocks_.complete({to_ask.stream, freed}); });
+      auto found = m.pieces.reserve_handles(want - bytes, deterministic_ ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t freed) { return clocks_.complete({to_ask.stream, freed}); });
       going = std::move(found.all);
       to_ask.n = found.waits_for;
       for (released const& g : going) {
@@ -235,6 +240,7 @@ std::size_t device_allocator::empty_cache() {
   };
   for (stream_memory* m : memories()) {
     empty_caches(*m);
+    if (deterministic_ && clocks_.collectives_given().empty()) finish(*m);  // so that all of it is settled at once, in one order
     clock::stamp newest;
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;

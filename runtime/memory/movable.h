@@ -89,6 +89,12 @@ class movable {
       if (enough(p)) return;
     }
   }
+  // From the lowest up, likewise: stamps of what a program did alike differ with what was seen of it.
+  template <class Enough>
+  void lowest(Enough enough) {
+    sort();
+    by_place_.lowest(enough);
+  }
   piece* around(handle const& h) noexcept {  // the piece in which it lies wholly; null: it holds something, or is reserved
     sort();
     return by_place_.around(h.at, h.bytes);

@@ -70,6 +70,14 @@ class piece_places {
     piece& p = *std::prev(after);
     return at + bytes <= p.end() ? &p : nullptr;
   }
+  // From the lowest up, until `enough(piece)`, which may take that piece out.
+  template <class Enough>
+  void lowest(Enough enough) noexcept {
+    for (auto at = all_.begin(); at != all_.end();) {
+      piece& p = *at++;
+      if (enough(p)) return;
+    }
+  }
 
  private:
   struct above {

@@ -374,4 +374,14 @@ void device_allocator::finish(stream_memory& m) {
   }
 }
 
+void device_allocator::finish_all() {
+  auto const all = memories();
+  for (stream_memory* m : all) finish(*m);
+  for (stream_memory* m : all) {
+    section const hold(*m);
+    settle(*m);
+  }
+  for (stream_memory* m : all) finish(*m);  // what was settled is free since now
+}
+
 }  // namespace weir::memory

@@ -234,7 +234,7 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         continue;
       }
       if (random() % 16 == 0) {  // a wholly free handle goes back
-        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page), [&](std::uint64_t) { return random() % 4 != 0; });
+        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page), random() % 2 ? arena::first::oldest : arena::first::lowest, [&](std::uint64_t) { return random() % 4 != 0; });
         for (released const& g : going.all) {
           for (handle const& h : g.handles) {
             if (random() % 4 == 0) continue;  // the driver would not
@@ -249,6 +249,24 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
     for (auto const& [at, p] : live) a.pieces.give(*p.first, 0);
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
   }
+}
+
+TEST(arena, handles_go_from_the_piece_freed_first_or_from_the_lowest) {
+  bare_arena a(64 * page);
+  piece* const low = a.grow(2 * page);
+  a.grow(page);
+  piece* const high = a.grow(2 * page);
+  a.grow(page);
+  address const where[] = {low->at, high->at};
+  a.pieces.give(*high, 1);
+  a.pieces.give(*low, 2);
+  for (auto const& [which, at] : {std::pair{arena::first::oldest, where[1]}, std::pair{arena::first::lowest, where[0]}}) {
+    auto const going = a.pieces.reserve_handles(page, which, [](std::uint64_t) { return true; });
+    ASSERT_EQ(going.all.size(), 1u);
+    EXPECT_EQ(going.all.front().place->at, at);
+    a.pieces.release_done(*going.all.front().place);
+  }
+  EXPECT_SOUND(a);
 }
 
 // The most pieces that any one call looked at, of a few thousand on an arena with so many live blocks and a tenth as many free pieces.

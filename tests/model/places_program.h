@@ -12,8 +12,8 @@ namespace weir::tests {
 
 class places_program {
  public:
-  places_program(std::uint64_t calls, std::uint64_t machine, options o, std::size_t memory, int steps = 400)
-      : steps_(steps), random_(calls * 0x9e3779b97f4a7c15u + 11), bench_({.devices = 1, .memory = memory, .how = simulated::running::seeded, .seed = machine}, o), most_(memory / 32) {
+  places_program(std::uint64_t calls, std::uint64_t machine, options o, std::size_t memory, int steps = 400, std::size_t most = 0)
+      : steps_(steps), random_(calls * 0x9e3779b97f4a7c15u + 11), bench_({.devices = 1, .memory = memory, .how = simulated::running::seeded, .seed = machine}, o), most_(most ? most : memory / 32) {
     for (int i = 0; i < 4; ++i) lines_.push_back(&bench_.stream(0));
   }
   std::vector<std::size_t> run() {
@@ -91,7 +91,7 @@ class places_program {
   int const steps_;
   std::mt19937_64 random_;
   memory_bench bench_;
-  std::size_t const most_;
+  std::size_t const most_;  // bytes of a block
   std::vector<clock::timeline*> lines_;
   std::vector<block> live_;
   std::vector<std::size_t> places_;
