@@ -1,5 +1,9 @@
 // Sharing on the machine that there is: GPUs, else simulated devices. The importer reads on the same device, and on another one.
 // Threads: one; the other process has its own.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
 #include "peer/share.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"

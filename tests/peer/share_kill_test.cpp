@@ -3,6 +3,9 @@
 // everything goes on where it stood once the stopped one does. What a killed one had open comes back.
 // Threads: one; the other process has its own.
 // WEIR_TEST_SEEDS=n tries n/25 calls of each side and mishap (6 by default, at least 2); WEIR_TEST_SEED=k that one call.
+#include <algorithm>
+#include <atomic>
+
 #include "peer/share.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"

@@ -3,7 +3,9 @@
 // Threads: one, and in one case a second that waits; the other process has its own.
 #include <fcntl.h>
 
+#include <atomic>
 #include <future>
+#include <optional>
 
 #include "peer/share.h"
 #include "runtime/base/os_socket.h"
@@ -376,6 +378,37 @@ TEST_F(refusals, of_sockets_that_are_none) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
   EXPECT_THROW(share_line{both[0]}, invalid_use);
   for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
+}
+
+TEST(a_device_that_maps_no_memory, says_that_it_cannot) {
+  simulated like = small();
+  like.maps = false;
+  test::machine m(like);
+  EXPECT_THROW(shared_buffer{some_bytes}, not_supported);
+}
+
+TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  shared_buffer b(some_bytes);
+  here.send(b, default_stream(0));
+  auto o = there.receive();
+  pid_t const child = ::fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      here.send(b, default_stream(0));
+    } catch (error const&) {
+      refused = b.importers() == 0;
+    }
+    o.reset();
+    b.reset();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(b.importers(), 1) << "what the child dropped was the parent's";
 }
 
 TEST_F(refusals, of_buffers_that_are_none) {

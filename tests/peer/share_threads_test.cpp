@@ -1,0 +1,74 @@
+// Threads of one process that lend and open at once: each has lines of its own, all have the same few pages.
+// Threads: several, each with its own stream, lines and buffers; one buffer is sent by one of them and opened by all.
+#include <algorithm>
+#include <thread>
+
+#include "peer/share.h"
+#include "runtime/base/os_socket.h"
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+constexpr std::size_t bytes = 20'000;
+constexpr int threads = 4;
+
+std::pair<share_line, share_line> lines() {
+  auto const [a, b] = os::make_sockets();
+  return {share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60))};
+}
+
+void on_all_threads(test::machine& m, std::function<void(int)> const& body) {
+  std::vector<std::thread> all;
+  for (int t = 0; t < threads; ++t) {
+    all.emplace_back([&, t] {
+      runtime_guard const in(m.own);
+      body(t);
+    });
+  }
+  for (auto& one : all) one.join();
+}
+
+TEST(threads_that_share, see_what_was_sent_to_each) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  on_all_threads(m, [](int t) {
+    auto [here, there] = lines();
+    stream const s;
+    stream_guard const on(s);
+    buffer const host = pinned(bytes);
+    for (int round = 0; round < 40; ++round) {
+      auto const value = static_cast<std::byte>(t * 40 + round);
+      shared_buffer b(bytes);
+      set(b.data(), value, bytes);
+      here.send(b, s);
+      if (round % 2) b.reset();  // on its way
+      auto o = there.receive();
+      copy(s, host.data(), o.data(), bytes);
+      auto const seen = host.host<std::byte>();
+      ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [&](std::byte x) { return x == value; })) << "thread " << t << ", round " << round;
+      if (round % 3) o.release(s);
+    }
+  });
+  EXPECT_LE(m.get().part<peer::imports>().mapped(), std::size_t{threads} * 4);
+}
+
+TEST(threads_that_share, map_once_what_all_of_them_open) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  shared_buffer const b(bytes);
+  set(b.data(), std::byte{7}, bytes);
+  std::vector<std::pair<share_line, share_line>> all;
+  for (int t = 0; t < threads; ++t) {
+    all.push_back(lines());
+    all.back().first.send(b, default_stream(0));
+  }
+  std::vector<opened_buffer> opened(threads);
+  on_all_threads(m, [&](int t) { opened[std::size_t(t)] = all[std::size_t(t)].second.receive(); });
+  for (auto const& o : opened) EXPECT_EQ(o.data(), opened[0].data());
+  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
+  EXPECT_EQ(b.importers(), threads);
+  on_all_threads(m, [&](int t) { opened[std::size_t(t)].reset(); });
+  EXPECT_EQ(b.importers(), 0);
+}
+
+}  // namespace
+}  // namespace weir
