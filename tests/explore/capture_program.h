@@ -20,7 +20,8 @@ class captures_among_threads {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back({&t.stream(0)});
     t.among_threads(3, 8, [this](int n) {
       own_event mine;
-      for (int k = 0; k < n && !t_.failed(); ++k) t_.draw(3) == 2 ? capture(mine) : step(mine);
+      int const steps = n == 3 ? 1 : n;  // the simplest is short: so are tapes that need no more of this thread
+      for (int k = 0; k < steps && !t_.failed(); ++k) t_.draw(3) == 2 ? capture(mine) : step(mine);
     });
     if (!t.failed()) end();
   }

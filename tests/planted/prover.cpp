@@ -146,18 +146,23 @@ stated read(int argc, char** argv) {
 
 constexpr std::size_t longest_kept = 256;  // draws: a longer tape leads elsewhere as soon as anything on its way changes
 
-// Returns: the exit status.
+// Of five runs that find it, from seeds apart, that with the shortest tape. Returns: the exit status.
 int keep(stated const& s) {
   auto const& program = weir::tests::explored_program(s.program);
   auto options = program.options();
-  found ignored;
-  ::setenv("WEIR_TEST_BASE_SEED", std::to_string(s.first).c_str(), 1);
-  options.runs = s.within, options.shrink_runs = 5000;
-  auto const f = weir::tests::search(options, program.run);
-  if (f.at == 0 || f.shrunk_what.empty() || f.shrunk.size() > longest_kept || !s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) return 1;
+  options.runs = s.within, options.shrink_runs = 20'000;
+  weir::tests::found best;
+  for (std::uint64_t k = 0; k < 5; ++k) {
+    found ignored;
+    ::setenv("WEIR_TEST_BASE_SEED", std::to_string(s.first + k * 100'000).c_str(), 1);
+    auto const f = weir::tests::search(options, program.run);
+    bool const shorter = best.at == 0 || f.shrunk.size() < best.shrunk.size();
+    if (f.at && !f.shrunk_what.empty() && shorter && s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) best = f;
+  }
+  if (best.at == 0 || best.shrunk.size() > longest_kept) return 1;
   std::string const path = s.folder + "/" + s.program + "-" + s.name + ".tape";
-  weir::tests::tape_file{s.program, f.seed, {}, weir::tests::points_at_atomics, f.shrunk, f.shrunk_what}.write(path);
-  std::printf("%s: run %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(f.at), f.shrunk.size(), f.shrunk_what.c_str());
+  weir::tests::tape_file{s.program, best.seed, {}, weir::tests::points_at_atomics, best.shrunk, best.shrunk_what}.write(path);
+  std::printf("%s: seed %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(best.seed), best.shrunk.size(), best.shrunk_what.c_str());
   return 0;
 }
 
