@@ -80,6 +80,26 @@ row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
   return out;
 }
 
+// Where the time of a small copy goes: the raw call on the same memory, weir's own and not the driver's; and beside that the seam
+// alone, which looks whether the memory may be copied and makes its device's context current.
+row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bool seam_alone) {
+  row out = small_row(r, name, ends);
+  out.note = seam_alone ? "the driver seam's copy alone; raw: on the same memory" : "raw: on the same memory";
+  void *const to = ends->dst.ours.data(), *const from = ends->src.ours.data();
+  if (seam_alone) {
+    out.weir = [&r, to, from, ends] {
+      auto const& line = streams::line_of(r.on);
+      auto& machine = line.owner().machine();
+      return cost([&] { static_cast<void>(machine.copy(line.device(), line.handle(), to, from, small_bytes)); }, [&] { r.on.synchronize(); });
+    };
+  }
+  out.raw = [&r, to, from, ends] {
+    r.raw.prepare(r.on);
+    return cost([&] { r.raw.copy(to, from, small_bytes); }, [&] { r.raw.synchronize(); });
+  };
+  return out;
+}
+
 // Many as one call, beside a raw call for each.
 row many_row(rig& r) {
   struct both {
@@ -261,6 +281,8 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"pinned_d2h", [=](rig& r) { return large_row(r, "pinned_d2h", r.bytes, ends(r, false, r.bytes)); }},
       {"small_h2d", [=](rig& r) { return small_row(r, "small_h2d", ends(r, true, small_bytes)); }},
       {"small_d2h", [=](rig& r) { return small_row(r, "small_d2h", ends(r, false, small_bytes)); }},
+      {"small_same", [=](rig& r) { return same_memory_row(r, "small_same", ends(r, true, small_bytes), false); }},
+      {"small_seam", [=](rig& r) { return same_memory_row(r, "small_seam", ends(r, true, small_bytes), true); }},
       {"small_many", many_row},
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
       {"pageable_512k", [](rig& r) { return filling_row(r, "pageable_512k", {512_KiB, false}); }},
