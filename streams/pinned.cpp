@@ -10,8 +10,10 @@
 #include "runtime/base/os.h"
 #include "runtime/driver/witness.h"
 #include "streams/context.h"
+#include "streams/pinned_idle.h"
 #include "streams/pinned_pages.h"
 #include "streams/pinned_space.h"
+#include "streams/pinned_stamps.h"
 #include "streams/pinned_tally.h"
 #include "weir/memory.h"
 
@@ -37,34 +39,6 @@ std::string pointer_text(void const* p) {
   return text;
 }
 
-template <class Stamps, class Goes>
-void drop_if(Stamps& stamps, Goes goes) {
-  stamps.erase(std::remove_if(stamps.begin(), stamps.end(), goes), stamps.end());
-}
-
-// Returns: there was room for it.
-template <class All, class One>
-bool note(All& all, One one) noexcept {
-  try {
-    all.push_back(one);
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-template <class Stamps>
-void join(Stamps& stamps, clock::stamp s) {
-  if (!s.stream) return;
-  for (auto& one : stamps) {
-    if (one.stream == s.stream) {
-      one.n = std::max(one.n, s.n);
-      return;
-    }
-  }
-  stamps.push_back(s);
-}
-
 // Every pool of this process, for addresses that come back without a word of their runtime.
 base::guarded<std::vector<pinned_memory*>>& pools() {
   static auto* const all = new base::guarded<std::vector<pinned_memory*>>;
@@ -88,6 +62,8 @@ struct pinned_memory::state {
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   base::guarded<pool> in;
+  idle_watch watch;
+  near_nodes nodes;
   base::atomic<address> lowest{std::numeric_limits<address>::max()};  // no segment ever lay outside these
   base::atomic<address> highest{0};
 
@@ -96,9 +72,11 @@ struct pinned_memory::state {
     return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
   }
 
+  int node() noexcept { return nodes.of(owner.machine(), current_ordinal(owner)); }
+
   void* hand_out(pool& p, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
     p.pending.reserve(p.pending.size() + p.live + 1);
-    auto const got = p.space.take(rounded, alignment);
+    auto const got = p.space.take(rounded, alignment, node());
     if (got == p.space.end()) return nullptr;
     ++p.live;
     got->second.requested = bytes;
@@ -108,7 +86,8 @@ struct pinned_memory::state {
 
   void settle(pool& p, pinned_space::place freed) {
     p.tally.settle(freed->second.requested, freed->second.bytes);
-    p.space.give(freed);
+    auto const free = p.space.give(freed);
+    if (watch.after() && p.space.is_whole(free)) p.space.note_idle(free, base::now_ns());
   }
 
   // Frees what is known to be complete; what a lost stream used stays away for good.
@@ -163,12 +142,13 @@ struct pinned_memory::state {
       if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
       p->coming += want;
     }
-    auto const pages = take_pages(owner.machine(), want, current_ordinal(owner));
+    int const near = node();
+    auto const pages = take_pages(owner.machine(), want, near);
     auto p = in.lock();
     p->coming -= want;
     if (!pages.ok()) return pages.is;
     auto const base = number(pages.value.base);
-    p->space.add(std::move(entries), base, pages.value.bytes);
+    p->space.add(std::move(entries), base, pages.value.bytes, near);
     p->tally.reserve(pages.value.bytes);
     address low = lowest.load();
     while (base < low && !lowest.compare_exchange(low, base)) {}
@@ -177,31 +157,33 @@ struct pinned_memory::state {
     return {};
   }
 
-  std::size_t trim() {
+  // What nobody has used since then. Blocks: as return_pages
+  std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max()) {
     struct going {
       host_pages pages;
       pinned_space::room entries;
+      int node;
     };
     std::vector<going> idle;
     collect();
     {
       auto p = in.lock();
-      auto const bases = p->space.wholly_free();
+      auto const bases = p->space.wholly_free(unused_since);
       idle.reserve(bases.size());
       for (address const base : bases) {
-        host_pages const pages{reinterpret_cast<std::byte*>(base), p->space.bytes_of(base)};
-        idle.push_back({pages, p->space.remove(base)});
+        auto const its = p->space.segment_of(base);
+        idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
       }
     }
     std::size_t gave = 0;
-    for (auto& [pages, entries] : idle) {
+    for (auto& [pages, entries, its_node] : idle) {
       bool const returned = return_pages(owner.machine(), pages).ok();
       auto p = in.lock();
       if (returned) {
         p->tally.unreserve(pages.bytes);
         gave += pages.bytes;
       } else {
-        p->space.add(std::move(entries), number(pages.base), pages.bytes);
+        p->space.add(std::move(entries), number(pages.base), pages.bytes, its_node);
       }
     }
     return gave;
@@ -220,12 +202,19 @@ struct pinned_memory::state {
     return nullptr;
   }
 
+  // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
+  void decay() {
+    if (!watch.after()) [[likely]] return;
+    std::int64_t const now = base::now_ns();
+    if (watch.is_time(now) && may_give_back(0)) trim(now - watch.after());
+  }
+
   // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.
-  bool may_give_back() {
+  bool may_give_back(int most_looks = most_polls) {
     std::vector<clock::stamp> given = clocks.collectives_given();  // once: a stamp of now would need a new fence at each look
-    bool const moves = owner.machine().moves_by_itself();
+    bool const moves = most_looks && owner.machine().moves_by_itself();
     std::int64_t const start = moves ? base::now_ns() : 0;
-    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
+    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
       std::erase_if(given, [&](clock::stamp s) {
         auto const done = clocks.poll(s);
         return done.ok() ? done.value : done.is.what == driver::code::lost;
@@ -289,7 +278,7 @@ pinned_memory::~pinned_memory() {
   // Of what is kept away because nobody could say that its use has ended, that is known at last when all devices say that nothing runs.
   bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [age, one] : p->space.segments()) {
-    auto const [base, bytes] = one;
+    auto const [base, bytes, node, idle_since] = one;
     bool in_use = false, keep = false;
     for (auto part = p->space.find(base); part != p->space.end() && part->second.segment == base; ++part) {
       in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
@@ -324,6 +313,7 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
   if (bytes > largest || alignment > largest) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "no machine holds that much: look for a size that overflowed", at);
   }
+  state_->decay();
   std::size_t const rounded = round_up(bytes ? bytes : 1, pinned_space::granule);
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
   for (bool collected = false;; collected = true) {
@@ -455,6 +445,14 @@ bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
   std::size_t const before = number(first) - number(holder->base);
   return before <= holder->bytes && bytes <= holder->bytes - before;
 }
+
+void pinned_memory::let_idle_go_after(std::int64_t ns) {
+  std::int64_t const now = base::now_ns();
+  auto p = state_->in.lock();
+  for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);  // nobody counted before
+  state_->watch.set_after(ns, now);
+}
+void pinned_memory::lies_near(int device, int node) noexcept { state_->nodes.set(device, node); }
 
 std::size_t pinned_memory::trim() {
   base::unpromised const own_affair(state_->owner.witness());

@@ -19,7 +19,7 @@ class pinned_memory {  // a part of the runtime
   ~pinned_memory();
 
   // Zero bytes are valid and freeable. alignment 0: natural, and never less than a cache line.
-  // A ladder: what is free; what has become complete; new pages, if the limit lets them; idle pages of other shapes given
+  // A ladder: what is free, first what lies near the current device; what has become complete; new pages, if the limit lets them; idle pages of other shapes given
   // back first; a bounded wait for what is pending.
   // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: a moment, when the limit or the host leaves no room
   void* allocate(std::size_t bytes, std::size_t alignment, here);
@@ -31,6 +31,10 @@ class pinned_memory {  // a part of the runtime
   std::optional<memory::block> find(void const*) const noexcept;
   bool reserves(void const*) const noexcept;                 // the pool's memory, handed out or not
   bool owns(void const*, std::size_t bytes) const noexcept;  // all of the range lies in one live block
+  // Pages whose blocks were all unused for that long go back at some later allocate, which then waits for the work of all devices, but
+  // for collectives: while some are under way none go. 0, as it begins: never.
+  void let_idle_go_after(std::int64_t ns);
+  void lies_near(int device, int node) noexcept;        // for machines that do not say on which node of the host a device is. Requires: no allocate yet
   std::size_t trim();                                   // gives what is complete and unused back to the system, bytes
   memory_statistics statistics() const;
   void reset_peak();

@@ -56,7 +56,7 @@ class touching {
 
 }  // namespace
 
-driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int near_device) {
+driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int node) {
   bytes = round_up(bytes, os::page_size());
   // A system that promises more than it has would end the process when the pages are touched.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is) return {{driver::code::out_of_memory, 0}, {}};
@@ -68,7 +68,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
   std::byte* const end = base + bytes;
   if (end != first + mapped) os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
   os::advise(base, bytes, os::advice::huge_pages);
-  if (auto const about = machine.simulated() ? driver::result<driver::device_info>{} : machine.info(near_device); about.ok()) os::prefer_node(base, bytes, about.value.numa_node);
+  if (node >= 0 && !machine.simulated()) os::prefer_node(base, bytes, node);
   driver::status pinned;
   {
     touching const others(base, bytes);

@@ -16,10 +16,10 @@ struct host_pages {
 };
 
 // Registering faults every page in by one thread; touching by many, a moment ahead of it, makes 1 GiB in a tenth of the time.
-// The pages lie near that device, where the system knows what is near.
+// The pages lie on that node, where there is room; -1: where the system likes.
 // out_of_memory: the system has no pages left, or the driver cannot lock so many.
 // Blocks: perhaps until all work given so far is done, as driver::pin may.
-driver::result<host_pages> take_pages(driver::driver&, std::size_t bytes, int near_device);
+driver::result<host_pages> take_pages(driver::driver&, std::size_t bytes, int node);
 
 // Requires: no work of any device still uses them. Ensures: when refused, the pages stay mapped and registered.
 driver::status return_pages(driver::driver&, host_pages);

@@ -15,9 +15,10 @@ pinned_space::room pinned_space::make_room() {
   return {segment.extract(segment.begin()), whole.extract(whole.begin()), listing.extract(listing.begin())};
 }
 
-void pinned_space::add(room&& in, address base, std::size_t bytes) noexcept {
+void pinned_space::add(room&& in, address base, std::size_t bytes, int node) noexcept {
+  mixed_ |= !segments_.empty() && segments_.begin()->second.node != node;
   in.segment.key() = next_age_;
-  in.segment.mapped() = {base, bytes};
+  in.segment.mapped() = {base, bytes, node};
   in.whole.key() = base;
   in.whole.mapped() = {};
   in.whole.mapped().bytes = bytes;
@@ -36,9 +37,10 @@ pinned_space::room pinned_space::remove(address base) noexcept {
   return {std::move(segment), std::move(whole), std::move(listing)};
 }
 
-std::vector<pinned_space::address> pinned_space::wholly_free() const {
+std::vector<pinned_space::address> pinned_space::wholly_free(std::int64_t idle_since) const {
   std::vector<address> found;
   for (auto const& [age, one] : segments_) {
+    if (one.idle_since > idle_since) continue;
     auto const first = ranges_.find(one.base);
     if (first->second.is == state::free && first->second.bytes == one.bytes) found.push_back(one.base);
   }
@@ -62,11 +64,18 @@ pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
   return ranges_.insert(fresh.extract(fresh.begin())).position;
 }
 
-pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment) {
+pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment, int node) {
+  if (mixed_ && node >= 0) {
+    if (auto const near = take_on(bytes, alignment, node); near != ranges_.end()) return near;
+  }
+  return take_on(bytes, alignment, -1);
+}
+
+pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignment, int node) {
   for (auto candidate = by_size_.lower_bound({bytes, 0, 0}); candidate != by_size_.end(); ++candidate) {
     auto const [size, age, at] = *candidate;
     std::size_t const before = (alignment - at % alignment) % alignment;
-    if (size - bytes < before) continue;
+    if (size - bytes < before || (node >= 0 && segments_.find(age)->second.node != node)) continue;
     auto found = ranges_.find(at);
     if (before) found = cut(found, before);
     try {
@@ -121,7 +130,7 @@ std::vector<std::string> pinned_space::validate() const {
   std::vector<std::string> wrong;
   std::size_t listed = 0;
   for (auto const& [age, one] : segments_) {
-    auto const [base, bytes] = one;
+    auto const [base, bytes, node, idle_since] = one;
     address at = base;
     bool free_before = false;
     for (auto here = ranges_.find(base); here != ranges_.end() && here->second.segment == base; ++here) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
 #include <compare>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -56,6 +57,8 @@ class pinned_space {
   struct segment {
     address base = 0;
     std::size_t bytes = 0;
+    int node = -1;                           // of the host's memory it lies on; -1: not known
+    std::int64_t idle_since = 0;             // ns, when it was last noted to be wholly free
   };
   using segments_by_age = std::map<std::uint64_t, segment>;
   struct room {  // for the entries of one segment
@@ -64,15 +67,18 @@ class pinned_space {
     sizes::node_type listing;
   };
   static room make_room();
-  void add(room&&, address base, std::size_t bytes) noexcept;
-  void add(address base, std::size_t bytes) { add(make_room(), base, bytes); }
+  void add(room&&, address base, std::size_t bytes, int node = -1) noexcept;
+  void add(address base, std::size_t bytes, int node = -1) { add(make_room(), base, bytes, node); }
   room remove(address base) noexcept;                         // Requires: wholly free
-  std::vector<address> wholly_free() const;                   // segments, oldest first
-  std::size_t bytes_of(address base) const { return segments_.at(ranges_.at(base).age).bytes; }
+  std::vector<address> wholly_free(std::int64_t idle_since = std::numeric_limits<std::int64_t>::max()) const;  // segments, oldest first; idle since then or longer
+  segment const& segment_of(address base) const { return segments_.at(ranges_.at(base).age); }
+  bool is_whole(place at) const { return at->second.bytes == segments_.at(at->second.age).bytes; }
+  void note_idle(place whole, std::int64_t now) noexcept { segments_.find(whole->second.age)->second.idle_since = now; }
 
-  // The smallest free range that holds `bytes` at that alignment, cut to size; end() when there is none. It is live then.
+  // The smallest free range that holds `bytes` at that alignment, cut to size; end() when there is none. It is live then. One that
+  // lies on `node` comes before all others; -1: any.
   // Requires: bytes a multiple of the granule, not 0; alignment a power of two. Throws: bad_alloc; nothing has changed then
-  place take(std::size_t bytes, std::size_t alignment);
+  place take(std::size_t bytes, std::size_t alignment, int node = -1);
   place give(place) noexcept;                                 // becomes free and merges with its neighbours
   place find(address);                                        // the range that holds the address; end(): in no segment
   place end() { return ranges_.end(); }
@@ -93,11 +99,13 @@ class pinned_space {
 
  private:
   place cut(place, std::size_t first_bytes);                  // free range in two; returns the second
+  place take_on(std::size_t bytes, std::size_t alignment, int node);  // -1: any
 
   ranges ranges_;
   sizes by_size_;
   segments_by_age segments_;
   std::uint64_t next_age_ = 0;
+  bool mixed_ = false;  // there have been segments of several nodes
 };
 
 }  // namespace weir::streams

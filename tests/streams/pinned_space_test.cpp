@@ -66,6 +66,38 @@ TEST(pinned_space, of_ranges_that_fit_alike_the_oldest_segments_serves_wherever_
   }
 }
 
+TEST(pinned_space, what_lies_on_the_wanted_node_comes_before_a_better_fit_and_anything_before_nothing) {
+  pinned_space space;
+  space.add(base, 4096, 0);
+  space.add(base + 0x100000, 1024, 1);
+  space.add(base + 0x200000, 8192, 1);
+  auto const near = space.take(512, 64, 0);
+  EXPECT_EQ(near->first, base) << "the smallest fits better, and is far";
+  EXPECT_EQ(space.take(2048, 64, 1)->first, base + 0x200000);
+  EXPECT_EQ(space.take(512, 64)->first, base + 0x100000) << "any: the best fit";
+  EXPECT_EQ(space.take(4096, 64, 0)->first, base + 0x200000 + 2048) << "far, where nothing near holds it";
+  EXPECT_EQ(space.validate(), std::vector<std::string>{});
+}
+
+TEST(pinned_space, segments_are_idle_since_they_were_last_noted_to_be_whole) {
+  pinned_space space;
+  space.add(base, 4096);
+  space.add(base + 0x100000, 4096);
+  auto const first = space.take(4096, 64), second = space.take(4096, 64);
+  auto const whole = space.give(first);
+  ASSERT_TRUE(space.is_whole(whole));
+  space.note_idle(whole, 100);
+  auto const part = space.take(64, 64);
+  EXPECT_FALSE(space.is_whole(part));
+  EXPECT_TRUE(space.wholly_free(1000).empty()) << "in use again, whenever it was idle";
+  space.note_idle(space.give(part), 200);
+  space.note_idle(space.give(second), 300);
+  EXPECT_TRUE(space.wholly_free(199).empty());
+  EXPECT_EQ(space.wholly_free(200), std::vector<address>{base});
+  EXPECT_EQ(space.wholly_free(300).size(), 2u);
+  EXPECT_EQ(space.wholly_free().size(), 2u);
+}
+
 TEST(pinned_space, random_takes_and_gives_never_overlap_and_always_merge_back) {
   char const* const given = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : 1;

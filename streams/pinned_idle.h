@@ -1,0 +1,57 @@
+// When pinned memory that nobody uses goes back to the system, and which memory of the host is near a device.
+// Threads: any.
+#pragma once
+#include <array>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/driver.h"
+
+namespace weir::streams {
+
+// Who comes by now and then is told whether to look for idle memory: four times in the time after which it counts as idle.
+class idle_watch {
+ public:
+  void set_after(std::int64_t ns, std::int64_t now) noexcept {  // 0: never. now: base::now_ns()
+    last_.store(now, base::memory_order_relaxed);
+    after_.store(ns, base::memory_order_relaxed);
+  }
+  std::int64_t after() const noexcept { return after_.load(base::memory_order_relaxed); }
+  // One of those who ask at the same time is told so.
+  bool is_time(std::int64_t now) noexcept {
+    std::int64_t const after = after_.load(base::memory_order_relaxed);
+    std::int64_t last = last_.load(base::memory_order_relaxed);
+    return after != 0 && now - last >= after / 4 && last_.compare_exchange(last, now);
+  }
+
+ private:
+  base::atomic<std::int64_t> after_{0}, last_{0};
+};
+
+// Asked once a device: a driver takes microseconds to answer.
+class near_nodes {
+ public:
+  int of(driver::driver& machine, int device) noexcept {
+    if (static_cast<std::size_t>(device) >= known_.size()) return -1;
+    auto& its = known_[static_cast<std::size_t>(device)];
+    int node = its.load(base::memory_order_relaxed);
+    if (node != unasked) return node;
+    node = -1;
+    if (!machine.simulated()) {
+      try {
+        if (auto const about = machine.info(device); about.ok()) node = about.value.numa_node;
+      } catch (...) {}  // no memory for its name
+    }
+    its.store(node, base::memory_order_relaxed);
+    return node;
+  }
+  void set(int device, int node) noexcept { known_[static_cast<std::size_t>(device)].store(node, base::memory_order_relaxed); }
+
+ private:
+  static constexpr int unasked = -2;
+  struct asked : base::atomic<int> {
+    asked() noexcept : base::atomic<int>(unasked) {}
+  };
+  std::array<asked, 64> known_;
+};
+
+}  // namespace weir::streams
