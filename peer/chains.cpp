@@ -3,6 +3,7 @@
 #include "peer/chains.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "peer/links.h"
@@ -43,7 +44,7 @@ std::string gpu(int device) { return "gpu:" + std::to_string(device); }
 
 struct chains::lanes {
   std::vector<int> devices;
-  std::vector<std::unique_ptr<own_stream>> of;
+  std::array<std::vector<std::unique_ptr<own_stream>>, side_by_side> of;
   bool leased = true;
 };
 
@@ -55,9 +56,11 @@ struct chains::state {
   base::guarded<std::vector<std::unique_ptr<lanes>>> all;
 
   bool is_idle(lanes const& one) const {
-    return std::all_of(one.of.begin(), one.of.end(), [&](auto const& s) {
-      auto const done = clocks.poll(s->line().now());
-      return done.ok() && done.value;
+    return std::ranges::all_of(one.of, [&](auto const& each) {
+      return std::ranges::all_of(each, [&](auto const& s) {
+        auto const done = clocks.poll(s->line().now());
+        return done.ok() && done.value;
+      });
     });
   }
 
@@ -100,8 +103,9 @@ struct carrying {
   State& my;
   std::span<rank_part const> parts;
   std::vector<hop> const& hops;
-  std::vector<clock::timeline*> by;  // of each hop
-  std::vector<bool> begun, ended;    // of each hop
+  std::size_t streams;                                                    // of each hop
+  std::array<std::vector<clock::timeline*>, chains::side_by_side> by{};  // of each hop, in turn
+  std::vector<bool> begun, ended;                                         // of each hop
   here at;
   driver::status refused{};          // the first
 
@@ -111,18 +115,23 @@ struct carrying {
 
   bool begin(std::size_t k) {
     begun[k] = true;
-    return went(by[k]->wait(from(k).now())) && went(by[k]->wait(to(k).now()));
+    for (std::size_t s = 0; s < streams; ++s) {
+      if (!went(by[s][k]->wait(from(k).now())) || !went(by[s][k]->wait(to(k).now()))) return false;
+    }
+    return true;
   }
-  bool pass(std::size_t k, std::size_t offset, std::size_t bytes) {
-    return went(streams::try_peer_copy(*by[k], hops[k].dst + offset, to(k).device(), hops[k].src + offset, from(k).device(), bytes, at));
+  bool pass(std::size_t k, std::size_t offset, std::size_t bytes, std::size_t stream = 0) {
+    return went(streams::try_peer_copy(*by[stream][k], hops[k].dst + offset, to(k).device(), hops[k].src + offset, from(k).device(), bytes, at));
   }
 
   void broadcast(std::size_t bytes, std::size_t chunk) {
     for (std::size_t k = 0; k < hops.size() && begin(k); ++k) {}
-    for (std::size_t offset = 0; offset < bytes && refused.ok(); offset += chunk) {
+    std::size_t in_turn = 0;
+    for (std::size_t offset = 0; offset < bytes && refused.ok(); offset += chunk, in_turn = (in_turn + 1) % streams) {
+      auto const& now = by[in_turn];
       for (std::size_t k = 0; k < hops.size(); ++k) {
-        if (k > 0 && !went(by[k]->wait(by[k - 1]->now()))) return;  // the hop before has brought this chunk
-        if (!pass(k, offset, std::min(chunk, bytes - offset))) return;
+        if (k > 0 && !went(now[k]->wait(now[k - 1]->now()))) return;  // the hop before has brought this chunk
+        if (!pass(k, offset, std::min(chunk, bytes - offset), in_turn)) return;
       }
     }
   }
@@ -140,12 +149,15 @@ struct carrying {
   // Both ranks' lines go on after the hop.
   void end(std::size_t k) noexcept {
     ended[k] = true;
-    for (auto* const line : {&to(k), &from(k)}) {
-      auto const ordered = my.order(*line, *by[k]);
-      if (ordered.ok()) continue;
-      if (refused.ok() || ordered.what == driver::code::lost) refused = ordered;
-      my.hold_back(hops[k].dst, *by[k], at);
-      my.hold_back(hops[k].src, *by[k], at);
+    for (std::size_t s = 0; s < streams; ++s) {
+      clock::timeline& done = *by[s][k];
+      for (auto* const line : {&to(k), &from(k)}) {
+        auto const ordered = my.order(*line, done);
+        if (ordered.ok()) continue;
+        if (refused.ok() || ordered.what == driver::code::lost) refused = ordered;
+        my.hold_back(hops[k].dst, done, at);
+        my.hold_back(hops[k].src, done, at);
+      }
     }
   }
   void end() noexcept {
@@ -179,7 +191,9 @@ chains::lanes* chains::lease(std::vector<int> const& devices, here at) {
   if (found) return found;
   auto fresh = std::make_unique<lanes>();
   fresh->devices = devices;
-  for (int const device : devices) fresh->of.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::in_process", at));
+  for (auto& each : fresh->of) {
+    for (int const device : devices) each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::in_process", at));
+  }
   auto all = my.all.lock();
   all->push_back(std::move(fresh));
   return all->back().get();
@@ -215,10 +229,14 @@ std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept 
 driver::status chains::carry(lanes& on, std::span<rank_part const> parts, here at) noexcept try {
   request const& what = parts.front().what;
   std::vector<hop> const hops = hops_of(parts);
-  carrying all{*state_, parts, hops, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
-  for (hop const& h : hops) all.by.push_back(&on.of[h.by]->line());
+  std::size_t const chunk = what.what == verb::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
+  std::size_t const streams = chunk < what.part_bytes() ? side_by_side : 1;
+  carrying all{*state_, parts, hops, streams, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
+  for (std::size_t s = 0; s < streams; ++s) {
+    for (hop const& h : hops) all.by[s].push_back(&on.of[s][h.by]->line());
+  }
   try {
-    if (what.what == verb::broadcast) all.broadcast(what.part_bytes(), chunk_for(what.part_bytes(), hops.size()));
+    if (what.what == verb::broadcast) all.broadcast(what.part_bytes(), chunk);
     else all.spread(what);
   } catch (...) {
     all.refused = {driver::code::failed, 0};

@@ -1,7 +1,8 @@
 // Broadcasts, scatters and gathers of the devices of one program by copies of weir's own, on streams of its own.
 // Threads: any; a set of streams by one thread at a time.
 //
-//   broadcast   0 -> 1 -> 2 -> 3   in chunks: while one hop passes a chunk on, the hop before it brings the next
+//   broadcast   0 -> 1 -> 2 -> 3   in chunks: while one hop passes a chunk on, the hop before it brings the next; chunks take
+//                                  turns on two streams a hop, so that a link carries one while the next is being ordered
 //   scatter     root -> 1, root -> 2, root -> 3   one after the other, for the root's links are the limit
 //   gather      1 -> root, 2 -> root, 3 -> root   side by side
 //
@@ -28,8 +29,10 @@ class chains {  // a part of the runtime
   static constexpr std::size_t never = ~std::size_t{0};
   static constexpr std::size_t usual_from = std::size_t{32} << 20;      // bytes: NCCL's first chunk arrives sooner
   static constexpr std::size_t chunk_unit = std::size_t{1} << 20;
-  // What a chunk costs a hop beside its bytes, in bytes that the link would carry meanwhile: 4 us at 390 GB/s.
-  static constexpr std::size_t chunk_cost = std::size_t{3} << 19;
+  static constexpr std::size_t side_by_side = 2;                        // streams of a hop
+  // What a chunk costs a hop beside its bytes, in bytes that the link would carry meanwhile: 4 us at 390 GB/s, twice, for broadcasts that
+  // follow one another overlap, and chunks are all that they pay for.
+  static constexpr std::size_t chunk_cost = std::size_t{3} << 20;
   static constexpr std::size_t most_chunks = 64;                        // of one broadcast: three operations each for a stream, and a driver has room for some hundred
 
   explicit chains(runtime::impl&);
@@ -43,7 +46,7 @@ class chains {  // a part of the runtime
   void set_chunk(std::size_t bytes) noexcept { chunk_.store(bytes, base::memory_order_relaxed); }
   std::size_t chunk_for(std::size_t bytes, std::size_t hops) const noexcept;
 
-  struct lanes;  // a stream on each of some devices
+  struct lanes;  // streams on each of some devices
   lanes* lease(std::vector<int> const& devices, here);  // Throws: device_lost, driver_error
   void give_back(lanes*) noexcept;                      // Blocks: no
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "peer/chains.h"
+#include "peer/links.h"
 #include "runtime/base/call_site.h"
 #include "runtime/parts.h"
 
@@ -27,7 +28,9 @@ class chained_carrier final : public carrier {
  public:
   chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name, here at)
       : runtime_(r), chains_(r.part<chains>()), devices_(std::move(devices)), others_(std::move(others)), name_(name), said_(devices_.size()) {
-    if (devices_.size() > 1 && chains_.from() != chains::never) lanes_ = chains_.lease(devices_, at);
+    if (devices_.size() < 2 || chains_.from() == chains::never) return;
+    r.part<links>().prove_all(devices_, at);  // later there may always be collectives under way, beside which nothing is tried
+    lanes_ = chains_.lease(devices_, at);
   }
 
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {

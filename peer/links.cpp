@@ -234,6 +234,16 @@ links::trust links::prove(int from, int to, here at) {
 
 bool links::may_try() { return !state_->collectives_under_way(); }
 
+void links::prove_all(std::span<int const> devices, here at) noexcept {
+  for (int const from : devices) {
+    for (int const to : devices) {
+      try {
+        if (known(from, to) == trust::claimed && may_try()) prove(from, to, at);
+      } catch (...) {}  // another time
+    }
+  }
+}
+
 void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes, here at) noexcept {
   auto& my = *state_;
   state::flow const key{&of, block.base, from};

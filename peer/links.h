@@ -3,6 +3,7 @@
 // Threads: any. A pair is proven once; a second thread that asks meanwhile waits.
 #pragma once
 #include <memory>
+#include <span>
 
 #include "runtime/memory/allocator.h"
 
@@ -29,6 +30,8 @@ class links {  // a part of the runtime
   // A trial, and the making of streams, may wait for work of all devices. Not while collectives are under way: it could be a rank
   // of this very thread that they wait for. No driver call unless there are some
   bool may_try();
+  // Every claimed pair of these devices, unless collectives are under way. What cannot be tried now stays claimed. Blocks: the first time
+  void prove_all(std::span<int const> devices, here) noexcept;
   // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the block is granted
   // to `from`, if the link is proven. Refusals are no errors here: copies work without.
   void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, here) noexcept;
