@@ -54,7 +54,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
+    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
 
 region::~region() = default;
 
@@ -62,36 +62,48 @@ void region::set_pages(handle const& where, handle* value) noexcept {
   for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
 }
 
+piece* granule_table::at(std::size_t i) const noexcept {
+  piece* const p = near(i);
+  return !p || stretches_[i / row] & 1 || p->at / granule - first_ == i ? p : nullptr;
+}
+
+std::array<piece*, granule_table::row>& granule_table::among(std::uintptr_t& s) noexcept {
+  if (!(s & 1)) {
+    auto* const alone = reinterpret_cast<piece*>(s);  // NOLINT(performance-no-int-to-ptr)
+    s = ++used_ << 1 | 1;
+    if (alone) rows_[used_].of[(alone->at / granule - first_) % row] = alone;
+  }
+  return rows_[s >> 1].of;
+}
+
 void region::enter(piece& p) noexcept {
   std::size_t const first_granule = index(p.at);
-  starts_[first_granule] = &p;
+  if (p.is != state::slab) return enter_block(p, p.at);
   started_.insert(first_granule);
-  if (p.is != state::slab) return;
   for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
-    starts_[i] = &p;
+    starts_.set(i, &p, false);
     slabs_[i] = p.cut;
   }
 }
 
 void region::leave(piece& p) noexcept {
   std::size_t const first_granule = index(p.at);
-  starts_[first_granule] = nullptr;
-  if (p.is != state::slab) return;
+  if (p.is != state::slab) return leave_block(p.at);
   for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
-    starts_[i] = nullptr;
+    starts_.clear(i);
     slabs_[i] = nullptr;
   }
 }
 
 piece* region::covering(address a) const noexcept {
   std::size_t i = index(a);
-  piece* p = starts_[i];
+  piece* p = starts_.at(i);
   if (!p || p->at > a) {
-    for (p = nullptr; !p; p = starts_[i]) {
+    for (p = nullptr; !p; p = starts_.at(i)) {
       if (i == 0) return nullptr;
       std::size_t const before = started_.last_up_to(i - 1);
       if (before == bit_tree::none) return nullptr;
-      if (!starts_[before]) started_.erase(before);
+      if (!starts_.at(before)) started_.erase(before);
       i = before;
     }
   }

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <array>
 #include <map>
 #include <memory>
 #include <vector>
@@ -65,6 +66,40 @@ struct homed_handle : handle {
   ghost* ghosts = nullptr;    // the newest; with their lock
 };
 
+// A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one starts is one word, 64 times
+// fewer pages and lines than a word for each granule. Where several start, or runs of slabs lie, it is a row of 64 words, and stays one.
+class granule_table {
+ public:
+  static constexpr std::size_t row = 64;
+  granule_table(address base, std::size_t n) : first_(base / granule), stretches_(n / row + 1), rows_(n / row + 2) {}
+  // For granule i, or, where it is the only one of its stretch, for any of the stretch. Null: there is none.
+  piece* near(std::size_t i) const noexcept {
+    std::uintptr_t const s = stretches_[i / row];
+    return s & 1 ? rows_[s >> 1].of[i % row] : reinterpret_cast<piece*>(s);  // NOLINT(performance-no-int-to-ptr)
+  }
+  void set(std::size_t i, piece* p, bool starts) noexcept {  // starts: p begins in this granule, and stays there until clear()
+    std::uintptr_t& s = stretches_[i / row];
+    if (s == 0 && starts) [[likely]] s = reinterpret_cast<std::uintptr_t>(p);
+    else among(s)[i % row] = p;
+  }
+  void clear(std::size_t i) noexcept {
+    std::uintptr_t& s = stretches_[i / row];
+    if (s & 1) rows_[s >> 1].of[i % row] = nullptr;
+    else s = 0;
+  }
+  piece* at(std::size_t i) const noexcept;  // of granule i alone
+
+ private:
+  struct words {
+    std::array<piece*, row> of;
+  };
+  std::array<piece*, row>& among(std::uintptr_t& s) noexcept;
+  std::size_t const first_;
+  sparse_array<std::uintptr_t> stretches_;  // 0, a piece, or the number of a row, odd
+  sparse_array<words> rows_;                // in the order they were needed: side by side
+  std::uintptr_t used_ = 0;
+};
+
 // A contiguous range of addresses whose blocks all belong to one arena.
 class region {
  public:
@@ -89,12 +124,12 @@ class region {
   void leave(piece&) noexcept;
   void enter_block(piece& p, address at) noexcept {  // no run
     std::size_t const i = index(at);
-    starts_[i] = &p;
+    starts_.set(i, &p, true);
     started_.insert(i);
   }
-  void leave_block(address at) noexcept { starts_[index(at)] = nullptr; }
+  void leave_block(address at) noexcept { starts_.clear(index(at)); }
   piece* covering(address) const noexcept;  // null: no block, no run
-  piece* starting_near(address a) const noexcept { return starts_[index(a)]; }  // the block that starts in the same granule; null: none
+  piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }  // the block that starts in the same granule, or perhaps another; null: none
   slab* slab_at(address a) const noexcept { return slabs_[index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
   slab* const* slabs() const noexcept { return &slabs_[0]; }              // by granule from the one of `base` on
 
@@ -102,7 +137,7 @@ class region {
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
   int const page_shift_;
   sparse_array<handle*> pages_;
-  sparse_array<piece*> starts_;  // a granule
+  granule_table starts_;
   sparse_array<slab*> slabs_;    // a granule
   mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };

@@ -258,10 +258,16 @@ region const* mapped_spaces::find(address a) noexcept {
 }
 
 bool deallocate_after_search(thread_table& mine, void* p) noexcept {
-  region const* const r = mapped_spaces::find(reinterpret_cast<address>(p));
+  auto const a = reinterpret_cast<address>(p);
+  if (a - mine.blocks.base < mine.blocks.bytes) [[likely]] return deallocate_large(mine, *mine.blocks.in, a);
+  region const* const r = mapped_spaces::find(a);
   if (!r) return false;
-  address const from = round_down(r->base, granule);  // slots lie in whole granules
-  mine.last = {from, r->base + r->bytes - from, r->slabs(), r};
+  if (a < r->runs && r->runs < r->base + r->bytes) {  // the table of slabs, of which each line would be another block's, is not read
+    mine.blocks = {r->base, r->runs - r->base, r};
+    return deallocate_large(mine, *r, a);
+  }
+  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;  // slots lie in whole granules
+  mine.last = {from, r->base + r->bytes - from, r->slabs() + (from - first) / granule, r};
   return deallocate_of(mine, p);
 }
 

@@ -130,7 +130,7 @@ struct thread_table {
     stream_memory* memory = nullptr;                  // its memory, or an older stream's that this one inherited
     thread_cache* cache = nullptr;                    // shut when its memory has ended
   };
-  struct stretch {  // of addresses, where blocks were found last
+  struct stretch {  // of addresses, where a slot was found last
     address base = 0;
     std::size_t bytes = 0;
     slab* const* slabs = nullptr;                     // by granule
@@ -138,6 +138,11 @@ struct thread_table {
   };
   std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
   stretch last;
+  struct {                                            // where a block was found last, and no slots lie unless memory is short
+    address base = 0;
+    std::size_t bytes = 0;
+    region const* in = nullptr;
+  } blocks;
   std::array<entry, ways> entries{};
 
   // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.

@@ -2,6 +2,11 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <vector>
+
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
 #include "runtime/memory/device_allocator.h"
@@ -97,6 +102,38 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
   EXPECT_EQ(pages_of(41, 1024, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1})) << "a hundredth of it is little";
   EXPECT_EQ(pages_of(20, 6400, 0.01), (handles{16, 4})) << "a hundredth of much is not";
   EXPECT_EQ(pages_of(3, 6400, 0), (handles{1, 1, 1}));
+}
+
+// Against a plain table of one word a granule: blocks that start anywhere, and runs that are entered at each granule.
+TEST(granule_table, knows_of_each_granule_what_was_entered_there_last) {
+  constexpr std::size_t granules = 64 * 12;
+  for (unsigned seed = 1; seed <= 100; ++seed) {
+    std::minstd_rand random(seed);
+    address const base = granule * (1 + random() % 1000);
+    granule_table table(base, granules);
+    std::vector<piece*> model(granules);
+    std::deque<piece> pieces;
+    unsigned const crowded = 1 + random() % 40;
+    for (int step = 0; step < 600; ++step) {
+      std::size_t const first = random() % granules, last = random() % 4 ? first : std::min(granules - 1, first + random() % 100);
+      if (piece* const there = model[first]) {
+        for (std::size_t i = 0; i < granules; ++i) {
+          if (model[i] == there) table.clear(i), model[i] = nullptr;
+        }
+        continue;
+      }
+      if (random() % 40 > crowded || std::any_of(&model[first], &model[last] + 1, [](piece const* p) { return p != nullptr; })) continue;
+      piece& p = pieces.emplace_back();
+      p.at = base + first * granule + random() % 64 * bins::unit;
+      for (std::size_t i = first; i <= last; ++i) table.set(i, model[i] = &p, first == last);
+    }
+    for (std::size_t i = 0; i < granules; ++i) {
+      ASSERT_EQ(table.at(i), model[i]) << "granule " << i << ", seed " << seed;
+      if (model[i]) {
+        ASSERT_EQ(table.near(i), model[i]) << "granule " << i << ", seed " << seed;
+      }
+    }
+  }
 }
 
 }  // namespace
