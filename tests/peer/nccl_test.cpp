@@ -4,6 +4,7 @@
 #include "peer/collective.h"
 #include "runtime/parts.h"
 #include "tests/peer/ranks.h"
+#include "weir/peer.h"
 
 namespace {
 
@@ -76,6 +77,63 @@ TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank_and_a_new_commun
     c.all_reduce({b.data(), 2, int32});
     EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, {2, 4}));
   });
+}
+
+TEST_F(nccl_on_gpus, parts_are_dealt_and_collected_from_and_to_every_root) {
+  int const n = std::min(4, device_count());
+  auto ranks = communicator::in_process(first_devices(n));
+  std::int64_t const count = 1001;
+  for (int root = 0; root < n; ++root) {
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      bool const mine = c.rank() == root;
+      buffer const whole = to_device(encode(float32, values_of(count * n, [&](std::int64_t i) { return brought(float32, root, i); })));
+      buffer const part(static_cast<std::size_t>(count) * 4), all(static_cast<std::size_t>(count * n) * 4);
+      c.scatter({part.data(), count}, {whole.data(), count * n}, root);
+      EXPECT_EQ(to_host(part.data(), part.size()), encode(float32, values_of(count, [&](std::int64_t i) { return brought(float32, root, c.rank() * count + i); }))) << "from " << root;
+      c.gather({all.data(), count * n}, {part.data(), count}, root);
+      if (mine) {
+        EXPECT_EQ(to_host(all.data(), all.size()), to_host(whole.data(), whole.size())) << "to " << root;
+      }
+      current_stream().synchronize();
+    });
+  }
+}
+
+TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_memory_is_open_and_every_byte_arrives) {
+  int const n = std::min(4, device_count());
+  auto ranks = communicator::in_process(first_devices(n));
+  std::int64_t const bytes = (std::int64_t{48} << 20) + 5, part = bytes / n;
+  std::vector<buffer> whole, out;
+  for (int k = 0; k < n; ++k) {
+    whole.emplace_back(static_cast<std::size_t>(bytes), buffer_options{.on = device(k)});
+    out.emplace_back(static_cast<std::size_t>(bytes), buffer_options{.on = device(k)});
+  }
+  for (auto const* all : {&whole, &out}) {
+    for (buffer const& b : *all) {
+      for (int reader = 0; reader < n; ++reader) grant_access(b.data(), device(reader));
+    }
+  }
+  elements first(static_cast<std::size_t>(bytes));
+  std::mt19937 random(7);
+  for (auto& b : first) b = static_cast<std::byte>(random());
+  for (int root = 0; root < n; ++root) {
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      auto const k = static_cast<std::size_t>(c.rank());
+      if (c.rank() == root) copy(whole[k].data(), first.data(), first.size());
+      c.broadcast({whole[k].data(), bytes, uint8}, root);
+      EXPECT_EQ(to_host(whole[k].data(), first.size()) == first, true) << "broadcast from " << root;
+      EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
+      c.scatter({out[k].data(), part, uint8}, {whole[k].data(), part * n, uint8}, root);
+      EXPECT_EQ(to_host(out[k].data(), static_cast<std::size_t>(part)) == elements(first.begin() + c.rank() * part, first.begin() + (c.rank() + 1) * part), true) << "from " << root;
+      EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
+      set(whole[k].data(), std::byte{0}, whole[k].size());
+      c.gather({whole[k].data(), part * n, uint8}, {out[k].data(), part, uint8}, root);
+      if (c.rank() == root) {
+        EXPECT_EQ(to_host(whole[k].data(), static_cast<std::size_t>(part * n)) == elements(first.begin(), first.begin() + part * n), true) << "to " << root;
+      }
+      current_stream().synchronize();
+    });
+  }
 }
 
 TEST_F(nccl_on_gpus, two_communicators_of_other_devices_live_side_by_side) {

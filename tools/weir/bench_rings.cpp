@@ -34,7 +34,6 @@ struct rings {
       return;
     }
     for (int i = 0; i < 3; ++i) once(verb::broadcast, bytes);  // until memory is worth opening
-    for (int i = 0; i < 3 * r.devices; ++i) once(verb::gather, bytes / who.size()), once(verb::scatter, bytes / who.size());
   }
 
   using verb = peer::verb;
@@ -89,6 +88,10 @@ struct rings {
       chains.set_chunk(0);
       return static_cast<double>(part) * large_copies * receivers() / seconds * 1e-9;
     };
+  }
+
+  void open_for(verb what) {  // parts of which there are as many as devices make a block's size
+    for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i) once(what, bytes / ours.size());
   }
 
   // What the last round of these says of itself.
@@ -216,12 +219,14 @@ std::vector<std::pair<std::string, maker>> ring_rows() {
     verb const what = gathers ? verb::gather : verb::scatter;
     add(name, "a part of each other's; raw: copies by hand, side by side", [=](rig& r, rings& all, row& out) {
       out.bytes = all.bytes / all.ours.size();
+      all.open_for(what);
       out.weir = all.by(what, out.bytes, all.usual);
       out.raw = all.side_by_side(r, out.bytes, gathers);
       out.note += all.said(what, out.bytes);
     });
     add(name + "_others", "the same; raw: NCCL", [=](rig&, rings& all, row& out) {
       out.bytes = all.bytes / all.ours.size();
+      all.open_for(what);
       out.weir = all.by(what, out.bytes, all.usual);
       out.raw = all.by(what, out.bytes, peer::chains::never);
     });
