@@ -91,6 +91,7 @@ class exports {  // a part of the runtime
   void set(exported&, exported::state) noexcept;
   bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
   bool complete(exported const&) noexcept;
+  void tell_freed(exported const&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
   std::shared_ptr<exported> make(int device, std::size_t bytes, here);
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);

@@ -4,8 +4,10 @@
 #include <array>
 
 #include "peer/share.h"
+#include "runtime/base/call_site.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
+#include "runtime/driver/witness.h"
 
 namespace weir::peer {
 
@@ -96,6 +98,7 @@ std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
 }
 
 bool exports::complete(exported const& b) noexcept {
+  base::unpromised const own_affair(runtime_.witness());
   return std::all_of(b.last_uses.begin(), b.last_uses.end(), [&](clock::stamp s) {
     if (clocks_.complete(s)) return true;
     try {
@@ -206,12 +209,24 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   }
   b->users.push_back(&home);
   b->bytes = bytes;
+  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({home.device(), driver::stream_handle::none}, reinterpret_cast<driver::address>(b->pages.data()), bytes, at);
   set(*b, exported::state::lent_out);
   return b;
 }
 
+// For a checker: whose work the next owner comes after.
+void exports::tell_freed(exported const& b) noexcept {
+  constexpr here its_end{"the end of its shared_buffer", "", 0};  // nobody's line
+  try {
+    std::vector<driver::witness::user> behind;
+    for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});
+    runtime_.witness()->freed(reinterpret_cast<driver::address>(b.pages.data()), b.bytes, {{}, behind}, its_end);
+  } catch (...) {}  // it is not heard of
+}
+
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
   if (!b || process_was_forked() || b->ended) return;
+  if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
   for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
   b->home->set(*b, exported::state::idle);
 }

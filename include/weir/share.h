@@ -26,7 +26,7 @@ class peer_gone : public std::runtime_error, public error {
 class shared_buffer {
  public:
   shared_buffer() noexcept = default;
-  // Its home is the device's current stream. Throws: invalid_use (cpu, a size that overflowed, zero bytes), not_supported (the device
+  // Any stream of the device may use it at once; the device's current one is recorded. Throws: invalid_use (cpu, a size that overflowed, zero bytes), not_supported (the device
   // cannot export), out_of_memory, device_lost, driver_error
   explicit shared_buffer(size_t bytes, device = gpu, here = here::current());
   ~shared_buffer() { reset(); }

@@ -21,7 +21,8 @@ class witness {
     std::span<user const> counted;  // whose use is waited for by an exact stamp
   };
 
-  // From now on these bytes are a block of that stream. stream none: of the host, for which only complete work is past.
+  // From now on these bytes are a block of that stream. stream none: of no stream, what was done with them before is
+  // complete; device -1: of the host.
   // Called before the block is known to anybody else.
   virtual void allocated(user home, address, std::size_t bytes, here) = 0;
   // The block is given back. Called before anybody else may have its memory, and before the stamps are taken that it waits for.

@@ -11,6 +11,7 @@
 #include "runtime/base/os_socket.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
+#include "weir/observe.h"
 
 namespace weir {
 namespace {
@@ -225,6 +226,33 @@ TEST(shared_memory, serves_the_next_only_when_its_own_streams_are_done) {
   gate.open();
   s.synchronize();
   EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+}
+
+TEST(the_checker, names_a_stream_that_used_shared_memory_and_was_not_recorded) {
+  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped}, {.check_races = true});
+  stream const s(device(0));
+  {
+    shared_buffer const b(some_bytes);
+    stream_guard const on(s);
+    set(b.data(), std::byte{1}, some_bytes);
+  }
+  auto const found = race_reports();
+  ASSERT_FALSE(found.empty());
+  EXPECT_NE(found[0].text.find("given back"), std::string::npos) << found[0].text;
+}
+
+TEST(the_checker, has_nothing_against_streams_that_were_recorded) {
+  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded}, {.check_races = true});
+  for (int i = 0; i < 20; ++i) {
+    stream const s(device(0));
+    shared_buffer const b(some_bytes);
+    s.wait(default_stream(0));
+    stream_guard const on(s);
+    b.record_stream(s);
+    set(b.data(), std::byte{1}, some_bytes);
+  }
+  synchronize(0);
+  for (auto const& f : race_reports()) ADD_FAILURE() << f.text;
 }
 
 WEIR_ROLE(sends_and_is_killed) {

@@ -118,8 +118,8 @@ void checked::allocated(user home, address at, std::size_t bytes, here where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
-  bool const of_host = home.stream == stream_handle::none && home.device < 0;
-  known->allocated(of_host ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
+  bool const of_nobody = home.stream == stream_handle::none;
+  known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
 void checked::freed(address at, std::size_t bytes, waits_for r, here where) {
