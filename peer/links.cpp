@@ -82,9 +82,8 @@ struct links::state {
   };
   struct known_pairs {
     std::vector<pair> pairs;
-    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes; `done` when nothing is left to do
+    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
   };
-  static constexpr std::size_t done = ~std::size_t{0};
   struct look {  // at a stream that was not done with its collectives
     clock::stamp at;       // what it had been given
     std::uint64_t given;   // collectives, by then
@@ -252,13 +251,12 @@ void links::flowed(int from, memory::allocator& of, memory::block const& block, 
       auto p = my.in.lock();
       if (p->flows.size() >= most_flows) p->flows.clear();
       auto& so_far = p->flows[key];
-      if (so_far == state::done) return;
       so_far += bytes;
       if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
     }
     // A trial waits. Streams that share a connection would make it wait for ranks that may wait for this thread: another time.
     if (known(from, of.device()) == trust::claimed && my.collectives_under_way()) return;
-    my.in.lock()->flows[key] = state::done;
+    my.in.lock()->flows.erase(key);  // what is refused now, or lies at this address later, is asked for after as much again
     if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
   } catch (...) {}  // copies work without
 }

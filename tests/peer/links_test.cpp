@@ -78,6 +78,26 @@ TEST(links, memory_is_granted_once_eight_times_its_size_has_been_copied) {
   EXPECT_EQ(m.get().part<peer::links>().known(0, 1), trust::proven);
 }
 
+// Seen on GPUs: the next block at an address whose block had been opened was never asked about again.
+TEST(links, memory_that_comes_to_lie_where_other_memory_was_opened_is_opened_in_its_turn) {
+  test::machine m({.devices = 2, .memory = 64_MiB});
+  size_t const n = 4_MiB;
+  buffer const near(n, {.on = device(0)});
+  void const* opened = nullptr;
+  for (int round = 0; round < 2; ++round) {
+    buffer far(n, {.on = device(1)});
+    if (!opened) opened = far.data();
+    ASSERT_EQ(far.data(), opened) << "the test wants the same address again";
+    EXPECT_FALSE(m.memory(1).granted(far.data(), 0)) << "its pages are new";
+    for (size_t i = 0; i < peer::links::worth_times; ++i) copy(far.data(), near.data(), n);
+    EXPECT_TRUE(m.memory(1).granted(far.data(), 0));
+    synchronize(device(0)), synchronize(device(1));
+    far = {};
+    device_guard const on(1);
+    empty_cache();
+  }
+}
+
 TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_the_right_ones) {
   for (bool back : {false, true}) {
     test::machine m;
