@@ -4,7 +4,7 @@
 #include <map>
 
 #include "runtime/memory/device_allocator.h"
-#include "tests/support/memory_bench.h"
+#include "tests/model/ghosts_program.h"
 
 namespace weir {
 namespace {
@@ -104,6 +104,13 @@ TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
   EXPECT_EQ(m.calls->unmaps, 0);
   EXPECT_TRUE(m.bench.control->run());
   m.expect_sound();
+}
+
+TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_under_work) {
+  for (auto const seed : tests::seeds("ghosts", 100)) {
+    auto const v = tests::ghosts_program(seed).run();
+    ASSERT_TRUE(v.ok()) << "WEIR_TEST_SEED=" << seed << ": " << v;
+  }
 }
 
 // Every driver call of a move, a way home and a return refused in turn, once and from then on for a while.
