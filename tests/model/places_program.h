@@ -98,13 +98,14 @@ class places_program {
   verdict wrong_;
 };
 
-// The calls of one seed on two machines.
+// The calls of one seed on two machines. One in eight has so little memory that the ladder climbs again and again.
 inline verdict run_places(std::uint64_t seed) {
   options const o{.fence_every = seed % 3 == 0 ? std::size_t{1} : 0, .deterministic = true};
-  std::size_t const memory = std::size_t{seed % 2 ? 6u : 64u} << 20;
+  bool const short_of_memory = seed % 8 == 5;
+  std::size_t const memory = std::size_t{short_of_memory ? 1u : seed % 2 ? 6u : 64u} << 20, most = short_of_memory ? 128 << 10 : 0;
   std::vector<std::size_t> places[2];
   for (std::uint64_t k = 0; k < 2; ++k) {
-    places_program p(seed, 2 * seed + k + 1, o, memory, 60);
+    places_program p(seed, 2 * seed + k + 1, o, memory, 100, most);
     places[k] = p.run();
     if (!p.wrong().ok()) return p.wrong();
   }
