@@ -3,7 +3,8 @@
 //
 // Invariant: reserved <= max((1 + epsilon) x most live + a page, what is covered), where a handle is covered while it holds a
 // byte that is live, pending or not known to be complete, or the rest of a slab: one is made past the first term only when no
-// handle was found that is wholly free and complete.
+// handle was found that is wholly free and complete. Of threads at work at once each may find none just before another frees one: what they
+// ask for then may come on top of what is covered.
 #include <algorithm>
 #include <bit>
 

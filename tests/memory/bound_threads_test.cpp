@@ -1,0 +1,189 @@
+// The bound on reserved memory while several threads allocate at once, under every order of theirs that a tape can say.
+// Seeds and tapes as tests/explore/explore.h says.
+// Threads: those of each run.
+//
+// Bound: reserved <= max((1 + epsilon) x most in use + a page, most covered + most asked at once). In use is live, pending, and asked for
+// by threads at work. A thread that found no handle wholly free makes one though another frees one just then: what was covered when it
+// looked is not seen together with what it makes, so what threads at work ask for, in whole pages, may come on top, if there are several.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <iostream>
+
+#include "runtime/driver/faulty.h"
+#include "runtime/memory/device_allocator.h"
+#include "tests/explore/explore.h"
+#include "tests/support/sanitized.h"
+
+namespace weir {
+namespace {
+
+using memory::round_up;
+constexpr std::size_t page = 64 << 10;  // of machines whose threads are scheduled
+
+// Looks on whenever a handle is about to be made.
+class onlooker final : public driver::faulty {
+ public:
+  using faulty::faulty;
+  std::function<void()> looks;
+  weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
+    if (looks) looks();
+    return faulty::create(device, bytes);
+  }
+};
+
+struct told {
+  std::uint64_t past = 0, near = 0, at_once = 0;  // steps: past the first term, near it, with several threads at work
+};
+
+class bound_among_threads {
+ public:
+  bound_among_threads(tests::trial& t, onlooker*& machine, told& n)
+      : t_(t), told_(n), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[t.draw(4)]), bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_})) {
+    for (std::uint32_t i = 0, lines = 1 + t.draw(3); i < lines; ++i) lines_.push_back(&t.stream(0));
+    largest_ = std::size_t{128 << 10} << t.draw(4);
+    machine->looks = [this] { note(); };
+    if (t.coin(75)) begin();
+    t.among_threads(4, 10, [this](int steps) {
+      std::size_t const me = threads_.lock()->fetch();
+      for (int k = 0; k < steps && !t_.failed(); ++k) step(me);
+    });
+    machine->looks = nullptr;
+    if (!t.failed()) end();
+  }
+
+ private:
+  struct block {
+    void* at;
+    std::size_t bytes;
+  };
+  struct levels {
+    std::array<std::size_t, 3> asked{};  // by thread: bytes
+    std::size_t in_use = 0, covered = 0, at_once = 0;  // the most that was seen; asked by several threads, in pages
+    std::size_t threads = 0;
+    std::size_t fetch() { return threads++; }
+    std::size_t all() const { return asked[0] + asked[1] + asked[2]; }
+  };
+
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
+  clock::timeline& any_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
+
+  // What is in use and covered now counts from now on.
+  void note() {
+    std::size_t const covered = device().covered();
+    memory_statistics const n = device().statistics();
+    auto const in_use = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
+    auto const l = threads_.lock();
+    l->covered = std::max(l->covered, covered);
+    l->in_use = std::max(l->in_use, in_use + l->all());
+    std::size_t pages = 0;
+    int at_work = 0;
+    for (std::size_t const bytes : l->asked) pages += bytes ? round_up(bytes, page) + page : 0, at_work += bytes > 0;
+    if (at_work > 1) l->at_once = std::max(l->at_once, pages);
+  }
+  void look(std::size_t me) {
+    auto const reserved = static_cast<std::size_t>(device().statistics().reserved_bytes.all.current);
+    note();
+    auto const l = threads_.lock();
+    std::size_t const others = l->all() - l->asked[me];
+    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page;
+    told_.past += reserved > first, told_.near += reserved > first - first / 8, told_.at_once += others > 0;
+    if (reserved > std::max(first, l->covered + l->at_once)) {
+      t_.fail("reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(l->covered) + " + " + std::to_string(l->at_once) + "), epsilon " + std::to_string(epsilon_));
+    }
+  }
+  void ask(std::size_t me, std::size_t bytes) { threads_.lock()->asked[me] = bytes; }
+
+  void take(std::size_t me) {
+    clock::timeline& s = any_line();
+    std::size_t const bytes = (32 << 10) + 1 + (t_.coin() ? t_.draw(static_cast<std::uint32_t>(largest_)) : (1 + t_.draw(4)) * largest_ / 4);
+    ask(me, round_up(bytes, 512));
+    look(me);
+    try {
+      void* const p = device().allocate(s, bytes, 0, here::current());
+      t_.say("took ", bytes, " bytes");
+      blocks_.lock()->push_back({p, bytes});
+    } catch (out_of_memory const&) {}
+    ask(me, 0);
+    look(me);
+  }
+  void give(std::size_t every) {  // all but each so-many-th, so that survivors lie apart; 1: all
+    std::vector<block> going;
+    {
+      auto all = blocks_.lock();
+      for (std::size_t i = all->size(); i-- > 0;) {
+        if (every > 1 && i % every == 0) continue;
+        going.push_back((*all)[i]);
+        all->erase(all->begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    for (block const& b : going) device().deallocate(b.at, nullptr, here::current());
+  }
+  void use() {
+    block b{};
+    {
+      auto all = blocks_.lock();
+      if (all->empty()) return;
+      std::swap((*all)[t_.draw(static_cast<std::uint32_t>(all->size()))], all->back());
+      b = all->back();
+      all->pop_back();
+    }
+    clock::timeline& user = any_line();
+    device().mark(b.at, user, here::current());
+    (void)bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr});
+    device().deallocate(b.at, nullptr, here::current());
+  }
+  void step(std::size_t me) {
+    switch (t_.draw(10)) {
+      case 0: complete(); break;
+      case 1: (void)any_line().wait(any_line().now()); break;
+      case 2: look(me), give(2 + t_.draw(3)); break;
+      case 3: look(me), give(2 + t_.draw(3)), complete(); break;
+      case 4: look(me), use(); break;
+      default: take(me);
+    }
+    look(me);
+  }
+  void complete() {
+    for (auto* l : lines_) (void)bench_.clocks().synchronize(l->now());
+  }
+  void begin() {  // a peak, of which little is left, where it hurts
+    for (std::uint32_t i = 0, n = 8 + t_.draw(16); i < n; ++i) take(0);
+    give(3 + t_.draw(4));
+    complete();
+  }
+  void end() {
+    for (auto const& w : device().validate()) t_.fail(w);
+    give(1);
+    complete();
+    device().empty_cache();
+    if (auto const left = device().statistics().reserved_bytes.all.current) t_.fail(std::to_string(left) + " B stay reserved when all was given back");
+  }
+
+  tests::trial& t_;
+  told& told_;
+  double const epsilon_;
+  tests::memory_bench& bench_;
+  std::size_t largest_ = 0;  // bytes, of a block
+  std::vector<clock::timeline*> lines_;
+  base::guarded<levels> threads_;
+  base::guarded<std::vector<block>> blocks_;
+};
+
+TEST(bound, holds_at_every_step_while_threads_allocate_at_once) {
+  onlooker* machine = nullptr;
+  told n;
+  tests::explore_options o;
+  o.name = "bound_among_threads";
+  o.runs = tests::sanitized ? 100 : tests::points_at_atomics ? 200 : 600;
+  o.around = [&](std::unique_ptr<driver::driver> inner) {
+    auto made = std::make_unique<onlooker>(std::move(inner));
+    machine = made.get();
+    return made;
+  };
+  auto const runs = tests::explore(o, [&](tests::trial& t) { bound_among_threads run(t, machine, n); });
+  std::cout << runs << " runs; with others at work in " << n.at_once << " looks, near the first term in " << n.near << ", past it in " << n.past << "\n";
+}
+
+}  // namespace
+}  // namespace weir
