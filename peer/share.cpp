@@ -154,10 +154,8 @@ std::chrono::milliseconds share_line::lease() const noexcept { return state_->le
 void share_line::set_lease(std::chrono::milliseconds lease) noexcept { state_->lease = lease; }
 
 namespace {
-void wait_for(clock::stamp s, char const* operation, here at) {
-  auto* const line = clock::find(s.stream);
-  if (!line) return;  // of a runtime that has ended: complete
-  require(line->owner().part<clock::clocks>().synchronize(s), operation, streams::describe(*line), "Nothing was sent: try again", at);
+void wait_for(clock::timeline& line, char const* operation, here at) {
+  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line), "Nothing was sent: try again", at);
 }
 }  // namespace
 
@@ -165,7 +163,7 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   constexpr char const* operation = "share_line::send";
   state_->must_be_ours(operation, at);
   if (!b.data()) throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
-  wait_for(streams::line_or_throw(last_write, operation, at).now(), operation, at);
+  wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
   peer::exported& is = *b.is_;
   if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
     for (auto& l : is.loans) l.listen();
@@ -215,13 +213,17 @@ opened_buffer share_line::receive(device reader, here at) {
 }
 
 void share_line::signal(std::uint64_t number, stream_ref after, here at) {
-  signal(number, streams::public_stamp(streams::line_or_throw(after, "share_line::signal", at).now()), at);
-}
-
-void share_line::signal(std::uint64_t number, stamp after, here at) {
   constexpr char const* operation = "share_line::signal";
   state_->must_be_ours(operation, at);
-  wait_for(streams::inner_stamp(after), operation, at);
+  wait_for(streams::line_or_throw(after, operation, at), operation, at);
+  peer::message m{.number = number};
+  state_->send(operation, m, {}, at);
+}
+
+void share_line::signal(std::uint64_t number, event const& after, here at) {
+  constexpr char const* operation = "share_line::signal";
+  state_->must_be_ours(operation, at);
+  after.synchronize(at);
   peer::message m{.number = number};
   state_->send(operation, m, {}, at);
 }

@@ -53,7 +53,7 @@ bool mapped_handle::give_back() noexcept {
 }
 
 void loan::listen() noexcept {
-  while (!closed_) {
+  while (!closed_ && !released_) {
     std::array<std::byte, 8> text{};
     os::received const got = os::receive_message(life_.get(), text, {});
     for (std::size_t i = 0; i < got.file_count; ++i) os::close_file(got.files[i]);

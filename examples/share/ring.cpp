@@ -36,7 +36,7 @@ outcome write(int socket, settings const& s) {
   }
   line.set_lease(s.lease * 10);  // the other process may still be starting its device
   checksum sum(work, 0);
-  weir::stamp written;
+  weir::event written[2];  // of even rounds, of odd ones
   auto const began = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
@@ -44,10 +44,10 @@ outcome write(int socket, settings const& s) {
     auto* const words = ring[round % ring.size()].data<std::uint64_t>();
     fill(work, words, s.bytes / 8, round);
     sum.add(work, words, s.bytes / 8, round);
-    if (round > 0) line.signal(round - 1, written);
-    written = work.stamp();
+    if (round > 0) line.signal(round - 1, written[(round - 1) % 2]);
+    written[round % 2].record(work);
   }
-  if (s.rounds > 0) line.signal(s.rounds - 1, written);
+  line.signal(s.rounds - 1, work);
   auto const mine = sum.read(work);
   double const seconds = since(began);
   line.signal(mine.sum, work);
@@ -64,17 +64,17 @@ outcome read(int socket, settings const& s) {
   for (int i = 0; i < s.buffers; ++i) ring.push_back(line.receive(on));
   line.set_lease(s.lease);
   checksum sum(work, on);
-  weir::stamp was_read;
+  weir::event was_read[2];
   std::chrono::steady_clock::time_point began;
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
     if (line.wait() != round) throw std::runtime_error("a round came out of turn");
     if (round == 0) began = std::chrono::steady_clock::now();
     sum.add(work, ring[round % ring.size()].data<std::uint64_t>(), s.bytes / 8, round);
-    if (round > 0) line.signal(round - 1, was_read);
-    was_read = work.stamp();
+    if (round > 0) line.signal(round - 1, was_read[(round - 1) % 2]);
+    was_read[round % 2].record(work);
   }
-  if (s.rounds > 0) line.signal(s.rounds - 1, was_read);
+  line.signal(s.rounds - 1, work);
   auto const mine = sum.read(work);
   double const seconds = since(began);
   if (mine.wrong > 0) throw std::runtime_error(std::to_string(mine.wrong) + " words are wrong");

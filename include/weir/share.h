@@ -90,7 +90,7 @@ class share_line {
   // A number for the other process, with all that `after` has been given done: "buffer 3 is written", "you may write it again".
   // Blocks, Throws: as send
   void signal(std::uint64_t number, stream_ref after, here = here::current());
-  void signal(std::uint64_t number, stamp after, here = here::current());  // the same up to there: what the stream was given since may still run
+  void signal(std::uint64_t number, event const& after, here = here::current());  // the same up to its last record: what the stream was given since may still run
   // The next number. Whatever is given to any stream afterwards sees what was done before signal(). Throws: timed_out, peer_gone,
   // invalid_use (damaged; a buffer comes first: receive it, nothing has changed)
   std::uint64_t wait(here = here::current());

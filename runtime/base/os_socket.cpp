@@ -23,10 +23,12 @@ struct control {  // room for the descriptors of one message
 };
 
 constexpr int most_ms = 1'000'000'000;
+constexpr std::int64_t at_once = INT64_MIN;  // the call itself has just looked
 
 // Until the socket may be read (or written), or something is wrong with it, which the call itself will tell. false: the limit came first.
 // A process that was stopped looks once more before it says so.
 bool wait_for(int socket, short what, std::int64_t end) noexcept {
+  if (end == at_once) return false;
   while (true) {
     std::int64_t const left = end - base::now_ns();
     pollfd one{socket, what, 0};
@@ -38,8 +40,9 @@ bool wait_for(int socket, short what, std::int64_t end) noexcept {
 }
 
 std::int64_t end_of(std::chrono::nanoseconds limit) noexcept {
+  if (limit.count() <= 0) return at_once;
   std::int64_t const now = base::now_ns();
-  return limit.count() > INT64_MAX - now ? INT64_MAX : now + std::max<std::int64_t>(limit.count(), 0);
+  return limit.count() > INT64_MAX - now ? INT64_MAX : now + limit.count();
 }
 
 void take_files(msghdr& m, received& into) noexcept {

@@ -1,31 +1,17 @@
-// Memory of two processes: the same bytes for both, handed over in order; not used for anything else while somebody has it open; and
-// every message that is not what it should be is refused.
+// Memory of two processes: the same bytes for both, handed over in order; not used for anything else while somebody has it open.
 // Threads: one, and in one case a second that waits; the other process has its own.
-#include <fcntl.h>
-
 #include <atomic>
 #include <future>
 #include <optional>
 
-#include "peer/share.h"
-#include "runtime/base/os_socket.h"
-#include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
+#include "tests/peer/share_fixture.h"
 #include "weir/observe.h"
 
 namespace weir {
 namespace {
 
-using namespace std::chrono_literals;
-constexpr std::size_t some_bytes = 300'000;
-simulated small() { return {.devices = 2, .memory = 64_MiB}; }
-
-std::pair<share_line, share_line> lines(std::chrono::milliseconds lease = 20s) {
-  auto const [a, b] = os::make_sockets();
-  return {share_line(a, lease), share_line(b, lease)};
-}
-void write(void* to, test::bytes_of_host const& what) { copy(default_stream(0), to, what.data(), what.size(), blocking::yes); }
-test::bytes_of_host read(void const* from, std::size_t bytes = some_bytes) { return test::read_back(from, bytes, 0); }
+using namespace test::sharing;
 
 // Bytes ------------------------------------------------------------------------------------------------------------------
 
@@ -91,6 +77,17 @@ TEST(a_signal, comes_after_what_its_stream_was_given) {
     sends.get();
   }
   EXPECT_EQ(heard.get(), 5u);
+}
+
+TEST(a_signal, waits_for_no_more_than_its_event) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  stream const s(device(0));
+  event e;
+  e.record(s);
+  test::held gate(m, s);
+  here.signal(6, e);
+  EXPECT_EQ(there.wait(), 6u);
 }
 
 // Imports ----------------------------------------------------------------------------------------------------------------
@@ -312,102 +309,6 @@ TEST(a_stopped_process, holds_up_nobody_for_longer_than_the_lease_and_then_goes_
   EXPECT_EQ(other.end(), "exit 0");
 }
 
-// Refusals ---------------------------------------------------------------------------------------------------------------
-
-// A message as it goes over a line, caught on its way.
-struct caught {
-  peer::message what;
-  std::vector<int> files;
-  explicit caught(shared_buffer const& b) {
-    auto const [mine, raw] = os::make_sockets();
-    share_line(mine).send(b, default_stream(0));
-    auto const got = os::receive_message(raw, std::as_writable_bytes(std::span(&what, 1)), 1s);
-    files.assign(got.files.begin(), got.files.begin() + static_cast<std::ptrdiff_t>(got.file_count));
-    os::close_file(raw);
-  }
-  ~caught() {
-    for (int f : files) os::close_file(f);
-  }
-  void seal() { what.checksum = peer::checksum_of(what); }
-};
-
-struct refusals : ::testing::Test {
-  refusals() {
-    auto const [a, b] = os::make_sockets();
-    raw = a;
-    line.emplace(b, 1s);
-  }
-  ~refusals() override { os::close_file(raw); }
-  std::string answer(caught const& c, std::size_t bytes = sizeof(peer::message)) {
-    os::send_message(raw, peer::bytes_of(c.what).first(bytes), c.files, {});
-    try {
-      (void)line->receive();
-    } catch (error const& e) {
-      return std::string(e.operands());
-    }
-    return "taken";
-  }
-  test::machine m{small()};
-  int raw = -1;
-  std::optional<share_line> line;
-  shared_buffer b{some_bytes};
-};
-
-TEST_F(refusals, of_any_bit_that_is_wrong) {
-  caught c(b);
-  auto* const bytes = reinterpret_cast<unsigned char*>(&c.what);
-  for (std::size_t i = 0; i < sizeof c.what; ++i) {
-    bytes[i] ^= 0x10;
-    EXPECT_NE(answer(c), "taken") << "byte " << i;
-    bytes[i] ^= 0x10;
-  }
-  EXPECT_EQ(answer(c), "taken");
-}
-
-TEST_F(refusals, say_what_is_wrong) {
-  auto const with = [&](auto change) {
-    caught c(b);
-    change(c);
-    return answer(c);
-  };
-  EXPECT_NE(with([](caught& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.version = 9; c.seal(); }).find("version 9"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.bytes = c.what.handle_bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.handle_bytes *= 2; c.seal(); }).find("descriptor"), std::string::npos) << "a handle of another size";
-  EXPECT_NE(with([](caught& c) { os::close_file(c.files[0]), c.files[0] = ::open("/dev/null", O_RDWR); }).find("descriptor"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { os::close_file(c.files[1]), c.files.pop_back(); }).find("1 descriptors"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.device = {"GPU-of another host"}; c.seal(); }).find("GPU-of another host"), std::string::npos);
-  caught cut(b);
-  EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
-  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
-  EXPECT_EQ(with([](caught&) {}), "taken") << "the line is as good as before";
-}
-
-TEST_F(refusals, of_a_message_that_comes_again) {
-  caught c(b);
-  EXPECT_EQ(answer(c), "taken");
-  EXPECT_NE(answer(c).find("stale"), std::string::npos);
-}
-
-TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
-  auto [here, there] = lines();
-  here.signal(3, default_stream(0));
-  here.send(b, default_stream(0));
-  EXPECT_THROW((void)there.receive(), invalid_use);
-  EXPECT_EQ(there.wait(), 3u);
-  EXPECT_THROW((void)there.wait(), invalid_use);
-  EXPECT_EQ(there.receive().size(), some_bytes);
-}
-
-TEST_F(refusals, of_sockets_that_are_none) {
-  EXPECT_THROW(share_line(-1), invalid_use);
-  int both[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
-  EXPECT_THROW(share_line{both[0]}, invalid_use);
-  for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
-}
-
 TEST(a_device_that_maps_no_memory, says_that_it_cannot) {
   simulated like = small();
   like.maps = false;
@@ -437,14 +338,6 @@ TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(b.importers(), 1) << "what the child dropped was the parent's";
-}
-
-TEST_F(refusals, of_buffers_that_are_none) {
-  EXPECT_THROW(shared_buffer(0), invalid_use);
-  EXPECT_THROW(shared_buffer(~std::size_t{0}), invalid_use);
-  EXPECT_THROW(shared_buffer(65_MiB), out_of_memory);
-  auto [here, there] = lines();
-  EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
 }
 
 TEST(after_its_runtime, nothing_of_it_is_left_and_nobody_minds) {

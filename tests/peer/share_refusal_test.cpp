@@ -1,0 +1,166 @@
+// Every message that is not what it should be is refused, and says why; nothing of it is kept and the line is as good as before.
+// Threads: one.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+
+#include "tests/peer/share_fixture.h"
+
+namespace weir {
+namespace {
+
+using namespace test::sharing;
+
+// A message as it goes over a line, caught on its way.
+struct caught {
+  peer::message what;
+  std::vector<int> files;
+  explicit caught(shared_buffer const& b) {
+    auto const [mine, raw] = os::make_sockets();
+    share_line(mine).send(b, default_stream(0));
+    auto const got = os::receive_message(raw, std::as_writable_bytes(std::span(&what, 1)), 1s);
+    files.assign(got.files.begin(), got.files.begin() + static_cast<std::ptrdiff_t>(got.file_count));
+    os::close_file(raw);
+  }
+  ~caught() {
+    for (int f : files) os::close_file(f);
+  }
+  void seal() { what.checksum = peer::checksum_of(what); }
+};
+
+struct refusals : ::testing::Test {
+  refusals() {
+    auto const [a, b] = os::make_sockets();
+    raw = a;
+    line.emplace(b, 1s);
+  }
+  ~refusals() override { os::close_file(raw); }
+  std::string answer(caught const& c, std::size_t bytes = sizeof(peer::message)) {
+    os::send_message(raw, peer::bytes_of(c.what).first(bytes), c.files, {});
+    try {
+      (void)line->receive();
+    } catch (error const& e) {
+      return std::string(e.operands());
+    }
+    return "taken";
+  }
+  test::machine m{small()};
+  int raw = -1;
+  std::optional<share_line> line;
+  shared_buffer b{some_bytes};
+};
+
+TEST_F(refusals, of_any_bit_that_is_wrong) {
+  caught c(b);
+  auto* const bytes = reinterpret_cast<unsigned char*>(&c.what);
+  for (std::size_t i = 0; i < sizeof c.what; ++i) {
+    bytes[i] ^= 0x10;
+    EXPECT_NE(answer(c), "taken") << "byte " << i;
+    bytes[i] ^= 0x10;
+  }
+  EXPECT_EQ(answer(c), "taken");
+}
+
+TEST_F(refusals, say_what_is_wrong) {
+  auto const with = [&](auto change) {
+    caught c(b);
+    change(c);
+    return answer(c);
+  };
+  EXPECT_NE(with([](caught& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.version = 9; c.seal(); }).find("version 9"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.bytes = c.what.handle_bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.handle_bytes *= 2; c.seal(); }).find("descriptor"), std::string::npos) << "a handle of another size";
+  EXPECT_NE(with([](caught& c) { os::close_file(c.files[0]), c.files[0] = ::open("/dev/null", O_RDWR); }).find("descriptor"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { os::close_file(c.files[1]), c.files.pop_back(); }).find("1 descriptors"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.device = {"GPU-of another host"}; c.seal(); }).find("GPU-of another host"), std::string::npos);
+  caught cut(b);
+  EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
+  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
+  EXPECT_EQ(with([](caught&) {}), "taken") << "the line is as good as before";
+}
+
+TEST_F(refusals, of_messages_that_are_too_long) {
+  std::array<std::byte, 400> text{};
+  peer::message m;
+  std::memcpy(text.data(), &m, sizeof m);
+  os::send_message(raw, text, {}, {});
+  try {
+    (void)line->wait();
+    FAIL() << "taken";
+  } catch (invalid_use const& e) {
+    EXPECT_NE(e.operands().find("400 B"), std::string::npos) << e.operands();
+  }
+  os::send_message(raw, {}, {}, {});
+  EXPECT_THROW((void)line->wait(), error) << "an empty one";
+}
+
+// The process may have no more descriptors than it has: while one lives.
+struct no_more_descriptors {
+  no_more_descriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    int const next = ::dup(0);
+    ::close(next);
+    rlimit now{static_cast<rlim_t>(next), before.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+  }
+  ~no_more_descriptors() { ::setrlimit(RLIMIT_NOFILE, &before); }
+  rlimit before{};
+};
+
+TEST_F(refusals, for_want_of_descriptors_lose_none) {
+  auto [here, there] = lines();
+  {
+    no_more_descriptors const none;
+    EXPECT_THROW(here.send(b, default_stream(0)), driver_error);
+  }
+  EXPECT_EQ(b.importers(), 0);
+  here.send(b, default_stream(0));
+  {
+    no_more_descriptors const none;
+    EXPECT_THROW((void)there.receive(), invalid_use) << "they did not all arrive";
+  }
+  EXPECT_EQ(b.importers(), 0) << "closed with the message";
+  here.send(b, default_stream(0));
+  EXPECT_EQ(there.receive().size(), some_bytes);
+}
+
+TEST_F(refusals, of_a_message_that_comes_again) {
+  caught c(b);
+  EXPECT_EQ(answer(c), "taken");
+  EXPECT_NE(answer(c).find("stale"), std::string::npos);
+}
+
+TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
+  auto [here, there] = lines();
+  here.signal(3, default_stream(0));
+  here.send(b, default_stream(0));
+  EXPECT_THROW((void)there.receive(), invalid_use);
+  EXPECT_EQ(there.wait(), 3u);
+  EXPECT_THROW((void)there.wait(), invalid_use);
+  EXPECT_EQ(there.receive().size(), some_bytes);
+}
+
+TEST_F(refusals, of_sockets_that_are_none) {
+  EXPECT_THROW(share_line(-1), invalid_use);
+  int both[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
+  EXPECT_THROW(share_line{both[0]}, invalid_use);
+  for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
+}
+
+TEST_F(refusals, of_buffers_that_are_none) {
+  EXPECT_THROW(shared_buffer(0), invalid_use);
+  EXPECT_THROW(shared_buffer(~std::size_t{0}), invalid_use);
+  EXPECT_THROW(shared_buffer(65_MiB), out_of_memory);
+  auto [here, there] = lines();
+  EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
+}
+
+}  // namespace
+}  // namespace weir
