@@ -2,6 +2,7 @@
 // Threads: as prover.h.
 #include "tests/explore/programs.h"
 #include "tests/model/bound_program.h"
+#include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/ghosts_program.h"
@@ -35,6 +36,7 @@ std::span<kind_of_program const> programs() {
       {"places", [](std::uint64_t seed) { return run_places(seed); }},
       {"bound", [](std::uint64_t seed) { return seed % 8 ? bound_program(seed).run() : ghosts_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
+      {"chains", [](std::uint64_t seed) { return chain_program(seed).run(); }},
       {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},
   };
   return all;

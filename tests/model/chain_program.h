@@ -1,0 +1,137 @@
+// Random collectives by weir's own copies against the obvious model: a byte array a buffer, changed in program order.
+// Threads: one a rank; the seeded machine chooses whose turn it is and what its devices do.
+#pragma once
+#include <random>
+
+#include "peer/chains.h"
+#include "tests/model/verdict.h"
+#include "tests/peer/machine_fixture.h"
+#include "weir/observe.h"
+#include "weir/sim.h"
+
+namespace weir::tests {
+
+// Every rank does its part of all steps on its one stream; the steps are collectives, and ranks that write or replace what they have.
+class chain_program {
+ public:
+  explicit chain_program(std::uint64_t seed)
+      : random_(seed),
+        size_(2 + static_cast<int>(random_() % 3)),
+        bytes_(1 + random_() % 3000),
+        m_({.devices = size_, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = seed % 2 == 0}) {
+    m_.get().part<peer::chains>().carry_from(1);
+    m_.get().part<peer::chains>().set_chunk(1 + random_() % bytes_);
+    std::vector<device> who;
+    for (int k = 0; k < size_; ++k) who.emplace_back(k);
+    ranks_ = communicator::in_process(who);
+    for (int k = 0; k < size_; ++k) {
+      lines_.emplace_back(device(k));
+      device_guard const on(k);
+      stream_guard const in(lines_.back());
+      for (auto* all : {&parts_, &wholes_}) all->push_back(fresh(all == &parts_ ? bytes_ : whole_bytes(), 0));
+    }
+  }
+
+  verdict run() {
+    for (int i = 0, n = 3 + static_cast<int>(random_() % 8); i < n; ++i) {
+      steps_.push_back({static_cast<kind>(random_() % 5), static_cast<int>(random_() % static_cast<unsigned>(size_)), static_cast<unsigned char>(1 + i)});
+    }
+    auto machine = simulation::of(m_.own);
+    for (int k = 0; k < size_; ++k) {
+      machine.spawn("rank " + std::to_string(k), [this, k] { play(k); });
+    }
+    try {
+      machine.join();
+    } catch (invalid_use const& e) {
+      wrong_.note(check::stuck, e.what());
+    }
+    for (step const& s : steps_) model(s);
+    for (int k = 0; k < size_ && wrong_.ok(); ++k) {
+      auto const r = static_cast<std::size_t>(k);
+      lines_[r].synchronize();
+      for (auto* all : {&parts_, &wholes_}) {
+        auto const& one = (*all)[r];
+        if (test::read_back(one.memory.data(), one.model.size(), k) != one.model) wrong_.note(check::bytes, std::string(all == &parts_ ? "the part" : "the whole") + " of rank " + std::to_string(k) + " holds others");
+      }
+    }
+    for (auto const& r : race_reports()) {
+      wrong_.note(r.kind == "race" ? check::race : r.kind == "source changed" ? check::host : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
+    }
+    for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
+    return wrong_;
+  }
+
+ private:
+  enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace };  // the last two: rank `root` its part, with that value
+  struct step {
+    kind what;
+    int root;
+    unsigned char value;
+  };
+  struct held {
+    buffer memory;
+    test::bytes_of_host model;
+  };
+
+  std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
+  // On the current stream, open to all: before the threads begin, or by a rank that may then go by the carrier behind.
+  held fresh(std::size_t bytes, unsigned char value) {
+    held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
+    set(one.memory.data(), std::byte{value}, bytes);
+    for (auto const& c : ranks_) {
+      try {
+        grant_access(one.memory.data(), c.device());
+      } catch (not_supported const&) {}  // a link found wrong: by the carrier behind, then
+    }
+    return one;
+  }
+
+  void play(int k) {
+    auto const r = static_cast<std::size_t>(k);
+    device_guard const on(k);
+    stream_guard const in(lines_[r]);
+    auto const n = static_cast<std::int64_t>(bytes_);
+    for (step const& s : steps_) {
+      span_of const part{parts_[r].memory.data(), n, uint8}, whole{wholes_[r].memory.data(), n * size_, uint8};
+      switch (s.what) {
+        case kind::broadcast: ranks_[r].broadcast(part, s.root); break;
+        case kind::scatter: ranks_[r].scatter(part, whole, s.root); break;
+        case kind::gather: ranks_[r].gather(whole, part, s.root); break;
+        case kind::write:
+          if (k == s.root) set(part.data, std::byte{s.value}, bytes_);
+          break;
+        case kind::replace:
+          if (k != s.root) break;
+          parts_[r].memory.reset();  // while others may still read it
+          parts_[r].memory = buffer(bytes_);
+          set(parts_[r].memory.data(), std::byte{s.value}, bytes_);
+          break;
+      }
+    }
+  }
+
+  void model(step const& s) {
+    auto const root = static_cast<std::size_t>(s.root);
+    auto& of_root = wholes_[root].model;
+    for (std::size_t k = 0; k < parts_.size(); ++k) {
+      auto& part = parts_[k].model;
+      auto const slice = of_root.begin() + static_cast<std::ptrdiff_t>(k * bytes_);
+      if (s.what == kind::broadcast) part = parts_[root].model;
+      if (s.what == kind::scatter) std::copy_n(slice, bytes_, part.begin());
+      if (s.what == kind::gather) std::copy(part.begin(), part.end(), slice);
+      if ((s.what == kind::write || s.what == kind::replace) && k == root) part.assign(bytes_, std::byte{s.value});
+    }
+  }
+
+  std::mt19937_64 random_;
+  int const size_;
+  std::size_t const bytes_;
+  test::machine m_;
+  std::vector<communicator> ranks_;
+  std::vector<stream> lines_;
+  std::vector<held> parts_, wholes_;
+  std::vector<step> steps_;
+  verdict wrong_;
+};
+
+}  // namespace weir::tests

@@ -1,0 +1,18 @@
+// Many random programs of collectives by copies; chain_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Threads: those of each run.
+#include "tests/model/chain_program.h"
+
+#include "tests/support/seeds.h"
+
+namespace weir {
+namespace {
+
+TEST(chain_model, random_collectives_of_ranks_bring_what_the_model_says) {
+  for (auto const seed : tests::seeds("chain programs", 60)) {
+    auto const wrong = tests::chain_program(seed).run();
+    ASSERT_TRUE(wrong.ok()) << "seed " << seed << ": " << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace weir
