@@ -12,7 +12,7 @@ constexpr std::uint64_t parts = 8;  // so that each stays well within a test's t
 class memory_model : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(memory_model, in_random_programs_every_byte_of_every_block_is_its_owners) {
-  tests::seeds const wanted("memory_model", 20'000, GetParam(), parts);
+  tests::seeds const wanted("memory_model", 12'000, GetParam(), parts);
   std::uint64_t allocations = 0, ooms = 0;
   for (auto const seed : wanted) {
     tests::memory_program p(seed);
