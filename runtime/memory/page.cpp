@@ -142,9 +142,10 @@ handle_sizes address_space::handles_under(std::size_t block, std::size_t reserve
   std::size_t const pages = block / page_, held = reserved / page_;
   double const idle = plenty ? 16 : epsilon * static_cast<double>(std::max<std::size_t>(320, held / 4));
   std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(idle), 1, 16));
-  if (plenty && pages >= 64) return {page_, 32 * page_, 48 * page_};
+  bool const much = plenty && held >= 4096;  // of idle memory, too: a rest that goes with a large handle is little
+  if (plenty && pages >= 64) return {page_, 32 * page_, much ? 48 * page_ : 0};
   std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::clamp<std::size_t>(held / 512, 1, 4) / 32, held / 512), 1, most));
-  return {page_, n * page_, plenty && n == 16 && held >= 1024 ? 24 * page_ : 0};
+  return {page_, n * page_, much && n == 16 ? 24 * page_ : 0};
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {

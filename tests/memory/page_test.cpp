@@ -94,10 +94,11 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
     return out;
   };
   using handles = std::vector<std::size_t>;
-  EXPECT_EQ(pages_of(112, 0, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
-  EXPECT_EQ(pages_of(113, 0, 0.027), (handles{32, 32, 32, 17}));
-  EXPECT_EQ(pages_of(41, 1024, 0.027), (handles{16, 16, 9}));
-  EXPECT_EQ(pages_of(41, 1023, 0.027), (handles{16, 16, 8, 1})) << "a small program has little idle memory";
+  EXPECT_EQ(pages_of(112, 4096, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
+  EXPECT_EQ(pages_of(113, 4096, 0.027), (handles{32, 32, 32, 17}));
+  EXPECT_EQ(pages_of(113, 4095, 0.027), (handles{32, 32, 32, 16, 1})) << "a program of less than 8 GiB has little idle memory";
+  EXPECT_EQ(pages_of(41, 4096, 0.027), (handles{16, 16, 9}));
+  EXPECT_EQ(pages_of(41, 4095, 0.027), (handles{16, 16, 8, 1}));
   EXPECT_EQ(pages_of(6, 512, 0.027), (handles{1, 1, 1, 1, 1, 1})) << "several small blocks on one handle keep it mapped";
   EXPECT_EQ(pages_of(41, 1024, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1})) << "a hundredth of it is little";
   EXPECT_EQ(pages_of(20, 6400, 0.01), (handles{16, 4})) << "a hundredth of much is not";
