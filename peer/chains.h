@@ -26,8 +26,9 @@ struct rank_part {  // of a collective, as its rank asked for it
 
 class chains {  // a part of the runtime
  public:
-  static constexpr std::size_t never = ~std::size_t{0};
-  static constexpr std::size_t usual_from = std::size_t{32} << 20;      // bytes: NCCL's first chunk arrives sooner
+  static constexpr std::size_t never = ~std::size_t{0}, as_usual = 0;
+  // Bytes in all from which copies are faster than NCCL: its first chunk arrives sooner, and its rings carry a broadcast to several as fast.
+  static constexpr std::size_t usual_from(verb what, std::size_t ranks) noexcept { return (what == verb::broadcast && ranks > 2 ? std::size_t{4096} : std::size_t{256}) << 20; }
   static constexpr std::size_t chunk_unit = std::size_t{1} << 20;
   static constexpr std::size_t side_by_side = 2;                        // streams of a hop
   // What a chunk costs a hop beside its bytes, in bytes that the link would carry meanwhile: 4 us at 390 GB/s, twice, for broadcasts that
@@ -40,7 +41,11 @@ class chains {  // a part of the runtime
 
   // Collectives of fewer bytes in all are not carried here. On simulated devices: never, unless somebody says else, for there one thread
   // may give the parts of all ranks, and none waits. Requires for all setters: no collective is being asked for
-  std::size_t from() const noexcept { return from_.load(base::memory_order_relaxed); }
+  std::size_t from(verb what, std::size_t ranks) const noexcept {
+    std::size_t const said = from_.load(base::memory_order_relaxed);
+    return said == as_usual ? usual_from(what, ranks) : said;
+  }
+  bool ever() const noexcept { return from_.load(base::memory_order_relaxed) != never; }
   void carry_from(std::size_t bytes) noexcept { from_.store(bytes, base::memory_order_relaxed); }
   // Of a broadcast; 0: as suits its size.
   void set_chunk(std::size_t bytes) noexcept { chunk_.store(bytes, base::memory_order_relaxed); }

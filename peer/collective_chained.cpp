@@ -28,7 +28,7 @@ class chained_carrier final : public carrier {
  public:
   chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name, here at)
       : runtime_(r), chains_(r.part<chains>()), devices_(std::move(devices)), others_(std::move(others)), name_(name), said_(devices_.size()) {
-    if (devices_.size() < 2 || chains_.from() == chains::never) return;
+    if (devices_.size() < 2 || !chains_.ever()) return;
     r.part<links>().prove_all(devices_, at);  // later there may always be collectives under way, beside which nothing is tried
     lanes_ = chains_.lease(devices_, at);
   }
@@ -36,8 +36,9 @@ class chained_carrier final : public carrier {
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
     auto& said = said_[static_cast<std::size_t>(rank)];
     if (!r.has_root()) return others_->issue(rank, on, turn, r, at);
-    if (std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()); bytes < chains_.from() || !lanes_ || bytes == 0) {
-      said = by_others(chains_.from() == chains::never || !lanes_ ? "copies in chains were not asked for" : size_text(bytes) + " are less than " + size_text(chains_.from()));
+    std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()), from = chains_.from(r.what, devices_.size());
+    if (bytes < from || !lanes_ || bytes == 0) {
+      said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for" : size_text(bytes) + " are less than " + size_text(from));
       return others_->issue(rank, on, turn, r, at);
     }
     auto const met = meet(rank, {&on, r, on.captured().value}, turn, at);

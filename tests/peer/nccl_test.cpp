@@ -1,6 +1,7 @@
 // NCCL behind the communicator: what says that it is missing, and what large data shows on GPUs.
 #include <dlfcn.h>
 
+#include "peer/chains.h"
 #include "peer/collective.h"
 #include "runtime/parts.h"
 #include "tests/peer/ranks.h"
@@ -100,6 +101,8 @@ TEST_F(nccl_on_gpus, parts_are_dealt_and_collected_from_and_to_every_root) {
 }
 
 TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_memory_is_open_and_every_byte_arrives) {
+  auto& chains = runtime::current().get().part<peer::chains>();
+  chains.carry_from(1);
   int const n = std::min(4, device_count());
   auto ranks = communicator::in_process(first_devices(n));
   std::int64_t const bytes = (std::int64_t{48} << 20) + 5, part = bytes / n;
@@ -134,6 +137,7 @@ TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_me
       current_stream().synchronize();
     });
   }
+  chains.carry_from(peer::chains::as_usual);
 }
 
 TEST_F(nccl_on_gpus, two_communicators_of_other_devices_live_side_by_side) {

@@ -14,8 +14,7 @@ namespace weir::tool {
 
 // One communicator and buffers of the largest size, for all rows: memory is opened to peers once.
 struct rings {
-  explicit rings(rig& r) : bytes(r.broadcast), chains(streams::current_runtime().part<peer::chains>()), usual(chains.from()) {
-    if (usual == peer::chains::never) usual = 1;  // a simulated machine: nobody here gives the parts of two ranks
+  explicit rings(rig& r) : bytes(r.broadcast), chains(streams::current_runtime().part<peer::chains>()), usual(chains.ever() ? peer::chains::as_usual : 1) {  // a simulated machine: nobody here gives the parts of two ranks
     chains.carry_from(usual);
     std::vector<device> who;
     for (int i = 0; i < r.devices; ++i) {
@@ -33,7 +32,9 @@ struct rings {
       why_not = std::string("; ") + e.what();
       return;
     }
+    chains.carry_from(1);
     for (int i = 0; i < 3; ++i) once(verb::broadcast, bytes);  // until memory is worth opening
+    chains.carry_from(usual);
   }
 
   using verb = peer::verb;
@@ -91,7 +92,9 @@ struct rings {
   }
 
   void open_for(verb what) {  // parts of which there are as many as devices make a block's size
+    chains.carry_from(1);
     for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i) once(what, bytes / ours.size());
+    chains.carry_from(usual);
   }
 
   // What the last round of these says of itself.
@@ -224,10 +227,10 @@ std::vector<std::pair<std::string, maker>> ring_rows() {
       out.raw = all.side_by_side(r, out.bytes, gathers);
       out.note += all.said(what, out.bytes);
     });
-    add(name + "_others", "the same; raw: NCCL", [=](rig&, rings& all, row& out) {
+    add(name + "_others", "the same by own copies; raw: NCCL", [=](rig&, rings& all, row& out) {
       out.bytes = all.bytes / all.ours.size();
       all.open_for(what);
-      out.weir = all.by(what, out.bytes, all.usual);
+      out.weir = all.by(what, out.bytes, 1);
       out.raw = all.by(what, out.bytes, peer::chains::never);
     });
   }
