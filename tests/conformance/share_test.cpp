@@ -84,7 +84,8 @@ TEST_P(share, m19_an_import_of_another_size_is_refused_at_the_latest_when_it_is_
   if (larger.ok()) {
     auto const at = machine().reserve(2 * page(), page());
     ASSERT_OK(at.is);
-    EXPECT_SAYS(code::invalid, machine().map(at.value, 2 * page(), larger.value));
+    auto const is = machine().map(at.value, 2 * page(), larger.value);
+    EXPECT_TRUE(is.what == code::invalid || is.what == code::not_supported) << "CUDA 13 says the latter; " << name_of(is.what);
     EXPECT_OK(machine().unreserve(at.value, 2 * page()));
     EXPECT_OK(machine().release(larger.value));
   } else {
