@@ -247,7 +247,7 @@ tensor mean(tensor const&, here = here::current());
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here = here::current());
 // out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a GPU, the
-// library's workspace. out has the operands' dtype, or float32. Requires: out shares no element with the operands.
+// library's workspace. out has the operands' dtype (with beta, a GPU may round the product, too), or float32. Requires: out shares no element with the operands.
 void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0, here = here::current());
 
 std::ostream& operator<<(std::ostream&, tensor const&);  // str()
