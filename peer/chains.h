@@ -27,8 +27,12 @@ struct rank_part {  // of a collective, as its rank asked for it
 class chains {  // a part of the runtime
  public:
   static constexpr std::size_t never = ~std::size_t{0}, as_usual = 0;
-  // Bytes in all from which copies are faster than NCCL: its first chunk arrives sooner, and its rings carry a broadcast to several as fast.
-  static constexpr std::size_t usual_from(verb what, std::size_t ranks) noexcept { return (what == verb::broadcast && ranks > 2 ? std::size_t{4096} : std::size_t{256}) << 20; }
+  // Bytes in all from which copies were faster than NCCL 2.28 on four H200s (docs/copies.md): its first chunk arrives sooner, and its rings
+  // carry a broadcast to several ranks as fast up to a few GiB.
+  static constexpr std::size_t usual_from(verb what, std::size_t ranks) noexcept {
+    std::size_t const mib = what == verb::scatter ? 256 : what == verb::gather ? 512 : ranks > 2 ? 4096 : 64;
+    return mib << 20;
+  }
   static constexpr std::size_t chunk_unit = std::size_t{1} << 20;
   static constexpr std::size_t side_by_side = 2;                        // streams of a hop
   // What a chunk costs a hop beside its bytes, in bytes that the link would carry meanwhile: 4 us at 390 GB/s, twice, for broadcasts that
