@@ -72,11 +72,11 @@ struct pinned_memory::state {
     return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
   }
 
-  int node() noexcept { return nodes.of(owner.machine(), current_ordinal(owner)); }
+  int node() noexcept { return nodes.of(owner.machine(), current_ordinal(owner)); }  // may make parts of the runtime: under no lock
 
-  void* hand_out(pool& p, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+  void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
     p.pending.reserve(p.pending.size() + p.live + 1);
-    auto const got = p.space.take(rounded, alignment, node());
+    auto const got = p.space.take(rounded, alignment, near);
     if (got == p.space.end()) return nullptr;
     ++p.live;
     got->second.requested = bytes;
@@ -153,7 +153,7 @@ struct pinned_memory::state {
     address low = lowest.load();
     while (base < low && !lowest.compare_exchange(low, base)) {}
     highest.raise(base + pages.value.bytes);
-    block = hand_out(*p, bytes, rounded, alignment);
+    block = hand_out(*p, near, bytes, rounded, alignment);
     return {};
   }
 
@@ -193,9 +193,10 @@ struct pinned_memory::state {
   void* wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment) {
     bool const moves = owner.machine().moves_by_itself();
     std::int64_t const start = moves ? base::now_ns() : 0;
+    int const near = node();
     for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
       collect();
-      if (void* const block = hand_out(*in.lock(), bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
+      if (void* const block = hand_out(*in.lock(), near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
       if (in.lock()->pending.empty()) return nullptr;
       if (moves) base::sleep_ns(50'000);
     }
@@ -316,10 +317,11 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
   state_->decay();
   std::size_t const rounded = round_up(bytes ? bytes : 1, pinned_space::granule);
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
+  int const near = state_->node();
   for (bool collected = false;; collected = true) {
     {
       auto p = state_->in.lock();
-      if (void* const block = state_->hand_out(*p, bytes, rounded, aligned)) {
+      if (void* const block = state_->hand_out(*p, near, bytes, rounded, aligned)) {
         ++p->tally.now().cache_hits;
         return block;
       }
