@@ -46,6 +46,9 @@ endif()
 
 if(WEIR_SANITIZE)
   add_compile_options(-fsanitize=${WEIR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  if(WEIR_SANITIZE MATCHES undefined)  # what the address sanitizer stops by itself, at a tenth of the compiler's time
+    add_compile_options(-fno-sanitize=null,vptr,object-size)
+  endif()
   add_link_options(-fsanitize=${WEIR_SANITIZE})
 endif()
 

@@ -2,6 +2,7 @@
 // With --soon it ends as soon as each path was taken often enough.
 //   soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] [--only LIE|none]
 // Exit status: 0 valid and clean, 1 not, 2 a wrong option. WEIR_DEVICES chooses the machine.
+#include <span>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -134,8 +135,13 @@ void print_lie(told const& t) {
 
 int run(arguments const& a) {
   bool good = true;
+#if defined(__SANITIZE_THREAD__)
+  std::printf("no lies: to the thread sanitizer they are races of this program\n");
+  for (lie const l : std::span<lie const>()) {
+#else
   std::printf("planted: a driver that lies, found within %.0f s each\n", a.budget);
   for (lie const l : all_lies) {
+#endif
     told const t = tell(a, l);
     print_lie(t);
     good &= t.caught();
