@@ -2,7 +2,7 @@
 // Seeds and tapes as tests/explore/explore.h says.
 // Threads: those of each run.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + a page, most covered + most asked at once). In use is live, pending, and asked for
+// Bound: reserved <= max((1 + epsilon) x most in use + a page for each thread, most covered + most asked at once). In use is live, pending, and asked for
 // by threads at work. A thread that found no handle wholly free makes one though another frees one just then: what was covered when it
 // looked is not seen together with what it makes, so what threads at work ask for, in whole pages, may come on top, if there are several.
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ class bound_among_threads {
     note();
     auto const l = threads_.lock();
     std::size_t const others = l->all() - l->asked[me];
-    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page;
+    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page * std::max<std::size_t>(1, l->threads);
     told_.past += reserved > first, told_.near += reserved > first - first / 8, told_.at_once += others > 0;
     if (reserved > std::max(first, l->covered + l->at_once)) {
       t_.fail("reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(l->covered) + " + " + std::to_string(l->at_once) + "), epsilon " + std::to_string(epsilon_));
