@@ -136,12 +136,13 @@ void print_lie(told const& t) {
 int run(arguments const& a) {
   bool good = true;
 #if defined(__SANITIZE_THREAD__)
+  std::span<lie const> const lies;
   std::printf("no lies: to the thread sanitizer they are races of this program\n");
-  for (lie const l : std::span<lie const>()) {
 #else
+  std::span<lie const> const lies(all_lies);
   std::printf("planted: a driver that lies, found within %.0f s each\n", a.budget);
-  for (lie const l : all_lies) {
 #endif
+  for (lie const l : lies) {
     told const t = tell(a, l);
     print_lie(t);
     good &= t.caught();
