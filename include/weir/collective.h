@@ -30,7 +30,7 @@ struct span_of {  // elements in the memory of one device
 class communicator {
  public:
   // One rank a device, in this order, for a thread a device. Of the thread's current runtime.
-  // Throws: invalid_use (none, no such device, cpu, one twice), not_supported (no NCCL for these GPUs). Blocks: until NCCL is connected.
+  // Throws: invalid_use (none, no such device, cpu, one twice), not_supported (no NCCL for these GPUs). Blocks: until NCCL is connected and all links were tried once.
   static std::vector<communicator> in_process(std::span<weir::device const>, here = here::current());
   communicator(communicator&&) noexcept;
   communicator& operator=(communicator&&) noexcept;
