@@ -6,7 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <set>
+
+#include "runtime/base/os_cores.h"
+#include "runtime/base/sync.h"
 
 namespace weir::os {
 namespace {
@@ -63,6 +68,19 @@ TEST(os, the_processors_of_this_process_are_counted) {
   EXPECT_GE(usable_processors(), 1);
   EXPECT_TRUE(processors_near(-1).empty());
   EXPECT_TRUE(processors_near(4000).empty());
+}
+
+TEST(os, each_core_is_named_by_one_of_its_processors_that_this_thread_may_run_on) {
+  auto const cores = processors_of_cores();
+  if (cores.empty()) GTEST_SKIP() << "the system does not say which processors are one core";
+  EXPECT_LE(cores.size(), static_cast<std::size_t>(usable_processors()));
+  EXPECT_EQ(std::set<int>(cores.begin(), cores.end()).size(), cores.size());
+  base::thread([&] {  // whose processors are its own affair
+    for (int const one : cores) {
+      ASSERT_TRUE(run_this_thread_on({one}));
+      EXPECT_EQ(processors_of_cores(), std::vector<int>{one});
+    }
+  }).join();
 }
 
 }  // namespace

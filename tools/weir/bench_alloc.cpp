@@ -1,6 +1,7 @@
 // weir bench alloc: what an allocation and its free cost here, next to the C library's malloc and, on a GPU, cudaMallocAsync.
 // Threads: one, but for the patterns that make more.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "commands.h"
 #include "patterns.h"
 #include "runtime/base/os.h"
+#include "runtime/base/os_cores.h"
 #include "runtime/base/os_library.h"
 #include "runtime/options.h"
 #include "weir/device.h"
@@ -55,6 +57,26 @@ struct of_driver {
   }
   void give(void* p) const { giving(reinterpret_cast<unsigned long long>(p), on); }
   void give_after_use(void* p) const { give(p); }
+};
+
+// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of this get is what the
+// machine has for them: its clock when many cores work, and cores that others use, too.
+struct of_arithmetic {
+  mutable std::array<std::uint64_t, 4> chains{1, 2, 3, 4};
+  void* take(size_t) const {
+    auto [a, b, c, d] = chains;
+    for (int i = 0; i < 4; ++i) {
+      a = step(a), b = step(b), c = step(c), d = step(d);
+      asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
+    }
+    chains = {a, b, c, d};
+    return nullptr;
+  }
+  void give(void*) const {}
+  static std::uint64_t step(std::uint64_t x) {
+    x ^= x << 13, x ^= x >> 7;
+    return x ^ x << 17;
+  }
 };
 
 size_t resident_bytes() {
@@ -121,7 +143,7 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
     if constexpr (requires { a.alignment; }) a.alignment = static_cast<size_t>(live_alignment);
     return std::make_unique<patterns::crowd<allocator, std::function<void(bool)>>>(a, look);
   }
-  return std::make_unique<patterns::threads<Make>>(make, p.threads);
+  return std::make_unique<patterns::threads<Make>>(make, os::processors_of_cores(), p.threads);
 }
 
 std::vector<contender> contenders(std::vector<stream> const& streams) {
@@ -133,6 +155,11 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
     return enter(p, f, ours, held, 16);
   }});
   all.push_back({"malloc", [](pattern const& p, figures& f) { return enter(p, f, [](int) { return of_malloc{}; }, {}, 16); }});
+  all.push_back({"arithmetic", [](pattern const& p, figures&) -> std::unique_ptr<measured> {
+    if (!p.name.starts_with("threads")) return nullptr;
+    auto const make = [](int) { return of_arithmetic{}; };
+    return std::make_unique<patterns::threads<decltype(make)>>(make, os::processors_of_cores(), p.threads);
+  }});
   if (get_device_properties(0).simulated) return all;
   void* const library = os::load_library("libcuda.so.1");
   auto const taking = library ? reinterpret_cast<of_driver::take_call>(os::find_symbol(library, "cuMemAllocAsync")) : nullptr;
