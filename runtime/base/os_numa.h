@@ -9,4 +9,7 @@ namespace weir::os {
 // so, and nothing is lost. A node below 0 is none: nothing is asked.
 bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept;
 
+// Makes the pages be there, as writing to each would, in one call. Page-aligned. false: there is no such call, or no memory; some may be there.
+bool make_present(void* at, std::size_t bytes) noexcept;
+
 }  // namespace weir::os

@@ -149,6 +149,9 @@ rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)".*"ratio": [0-9.nul]*}$/\1/p' <<< "$ou
 run bench copy --rounds 1 --bytes 1MiB --devices sim:1:1 peer d2d
 expect 0 'd2d'
 [[ $out != *peer* ]] || { echo "FAILED: one device has no peer: $out"; failed=1; }
+run bench copy --json --rounds 1 --pinned-bytes 4MiB --devices sim:1:1 'pin_lock*'
+expect 0 '"row": "pin_lock4x64", "bytes": 4194304, "unit": "ms", "weir": '
+[[ $(grep -c '"said": "map ' <<< "$out") == 3 ]] || { echo "FAILED: a row of its own for each way: $out"; failed=1; }
 run bench copy --devices sim:1 pinned
 expect 1 'no row "pinned"'
 run bench copy --devices sim:1 --bytes much

@@ -302,6 +302,7 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"new_pinned", new_pinned_row},
   };
   for (auto& one : ring_rows()) rows.push_back(std::move(one));
+  for (auto& one : pinned_rows()) rows.push_back(std::move(one));
   return rows;
 }
 
@@ -317,13 +318,20 @@ std::string number_or(bool there, double value, char const* otherwise) {
   return text;
 }
 
+// "pin_*" names all that begin so; none named: all but the ways to make pinned memory.
+bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
+  if (names.empty()) return !row.starts_with("pin_");
+  return std::any_of(names.begin(), names.end(), [&](std::string const& n) { return n.ends_with('*') ? row.starts_with(n.substr(0, n.size() - 1)) : row == n; });
+}
+
 void print(row const& r, double ours, double raw, bool json) {
   std::string const w = number_or(bool(r.weir), ours, json ? "null" : "-"), d = number_or(bool(r.raw), raw, json ? "null" : "-");
   std::string const ratio = number_or(r.weir && r.raw, ours / raw, json ? "null" : "-");
   if (json) {
-    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str());
+    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s%s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(),
+                r.said ? (", \"said\": \"" + r.said() + "\"").c_str() : "");
   } else {
-    std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), r.note.c_str());
+    std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), (r.said ? r.said() : r.note).c_str());
   }
   std::fflush(stdout);
 }
@@ -355,9 +363,10 @@ int bench_copy(std::vector<std::string> const& arguments) {
   if (rounds < 1) throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const rows = all_rows();
   std::string known;
-  for (auto const& [name, make] : rows) known += (known.empty() ? "" : ", ") + name;
+  for (auto const& [name, make] : rows) known += name.starts_with("pin_") ? "" : name + ", ";
+  known += "or pin_*";
   for (std::string const& name : names) {
-    if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return one.first == name; })) {
+    if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return is_wanted(one.first, {name}); })) {
       throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, here::current());
     }
   }
@@ -375,7 +384,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
     std::printf("%s, %d processors\n%-18s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
   }
   for (auto const& [name, make] : rows) {
-    if (!names.empty() && std::find(names.begin(), names.end(), name) == names.end()) continue;
+    if (!is_wanted(name, names)) continue;
     if (auto const one = make(r)) run(*one, rounds, json);
     for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // the next row begins as this one did
   }

@@ -24,6 +24,7 @@ struct row {
   measure in = measure::rate;
   std::function<double()> weir{}, raw{};  // one round's figure. No raw: there is no such call
   std::string note{};
+  std::function<std::string()> said{};  // after all rounds: what else was measured, in place of the note
 };
 
 struct rings;  // what rows of several devices share
@@ -48,6 +49,7 @@ double rate(size_t bytes, Copy copies, double times = 1) {
   return static_cast<double>(bytes) * large_copies * times / seconds_since(from) * 1e-9;
 }
 
-std::vector<std::pair<std::string, maker>> ring_rows();  // broadcast, scatter, gather
+std::vector<std::pair<std::string, maker>> ring_rows();    // broadcast, scatter, gather
+std::vector<std::pair<std::string, maker>> pinned_rows();  // pin_…: ways to make pinned memory; only when named
 
 }  // namespace weir::tool
