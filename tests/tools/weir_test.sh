@@ -139,7 +139,7 @@ expect 1 'no pattern "pair513"'
 run bench alloc --devices sim:1 --rounds 0
 expect 1 'at least one'
 run bench aloc
-expect 2 'there are: alloc, copy, pipeline'
+expect 2 'there are: alloc, copy, pipeline, share'
 
 # Copies beside the machine's own calls: every row, every key; what there is no second device for is left out.
 run bench copy --json --rounds 1 --bytes 1MiB --pinned-bytes 4MiB --peer-bytes 1MiB --devices sim:2:1
@@ -170,4 +170,24 @@ run bench pipeline --batches 4 --devices sim:1
 expect 1 'three times the depth'
 run bench pipeline --batch 3 --devices sim:1
 expect 1 '64KiB or more'
+
+# Memory that a second process reads: every row, every key; on one device and on two.
+run bench share --json --rounds 1 --bytes 2MiB --devices sim:2:1
+expect 0 '"row": "make", "bytes": 2097152, "unit": "us", "weir": '
+rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)", "bytes": [0-9]*, "unit": "[a-zGB/]*", "weir": [0-9.]*, "raw": [0-9.nul]*, "ratio": [0-9.nul]*, "reader": 1}$/\1/p' <<< "$out" | xargs)
+[ "$rows" = "make send open_first open_again message event read_64k read_1m read_large ring_64k ring_1m ring_large" ] || { echo "FAILED: the rows are $rows"; failed=1; }
+run bench share --rounds 1 --bytes 64KiB --devices sim:1:1 event ring_large
+expect 0 'the reader on gpu:0'
+expect 0 'ring_large'
+[[ $out != *read_* ]] || { echo "FAILED: a row that nobody named: $out"; failed=1; }
+run bench share --devices sim:1 event large
+expect 1 'no row "large"'
+run bench share --devices sim:1 --bytes 1000
+expect 1 'no multiple of 4 KiB'
+run bench share --devices sim:1 --rounds 0
+expect 1 'at least one'
+run bench share --devices sim:2 --reader 2
+expect 1 'there are 2 devices'
+run bench share --devices sim:1 --as-reader
+expect 1 'is no Unix socket'
 exit $failed

@@ -20,5 +20,7 @@ int bench_alloc(std::vector<std::string> const& arguments);
 int bench_copy(std::vector<std::string> const& arguments);
 // Measures a pipeline of copies and work against its slowest stage: `bench pipeline`. Throws: as info
 int bench_pipeline(std::vector<std::string> const& arguments);
+// Measures memory that a second process reads beside the driver's own calls: `bench share`. Returns 1 when the second process failed. Throws: as info
+int bench_share(std::vector<std::string> const& arguments);
 
 }  // namespace weir::tool

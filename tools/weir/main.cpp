@@ -13,7 +13,7 @@ char const* const usage =
     "usage: weir COMMAND [OPTIONS]\n"
     "  info     the machine: devices, memory, links   (weir info --help)\n"
     "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
-    "  bench    what things cost here: bench alloc | copy | pipeline   (weir bench alloc --help)\n"
+    "  bench    what things cost here: bench alloc | copy | pipeline | share   (weir bench alloc --help)\n"
     "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n"
     "  snapshot a memory snapshot, of weir's or PyTorch's: what it holds, and a page for a browser   (weir snapshot --help)\n";
 
@@ -24,7 +24,8 @@ int bench(std::vector<std::string> const& rest) {
   if (what == "alloc") return weir::tool::bench_alloc(arguments);
   if (what == "copy") return weir::tool::bench_copy(arguments);
   if (what == "pipeline") return weir::tool::bench_pipeline(arguments);
-  std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline\n", what.c_str());
+  if (what == "share") return weir::tool::bench_share(arguments);
+  std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share\n", what.c_str());
   return 2;
 }
 }
