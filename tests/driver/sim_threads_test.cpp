@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -180,15 +181,58 @@ TEST_F(sim_threads, a_kernel_that_touches_ungranted_memory_loses_its_device_only
   EXPECT_EQ(machine->synchronize_stream(0, s).what, code::lost);
   EXPECT_EQ(machine->query_event(e).what, code::lost);
   EXPECT_EQ(machine->enqueue(0, s, {}, task::of([&] { ++ran; }, &drops)).what, code::lost);
-  EXPECT_EQ(machine->synchronize_stream(1, waits).what, code::failed) << "it waits for what never comes";
   log(other, 7, 1);
   ASSERT_TRUE(machine->synchronize_stream(1, other).ok());
   EXPECT_EQ(logged(), std::vector{7});
+  EXPECT_EQ(machine->query_stream(1, waits).what, code::not_ready) << "it waits for what never comes";
+  EXPECT_EQ(machine->synchronize_stream(1, waits).what, code::lost);
+  EXPECT_EQ(machine->query_stream(1, other).what, code::lost) << "a call said that the device is lost";
   EXPECT_EQ(ran, 0);
   for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);  // the host may see the loss before the worker that met it has dropped the rest
   EXPECT_EQ(drops, 4);
   ASSERT_EQ(control->findings().size(), 1u);
   EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
+}
+
+// The soak met it: whose error came first, the lost device's or "failed" of another whose stream stood behind it, was the threads' choice.
+TEST_F(sim_threads, a_host_that_already_waits_for_work_behind_a_device_that_is_lost_hears_lost) {
+  auto const s = stream(0), behind = stream(1);
+  auto const e = event(0), f = event(1);
+  auto const gate = machine->hold(0, s);
+  ASSERT_TRUE(machine->record(0, s, e).ok());
+  ASSERT_TRUE(machine->wait(1, behind, e).ok());
+  ASSERT_TRUE(machine->record(1, behind, f).ok());
+  std::array<status, 3> said{};
+  std::atomic<int> begun{0};
+  std::thread waiting[] = {
+      std::thread([&] { ++begun, said[0] = machine->synchronize_stream(1, behind); }),
+      std::thread([&] { ++begun, said[1] = machine->synchronize_event(f); }),
+      std::thread([&] { ++begun, said[2] = machine->synchronize_device(1); }),
+  };
+  while (begun < 3) std::this_thread::yield();
+  control->lose(0);
+  for (auto& t : waiting) t.join();
+  for (status const& one : said) EXPECT_EQ(one.what, code::lost);
+  EXPECT_EQ(control->findings(), std::vector<std::string>{}) << "nobody made a mistake";
+  machine->open_gate(gate.value);
+}
+
+TEST_F(sim_threads, a_call_that_waits_for_room_behind_a_device_that_is_lost_returns_and_its_own_device_is_lost) {
+  auto const s = stream(0), behind = stream(1);
+  auto const e = event(0);
+  auto const gate = machine->hold(0, s);
+  std::atomic<int> given{0}, drops{0};
+  ASSERT_TRUE(machine->record(0, s, e).ok());
+  ASSERT_TRUE(machine->wait(1, behind, e).ok());
+  std::thread giving([&] {
+    while (machine->enqueue(1, behind, {}, task::of([] { FAIL() << "it ran"; }, &drops)).ok()) ++given;
+  });
+  while (given < 1000) std::this_thread::yield();
+  control->lose(0);
+  giving.join();
+  EXPECT_EQ(drops, given + 1);
+  EXPECT_EQ(machine->query_stream(1, behind).what, code::lost);
+  machine->open_gate(gate.value);
 }
 
 TEST_F(sim_threads, streams_of_one_device_overlap_a_copy_with_work) {

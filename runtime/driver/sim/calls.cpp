@@ -35,13 +35,18 @@ stream* machine::find_stream(int device, stream_handle h, status& why) {
   return s.get();
 }
 
-status machine::answer(outcome end) const {
+// What the host hears that waited for a stream of this device. Where it waited for a lost device's work, its own device is lost
+// with that one: a call that answers lost speaks for the device, and it cannot be whole. Gives up the lock if it answers lost.
+status machine::answer(base::unique_lock& lock, int device, outcome end) {
   switch (end) {
     case outcome::done: return fine;
-    case outcome::lost: return {code::lost};
-    case outcome::stuck: break;
+    case outcome::stuck: return {code::failed};
+    case outcome::lost: break;
   }
-  return {code::failed};
+  note(42, device);
+  all_.lose(device);
+  schedule_->changed(lock);
+  return {code::lost};
 }
 
 status machine::append(int device, stream_handle h, operation&& o) {
@@ -121,7 +126,7 @@ status machine::synchronize_stream(int device, stream_handle h) {
   note(22, s->id);
   if (status const met = spoil_met(*s); !met.ok()) return met;
   auto const alive = s->shared_from_this();
-  return answer(schedule_->until(lock, *s, s->given));
+  return answer(lock, device, schedule_->until(lock, *s, s->given));
 }
 
 status machine::synchronize_device(int device) {
@@ -133,7 +138,7 @@ status machine::synchronize_device(int device) {
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
   for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) now.emplace_back(s, s->given);
   for (auto const& [s, position] : now) {
-    if (status const end = answer(schedule_->until(lock, *s, position)); !end.ok()) return end;
+    if (status const end = answer(lock, device, schedule_->until(lock, *s, position)); !end.ok()) return end;
   }
   return fine;
 }
@@ -259,7 +264,7 @@ status machine::synchronize_event(event_handle h) {
   if (!e->on) return fine;
   note(29, e->on->id, e->position);
   auto const alive = e->on;
-  return answer(schedule_->until(lock, *alive, e->position));
+  return answer(lock, e->device, schedule_->until(lock, *alive, e->position));
 }
 
 result<float> machine::elapsed_ms(event_handle start, event_handle end) {

@@ -49,8 +49,13 @@ class crew final : public schedule {
       auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
       ++waiting_for_room_;
       wake_engines_locked();
-      room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2; });
+      room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given); });
       --waiting_for_room_;
+      if (s.queue.size() > full_queue / 2) {  // it waits for a lost device, and the host for it: as in machine::answer
+        all_.lose(s.device);
+        todo_all();
+        settle_all();
+      }
     }
     leave(lock);
   }
@@ -75,8 +80,7 @@ class crew final : public schedule {
       self.wake.wait(lock, end);
       s.hosts.erase(std::find(s.hosts.begin(), s.hosts.end(), &self));
     }
-    if (s.done >= position) return outcome::done;
-    return device.lost ? outcome::lost : outcome::stuck;
+    return s.done >= position ? outcome::done : outcome::lost;
   }
 
   bool run(base::unique_lock& lock) override {

@@ -236,7 +236,7 @@ status machine::wait_for_all(int only) {
   }
   for (auto const& [s, position] : now) {
     if (all_.hopeless(*s, position)) continue;
-    if (schedule_->until(lock, *s, position) == outcome::stuck && !all_.hopeless(*s, position)) return {code::failed};
+    if (schedule_->until(lock, *s, position) == outcome::stuck) return {code::failed};
   }
   if (only >= 0) return check(only, need::alive);  // that may have lost it
   return fine;

@@ -9,7 +9,7 @@
 
 namespace weir::driver::sim {
 
-enum class outcome : std::uint8_t { done, lost, stuck };
+enum class outcome : std::uint8_t { done, lost, stuck };  // lost: its device is, or another that it waits for
 
 class schedule {
  public:

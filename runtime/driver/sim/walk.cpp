@@ -165,8 +165,7 @@ outcome walk::drive(stream& target, std::uint64_t position) {
       all_.surface();  // who waits for it hears of it
       drop_all(all_.dropped);
     }
-    if (all_.devices[static_cast<std::size_t>(alive->device)].lost) return outcome::lost;
-    if (all_.devices[static_cast<std::size_t>(s->device)].lost) return outcome::stuck;
+    if (all_.devices[static_cast<std::size_t>(alive->device)].lost || all_.devices[static_cast<std::size_t>(s->device)].lost) return outcome::lost;
     if (move(*s, stride::whole)) continue;
     operation const& o = s->queue.front();
     if (auto const first = in_the_way(*s); first.by) {
