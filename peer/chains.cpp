@@ -169,7 +169,8 @@ struct carrying {
 
 }  // namespace
 
-chains::chains(runtime::impl& r) : state_(std::make_unique<state>(r)), from_(r.machine().simulated() ? never : as_usual) {}
+chains::chains(runtime::impl& r)
+    : state_(std::make_unique<state>(r)), from_(r.options().chains_from ? r.options().chains_from : r.machine().simulated() ? never : as_usual) {}
 chains::~chains() {
   if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());  // nothing to give back any more
 }

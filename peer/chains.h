@@ -43,7 +43,7 @@ class chains {  // a part of the runtime
   explicit chains(runtime::impl&);
   ~chains();  // Blocks: until what was carried is done
 
-  // Collectives of fewer bytes in all are not carried here. On simulated devices: never, unless somebody says else, for there one thread
+  // Collectives of fewer bytes in all are not carried here. As it begins: options::chains_from. On simulated devices: never, unless somebody says else, for there one thread
   // may give the parts of all ranks, and none waits. Requires for all setters: no collective is being asked for
   std::size_t from(verb what, std::size_t ranks) const noexcept {
     std::size_t const said = from_.load(base::memory_order_relaxed);

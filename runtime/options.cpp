@@ -20,6 +20,8 @@ namespace {
 constexpr option_row table[] = {
     {"device_limit", &options::device_limit, "none", nullptr, "Bytes of device memory that weir may reserve on each device."},
     {"pinned_limit", &options::pinned_limit, "none", nullptr, "Bytes of page-locked host memory that weir may hold."},
+    {"pinned_idle", &options::pinned_idle, "never", nullptr,
+     "How long page-locked memory that nobody uses is kept: at some later allocation of such memory it goes back to the system. See copies.md."},
     {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,
      "Bytes of addresses reserved for each device. Addresses cost nothing; a process with a limit on them (`ulimit -v`) may want fewer."},
     {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING", "Every launch waits for its work, so that an error names the right line. Slow."},
@@ -38,6 +40,8 @@ constexpr option_row table[] = {
      "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came after its last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
      "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, unless memory is short while collectives are under way. Costs memory and overlap: see decisions/reuse.md."},
+    {"chains_from", &options::chains_from, "as measured; simulated devices: never", nullptr,
+     "Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; such a call waits until all ranks have asked. 1: all of them; 1024TiB: none. See collectives.md."},
     {"log", &options::log, "", nullptr,
      "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, a device lost; `warning`: memory was short; "
      "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
@@ -77,6 +81,10 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       auto const bytes = size_from_text(value);
       if (!bytes) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
       into.**size = *bytes;
+    } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
+      auto const given = time_from_text(value);
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no time", "Write a number and ms, s or min, or 0: " + std::string(key) + ":30s");
+      into.**time = *given;
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
       auto const given = part_from_text(value);
       if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
@@ -116,6 +124,26 @@ std::optional<size_t> size_from_text(std::string_view text) {
     return *n << u.shift;
   }
   return whole_number(text);
+}
+
+std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
+  struct unit {
+    std::string_view name;
+    size_t ms;
+  };
+  if (text == "0") return std::chrono::milliseconds(0);
+  constexpr size_t longest = size_t{1000} * 3600 * 24 * 365 * 100;  // a hundred years fit a count of nanoseconds
+  for (unit const u : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
+    auto const n = text.ends_with(u.name) ? whole_number(text.substr(0, text.size() - u.name.size())) : std::nullopt;
+    if (n) return *n <= longest / u.ms ? std::optional(std::chrono::milliseconds(*n * u.ms)) : std::nullopt;
+  }
+  return {};
+}
+
+std::string time_text(std::chrono::milliseconds t) {
+  auto const ms = t.count();
+  if (ms % 1000) return std::to_string(ms) + " ms";
+  return ms % 60'000 ? std::to_string(ms / 1000) + " s" : std::to_string(ms / 60'000) + " min";
 }
 
 std::optional<double> part_from_text(std::string_view text) {
@@ -196,6 +224,7 @@ std::span<option_row const> option_table() noexcept { return table; }
 
 std::string option_text(option_row const& row, options const& o) {
   if (auto const* const size = std::get_if<size_t options::*>(&row.at)) return o.**size ? bytes_text(o.**size) : std::string(row.nothing);
+  if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) return (o.**time).count() ? time_text(o.**time) : std::string(row.nothing);
   if (auto const* const part = std::get_if<double options::*>(&row.at)) {
     char text[32];
     std::snprintf(text, sizeof text, "%g", o.**part);
@@ -211,7 +240,7 @@ std::string options_document() {
       "# Options\n\n"
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; parts are numbers; switches are true or false; policies and levels are words.\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a number and ms, s or min; parts are numbers; switches are true or false; policies and levels are words.\n"
       "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";

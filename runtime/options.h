@@ -1,6 +1,7 @@
 // Which machine and which options a program asked for: one table of options, the environment and a file.
 // Threads: any; the environment is read, never written.
 #pragma once
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,8 +22,8 @@ struct machine_choice {
 // One row an option: the parser, docs/options.md and `weir doctor` read this table and nothing else.
 struct option_row {
   std::string_view name;      // in WEIR_CONF, and of the member
-  std::variant<size_t options::*, bool options::*, double options::*, options::wait_policy options::*, log_level options::*> at;
-  std::string_view nothing;   // what a size of 0 stands for
+  std::variant<size_t options::*, std::chrono::milliseconds options::*, bool options::*, double options::*, options::wait_policy options::*, log_level options::*> at;
+  std::string_view nothing;   // what a size or time of 0 stands for
   char const* variable;       // another variable that switches it on; null: none
   std::string_view meaning;   // one sentence or two for a person
 };
@@ -55,6 +56,9 @@ inline std::string_view nearest(std::string_view word, std::initializer_list<std
 std::optional<size_t> size_from_text(std::string_view);
 // "0.02", "0": a part from 0 to 1. Nothing: it is none.
 std::optional<double> part_from_text(std::string_view);
+// "500ms", "30s", "2min", "0". Nothing: it is no time from 0 up.
+std::optional<std::chrono::milliseconds> time_from_text(std::string_view);
+std::string time_text(std::chrono::milliseconds);  // "90 s", "2 min"
 // "1.5 GiB" for a person.
 std::string bytes_text(size_t bytes);
 

@@ -57,7 +57,7 @@ struct pinned_memory::state {
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
   };
 
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()) {}
+  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), watch(std::chrono::nanoseconds(r.options().pinned_idle).count()) {}
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;

@@ -32,7 +32,7 @@ class pinned_memory {  // a part of the runtime
   bool reserves(void const*) const noexcept;                 // the pool's memory, handed out or not
   bool owns(void const*, std::size_t bytes) const noexcept;  // all of the range lies in one live block
   // Pages whose blocks were all unused for that long go back at some later allocate, which then waits for the work of all devices, but
-  // for collectives: while some are under way none go. 0, as it begins: never.
+  // for collectives: while some are under way none go. 0: never. As it begins: options::pinned_idle.
   void let_idle_go_after(std::int64_t ns);
   void lies_near(int device, int node) noexcept;        // for machines that do not say on which node of the host a device is. Requires: no allocate yet
   std::size_t trim();                                   // gives what is complete and unused back to the system, bytes

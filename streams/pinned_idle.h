@@ -11,6 +11,7 @@ namespace weir::streams {
 // Who comes by now and then is told whether to look for idle memory: four times in the time after which it counts as idle.
 class idle_watch {
  public:
+  explicit idle_watch(std::int64_t after_ns) noexcept : after_(after_ns) {}
   void set_after(std::int64_t ns, std::int64_t now) noexcept {  // 0: never. now: base::now_ns()
     last_.store(now, base::memory_order_relaxed);
     after_.store(ns, base::memory_order_relaxed);
@@ -24,7 +25,7 @@ class idle_watch {
   }
 
  private:
-  base::atomic<std::int64_t> after_{0}, last_{0};
+  base::atomic<std::int64_t> after_, last_{0};
 };
 
 // Asked once a device: a driver takes microseconds to answer.

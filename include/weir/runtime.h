@@ -1,6 +1,7 @@
 // weir/runtime.h: the object that owns a driver, its devices and their pools; and how a thread chooses one.
 // Threads: any, but a runtime must outlive every use of it.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -40,6 +41,7 @@ enum class log_level : std::uint8_t { silent, error, warning, info, debug };  //
 struct options {
   size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
   size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
+  std::chrono::milliseconds pinned_idle{0};  // page-locked memory that nobody used for so long goes back to the system at some later allocation of it; 0: never
   size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
   // Races are looked for: two uses of a byte, declared to weir (launch, copy, tensors), that nothing orders, and memory used
   // before or after its time. race_reports() of weir/observe.h; what nobody asks for is printed at the end. A call costs 0.1 to
@@ -65,6 +67,9 @@ struct options {
   // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete: the same
   // addresses, counted from the device's first, in every run of a program whose calls come in one order. Costs memory and overlap.
   bool deterministic = false;
+  // Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; 0: from where they were measured to
+  // be faster, on simulated devices never. Where they do, a rank's call waits until all ranks have asked: docs/collectives.md
+  size_t chains_from = 0;
   log_level log = log_level::silent;  // what is told while it runs: see weir/log.h
 
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.

@@ -18,6 +18,20 @@ using test::pattern;
 constexpr std::int64_t part = 50'003;  // bytes of a rank; five chunks and a bit
 constexpr std::size_t chunk = 10'000;
 
+TEST(chains, the_option_says_from_which_size_on_they_carry) {
+  for (auto const& [from, says] : {std::pair{std::size_t{0}, false}, std::pair{std::size_t{part}, true}, std::pair{std::size_t{part} + 1, false}}) {
+    test::machine m({.devices = 2, .memory = 64_MiB}, {.chains_from = from});
+    auto ranks = communicator::in_process(test::first_devices(2));
+    std::vector<buffer> all;
+    for (int k = 0; k < 2; ++k) all.emplace_back(part, buffer_options{.on = device(k)});
+    for (int k = 0; k < 2; ++k) grant_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
+    copy(all[0].data(), pattern(part, 3).data(), part);
+    test::on_each(m.own, ranks, [&](communicator& c) { c.broadcast({all[static_cast<std::size_t>(c.rank())].data(), part, uint8}, 0); });
+    EXPECT_EQ(ranks[0].explain_last().find("copies:") != std::string::npos, says) << from << ": " << ranks[0].explain_last();
+    EXPECT_EQ(test::read_back(all[1].data(), part, 1), pattern(part, 3));
+  }
+}
+
 struct rig {
   explicit rig(simulated like = {.devices = 4, .memory = 64_MiB}, options o = {}) : m(like, o) { connect(like.devices); }
   void connect(int n) {

@@ -58,6 +58,30 @@ TEST(options, each_policy_of_reuse_is_one) {
   }
 }
 
+TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
+  using namespace std::chrono_literals;
+  EXPECT_EQ(parse_options("").pinned_idle, 0ms);
+  for (auto const& [text, value, said] : {std::tuple{"0", 0ms, "never"}, std::tuple{"250ms", 250ms, "250 ms"}, std::tuple{"30s", 30'000ms, "30 s"}, std::tuple{"2min", 120'000ms, "2 min"}, std::tuple{"1500ms", 1500ms, "1500 ms"}}) {
+    options const o = parse_options("pinned_idle:" + std::string(text));
+    EXPECT_EQ(o.pinned_idle, value) << text;
+    auto const row = std::find_if(option_table().begin(), option_table().end(), [](auto const& r) { return r.name == "pinned_idle"; });
+    EXPECT_EQ(option_text(*row, o), said);
+  }
+  for (std::string const text : {"30", "soon", "-1s", "1.5s", "s", "99999999999999999min", "18446744073709551615ms"}) {
+    std::string const said = refused([&] { parse_options("pinned_idle:" + text); });
+    EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is no time").c_str()) && has(said, "Write a number and ms, s or min, or 0: pinned_idle:30s")) << said;
+  }
+  std::string const said = refused([] { runtime const r(simulated{.devices = 1}, {.pinned_idle = -5ms}); });
+  EXPECT_TRUE(has(said, "options::pinned_idle of -5 ms") && has(said, "0: for ever")) << said;
+}
+
+TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
+  EXPECT_EQ(parse_options("").chains_from, 0u);
+  EXPECT_EQ(parse_options("chains_from:256MiB").chains_from, 256_MiB);
+  EXPECT_EQ(parse_options("chains_from:1").chains_from, 1u);
+  EXPECT_TRUE(has(refused([] { parse_options("chains_from:large"); }), "chains_from:\"large\" is no size"));
+}
+
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
   std::string const said = refused([] { parse_options("device_limt:2GiB"); });
   EXPECT_TRUE(has(said, "\"device_limt\"")) << said;

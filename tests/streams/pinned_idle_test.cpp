@@ -38,6 +38,18 @@ TEST(pinned_idle, pages_unused_for_the_stated_time_go_back_at_a_later_allocate_a
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
 }
 
+TEST(pinned_idle, the_option_says_for_how_long_from_the_beginning) {
+  using namespace std::chrono_literals;
+  for (auto const& [after, stays] : {std::pair{0ms, true}, std::pair{3'600'000ms, true}, std::pair{1ms, false}}) {
+    test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_idle = after});
+    auto& pool = m.pinned();
+    pool.deallocate(pool.allocate(3_MiB, 0, line_), line_);
+    for (std::int64_t const from = base::now_ns(); base::now_ns() - from < 3'000'000;) {}  // an hour is longer, a millisecond is not
+    pool.deallocate(pool.allocate(64, 0, line_), line_);
+    EXPECT_EQ(pool.statistics().reserved_bytes.all.current, std::int64_t(stays ? 3_MiB : 2_MiB)) << after.count();
+  }
+}
+
 TEST(pinned_idle, pages_stay_while_a_collective_is_under_way) {
   test::machine m;
   auto& pool = m.pinned();
