@@ -15,6 +15,7 @@
 #include "peer/share_message.h"
 #include "runtime/clock/timeline.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/shared_memory.h"
 #include "weir/share.h"
 
 namespace weir::peer {
@@ -31,6 +32,8 @@ class mapped_handle {
   bool granted(int device) const noexcept { return readers_ >> device & 1; }
   // Requires: no work uses it. Returns: nothing is left.
   bool give_back() noexcept;
+  // Requires: mapped, and known there from now on until it is unmapped.
+  void known_to(observe::shared_memory&, int device, observe::sharing) noexcept;
   void* data() const noexcept { return reinterpret_cast<void*>(at_); }
   driver::memory_handle handle() const noexcept { return handle_; }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -42,6 +45,9 @@ class mapped_handle {
   std::size_t bytes_ = 0;
   std::uint64_t readers_ = 0;  // a bit a device
   bool mapped_ = false;
+  observe::shared_memory* books_ = nullptr;  // who counts it
+  int counted_for_ = -1;
+  observe::sharing counted_as_ = observe::sharing::exported;
 };
 
 enum class word : std::uint8_t { opened = 'o', released = 'r' };  // of an importer
@@ -99,6 +105,7 @@ class exports {  // a part of the runtime
   runtime::impl& runtime_;
   clock::clocks& clocks_;
   memory::device_memory& memory_;
+  observe::shared_memory& books_;
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
@@ -144,6 +151,7 @@ class imports {  // a part of the runtime
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
+  observe::shared_memory& books_;
   base::mutex opening_;                  // one at a time: the same memory twice finds it
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
 };

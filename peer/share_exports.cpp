@@ -18,7 +18,15 @@ mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   bytes_ = other.bytes_;
   readers_ = std::exchange(other.readers_, 0);
   mapped_ = std::exchange(other.mapped_, false);
+  books_ = std::exchange(other.books_, nullptr);
+  counted_for_ = other.counted_for_;
+  counted_as_ = other.counted_as_;
   return *this;
+}
+
+void mapped_handle::known_to(observe::shared_memory& books, int device, observe::sharing as) noexcept {
+  books_ = &books, counted_for_ = device, counted_as_ = as;
+  books.appeared(device, as, at_, bytes_);
 }
 
 driver::status mapped_handle::map(std::size_t alignment) {
@@ -42,6 +50,7 @@ bool mapped_handle::give_back() noexcept {
     if (mapped_ && !machine_->unmap(at_, bytes_).ok()) return false;
     mapped_ = false;
     readers_ = 0;
+    if (auto* const books = std::exchange(books_, nullptr)) books->vanished(counted_for_, counted_as_, at_, bytes_);
     if (at_ && !machine_->unreserve(at_, bytes_).ok()) return false;
     at_ = 0;
     if (handle_ != driver::memory_handle::none && !machine_->release(handle_).ok()) return false;
@@ -64,7 +73,7 @@ void loan::listen() noexcept {
   }
 }
 
-exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), origin_(os::random_number()) {
+exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), books_(r.part<observe::shared_memory>()), origin_(os::random_number()) {
   callback_ = memory_.add_callback([](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
 }
 
@@ -155,6 +164,7 @@ driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t
   if (!made.ok()) return made.is;
   b.pages = mapped_handle(machine(), made.value, handle_bytes);
   if (auto const s = b.pages.map(alignment); !s.ok()) return s;
+  b.pages.known_to(books_, b.device, observe::sharing::exported);
   return b.pages.grant(b.device);
 }
 
@@ -210,6 +220,7 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   b->users.push_back(&home);
   b->bytes = bytes;
   if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({home.device(), driver::stream_handle::none}, reinterpret_cast<driver::address>(b->pages.data()), bytes, at);
+  books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()), b->pages.bytes(), bytes, at);
   set(*b, exported::state::lent_out);
   return b;
 }
@@ -228,6 +239,7 @@ void exports::give_back(std::shared_ptr<exported> b) noexcept {
   if (!b || process_was_forked() || b->ended) return;
   if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
   for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
+  b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->pages.data()));
   b->home->set(*b, exported::state::idle);
 }
 

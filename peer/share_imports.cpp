@@ -36,7 +36,7 @@ bool was_opened(imported const& b, std::uint64_t turn) {
 
 }  // namespace
 
-imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()) { static_cast<void>(r.part<links>()); }
+imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::shared_memory>()) { static_cast<void>(r.part<links>()); }
 
 imports::~imports() {
   bool const gone = process_is_ending() || process_was_forked();
@@ -102,7 +102,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   if (is.ok()) {
     made->pages = mapped_handle(machine, h.value, m.handle_bytes);
     is = made->pages.map(info.value.granularity);
-    if (is.ok()) is = made->pages.grant(device);
+    if (is.ok()) made->pages.known_to(books_, device, observe::sharing::imported), is = made->pages.grant(device);
   }
   if (is.ok()) return made;
   sweep();
@@ -162,6 +162,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     auto const hold = all_.lock();
     ++b->uses;
     b->going = false;
+    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()), b->pages.bytes(), m.bytes, at);
   }
   made->of = std::move(b);
   made->home = this;
@@ -177,7 +178,9 @@ void imports::close(opening& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
   static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
   auto const hold = all_.lock();
-  if (--o.of->uses == 0) o.of->life = std::move(o.life);
+  if (--o.of->uses > 0) return;
+  o.of->life = std::move(o.life);
+  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()));
 }
 
 }  // namespace weir::peer

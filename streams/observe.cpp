@@ -3,6 +3,7 @@
 #include "weir/observe.h"
 
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/shared_memory.h"
 #include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"
 #include "streams/context.h"
@@ -13,18 +14,21 @@ namespace weir {
 namespace {
 
 // Null: the device was never used. Asking makes no context on it.
+int ordinal(device on, char const* operation) { return streams::resolve(on, streams::current_runtime(), operation, here::current()); }
 memory::allocator* used(device on, char const* operation) {
-  runtime::impl& r = streams::current_runtime();
-  int const d = streams::resolve(on, r, operation, here::current());
-  memory::device_memory* const m = r.part_if_made<memory::device_memory>();
+  int const d = ordinal(on, operation);
+  memory::device_memory* const m = streams::current_runtime().part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
+observe::shared_memory* shared_memory() { return streams::current_runtime().part_if_made<observe::shared_memory>(); }  // null: nothing was ever shared
 
 }  // namespace
 
 memory_statistics memory_stats(device on) {
   memory::allocator const* const a = used(on, "memory_stats");
-  return a ? a->statistics() : memory_statistics{};
+  memory_statistics out = a ? a->statistics() : memory_statistics{};
+  if (auto const* const shared = shared_memory()) shared->add_to(ordinal(on, "memory_stats"), out);
+  return out;
 }
 
 size_t memory_allocated(device on) { return static_cast<size_t>(memory_stats(on).allocated_bytes.all.current); }
@@ -41,9 +45,11 @@ memory_statistics pinned_memory_stats() {
 
 void reset_peak_memory_stats(device on) {
   if (memory::allocator* const a = used(on, "reset_peak_memory_stats")) a->reset_peak();
+  if (auto* const shared = shared_memory()) shared->reset_peak(ordinal(on, "reset_peak_memory_stats"));
 }
 void reset_accumulated_memory_stats(device on) {
   if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats")) a->reset_accumulated();
+  if (auto* const shared = shared_memory()) shared->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats"));
 }
 
 memory_report memory_report_now(device on) {
@@ -60,7 +66,7 @@ std::string memory_summary(device on) {
   runtime::impl& r = streams::current_runtime();
   memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", here::current()));
   memory_report const now = a.report();
-  return report::summary(a.statistics(), now, a.by_stream());
+  return report::summary(memory_stats(on), now, a.by_stream());
 }
 
 std::string memory_metrics() {

@@ -10,6 +10,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/shared_memory.h"
 #include "runtime/observe/history.h"
 #include "runtime/parts.h"
 #include "weir/device.h"
@@ -89,23 +90,48 @@ std::vector<report::frame> named(std::vector<void const*> const& stack) {
   return out;
 }
 
-}  // namespace
-
-std::vector<memory_segment> segments_of(runtime::impl& r, int d) {
+void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   memory::device_memory* const all = r.part_if_made<memory::device_memory>();
   memory::allocator const* const a = all ? all->if_made(d) : nullptr;
-  if (!a) return {};
+  if (!a) return;
   boost::unordered_flat_map<std::uintptr_t, observe::live_block> known;
   for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d)) known[b.at] = b;
-  std::vector<memory_segment> out;
   for (memory::mapped_range const& range : a->layout()) {
-    memory_segment& s = out.emplace_back(memory_segment{range.at, range.bytes, range.stream, range.slots, {}});
+    memory_segment& s = out.emplace_back(memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
       s.blocks.push_back({p.at, p.bytes, p.requested, state_of(p.is), found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
     }
   }
+}
+
+// Blocks side by side: what lies between those that serve somebody is free.
+void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
+  auto const* const shared = r.part_if_made<observe::shared_memory>();
+  if (!shared) return;
+  for (auto const& its : shared->segments(d)) {
+    memory_segment& s = to.emplace_back(memory_segment{its.at, its.bytes, 0, false, {}, its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported});
+    std::uintptr_t next = its.at;
+    auto const free_until = [&](std::uintptr_t end) {
+      if (next < end) s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});
+    };
+    for (auto const& b : its.blocks) {
+      free_until(b.at);
+      s.blocks.push_back({b.at, b.bytes, b.requested, block_state::active_allocated, b.from});
+      next = b.at + b.bytes;
+    }
+    free_until(its.at + its.bytes);
+  }
+  std::sort(to.begin(), to.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+}
+
+}  // namespace
+
+std::vector<memory_segment> segments_of(runtime::impl& r, int d) {
+  std::vector<memory_segment> out;
+  add_reserved(r, d, out);
+  add_shared(r, d, out);
   return out;
 }
 

@@ -42,12 +42,14 @@ struct memory_block {
   block_state state;
   here where;        // who took it; file null: the history does not know it
 };
+enum class memory_sharing : std::uint8_t { none, exported, imported };  // with other processes: this one's memory, another one's
 struct memory_segment {
   std::uintptr_t address;
   size_t bytes;
-  std::uint64_t stream;  // whose allocations draw from it
+  std::uint64_t stream;  // whose allocations draw from it; 0: shared memory
   bool small;            // all of it serves blocks up to 32 KiB
   std::vector<memory_block> blocks;
+  memory_sharing shared = memory_sharing::none;
 };
 // By address. Each stream's memory as it was at one moment. Blocks: allocations of a stream, while its memory is looked at
 std::vector<memory_segment> memory_snapshot(device = gpu);

@@ -22,6 +22,8 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   stat_by_size active_bytes;     // live or pending
   stat_by_size pending_bytes;    // given back, while streams they were marked for may still use them
   stat_by_size cached_bytes;     // held of the driver and used by nobody (torch's inactive_split_bytes)
+  stat exported_bytes;           // whole pages held for memory that other processes may open (weir/share.h); reserved_bytes are without them
+  stat imported_bytes;           // of other processes' memory of that device, mapped here
   std::uint64_t num_ooms, num_alloc_retries;
   std::uint64_t cache_hits;              // allocations that asked nothing of the driver
   std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone
@@ -39,7 +41,7 @@ struct stream_memory_use {  // what one stream's allocations draw from, of one d
 struct rung { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed, or asked-for, moment
   device on = gpu;
-  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not weir's, CUDA's own and libraries' memory too
+  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not reserved: also CUDA's own memory, libraries', and exported_bytes
   std::vector<rung> ladder;
   std::string text() const;  // what a person reads; ends in the likeliest remedies
 };

@@ -52,6 +52,11 @@ std::string metrics(std::span<measured const> all) {
   for (measured const& m : all) {
     for (level const& l : peaks) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
   }
+  out.family("weir_shared_bytes", "gauge", "Memory of the device that is shared with other processes, beside what is reserved: this process's, and others' mapped here.");
+  for (measured const& m : all) {
+    out.sample(m.device, "state", "exported", m.numbers.exported_bytes.current);
+    out.sample(m.device, "state", "imported", m.numbers.imported_bytes.current);
+  }
   out.family("weir_blocks", "gauge", "Live blocks, by size: small ones are slots of a slab.");
   for (measured const& m : all) {
     out.sample(m.device, "size", "small", m.numbers.allocation.small.current);

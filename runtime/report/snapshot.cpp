@@ -56,7 +56,7 @@ class writer {
     field("requested_size", requested);
     field("stream", s.stream);
     out_.key("segment_type").text(s.small ? "small" : "large");
-    out_.key("segment_pool_id").pair(0, 0);
+    out_.key("segment_pool_id").pair(0, static_cast<std::int64_t>(s.shared));  // 1: exported, 2: imported
     out_.key("is_expandable").truth(true);
     out_.key("frames");
     frames({nullptr, nullptr, 0}, 0);

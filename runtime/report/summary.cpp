@@ -54,6 +54,11 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   return out + ".\n";
 }
 
+std::int64_t outside(memory_statistics const& n, memory_report const& now) {
+  auto const others = static_cast<std::int64_t>(now.other_processes);
+  return others - std::min(others, n.exported_bytes.current);
+}
+
 // A plain sentence for each thing worth knowing.
 std::string sentences(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
   std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current, pending = n.pending_bytes.all.current;
@@ -65,8 +70,10 @@ std::string sentences(memory_statistics const& n, memory_report const& now, std:
   if (worth(cached, reserved) && hole < cached / 2) out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) + " free: a larger block moves free memory together, or takes more.\n";
   if (worth(rounding, reserved)) out += in_units(rounding) + " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
   if (worth(n.reserved_bytes.all.peak - reserved, reserved)) out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " + in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
-  if (worth(static_cast<std::int64_t>(now.other_processes), static_cast<std::int64_t>(now.capacity))) {
-    out += bytes_text(now.other_processes) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
+  if (n.exported_bytes.current) out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
+  if (n.imported_bytes.current) out += in_units(n.imported_bytes.current) + " of other processes are mapped here.\n";
+  if (worth(outside(n, now), static_cast<std::int64_t>(now.capacity))) {
+    out += in_units(outside(n, now)) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
   }
   if (n.num_ooms) out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") + " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
   return out;
@@ -88,7 +95,7 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
   out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " + grouped(static_cast<std::int64_t>(now.capacity)) +
-         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(static_cast<std::int64_t>(now.other_processes)) + " B\n";
+         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(outside(n, now)) + " B\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) + ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " +
          std::to_string(n.fences) + "\n";
   return out + sentences(n, now, streams);
@@ -119,6 +126,8 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   by_size("active_bytes", active_bytes);
   by_size("inactive_split_bytes", cached_bytes);
   by_size("pending_bytes", pending_bytes);
+  one("exported_bytes", exported_bytes);
+  one("imported_bytes", imported_bytes);
   one("oversize_allocations", {});  // weir has no such size
   one("oversize_segments", {});
   auto const scalar = [&](char const* name, std::uint64_t value) { out.emplace_back(name, static_cast<std::int64_t>(value)); };

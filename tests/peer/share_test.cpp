@@ -280,6 +280,66 @@ TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
   EXPECT_THROW((void)other.line().receive(), peer_gone);
 }
 
+// Figures ----------------------------------------------------------------------------------------------------------------
+
+TEST(shared_memory, is_counted_by_whole_pages_apart_from_what_the_allocator_holds) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  auto& exports = m.get().part<peer::exports>();
+  auto const figures = [] { auto const n = memory_stats(0); return std::array{n.exported_bytes.current, n.exported_bytes.peak, n.imported_bytes.current, n.reserved_bytes.all.current}; };
+  std::int64_t const page = std::int64_t{2} << 20;
+  auto b = std::make_optional<shared_buffer>(some_bytes, 0);
+  EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, 0, 0}));
+  here.send(*b, default_stream(0));
+  auto o = there.receive();
+  EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, page, 0}));
+  EXPECT_NE(memory_summary(0).find("2 MiB of other processes are mapped here"), std::string::npos) << memory_summary(0);
+  EXPECT_NE(memory_metrics().find("weir_shared_bytes{device=\"gpu:0\",state=\"exported\"} 2097152"), std::string::npos);
+  EXPECT_EQ(memory_stats(1).exported_bytes.current, 0);
+  o.release(default_stream(0));
+  b.reset();
+  EXPECT_EQ(figures()[0], page) << "kept for the next";
+  EXPECT_EQ(exports.forget_idle(), std::size_t(page));
+  EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{0, page, page, 0})) << "the importer hears of it at its next receive";
+  reset_peak_memory_stats(0);
+  reset_accumulated_memory_stats(0);
+  auto const n = memory_stats(0);
+  EXPECT_EQ(n.exported_bytes.peak, 0);
+  EXPECT_EQ(n.exported_bytes.freed, 0);
+  EXPECT_EQ(n.imported_bytes.peak, page);
+}
+
+TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  buffer const plain(some_bytes, {.on = 0});
+  shared_buffer b(some_bytes, 0);
+  std::uint32_t const line = __LINE__ - 1;
+  here.send(b, default_stream(0));
+  auto const o = there.receive();
+  auto const with = [](memory_sharing kind) {
+    std::vector<memory_segment> out;
+    for (auto& s : memory_snapshot(0)) if (s.shared == kind) out.push_back(s);
+    return out;
+  };
+  for (auto const& [kind, at] : {std::pair{memory_sharing::exported, b.data()}, std::pair{memory_sharing::imported, o.data()}}) {
+    auto const found = with(kind);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].address, reinterpret_cast<std::uintptr_t>(at));
+    ASSERT_EQ(found[0].blocks.size(), 1u);
+    EXPECT_EQ(found[0].blocks[0].state, block_state::active_allocated);
+    EXPECT_EQ(found[0].blocks[0].bytes, found[0].bytes);
+    EXPECT_EQ(found[0].blocks[0].requested, some_bytes);
+  }
+  EXPECT_EQ(with(memory_sharing::exported)[0].blocks[0].where.line, line);
+  EXPECT_EQ(with(memory_sharing::none).size(), 1u);
+  b.reset();
+  auto const kept = with(memory_sharing::exported);
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(kept[0].blocks[0].state, block_state::inactive);
+  dump_memory_snapshot(testing::TempDir() + "share_test.pickle");
+}
+
 // Leases -----------------------------------------------------------------------------------------------------------------
 
 WEIR_ROLE(stops_itself) {
