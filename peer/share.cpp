@@ -1,6 +1,6 @@
 // weir/share.h: owners of shared memory, and the line between two processes.
 // Threads: as the header says.
-#include "peer/share.h"
+#include "peer/share_pool.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,29 +14,36 @@ namespace weir {
 peer_gone::peer_gone(std::string operation, std::string operands, std::string remedy, here at)
     : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy + (at.file ? std::string(" [") + at.file + ":" + std::to_string(at.line) + "]" : "")), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
+namespace {
+void check_size(char const* operation, size_t bytes, here at) {
+  if (bytes == 0) throw invalid_use(operation, "0 B", "Ask for at least one byte: nothing else can be passed on", at);
+  if (bytes > ~size_t{0} / 4) throw invalid_use(operation, std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+}
+}  // namespace
+
 // Shared ------------------------------------------------------------------------------------------------------------
 
 shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
   auto& r = streams::current_runtime();
   int const device = streams::resolve(on, r, "shared_buffer", at);
-  if (bytes == 0) throw invalid_use("shared_buffer", "0 B", "Ask for at least one byte: nothing else can be passed on", at);
-  if (bytes > ~size_t{0} / 4) throw invalid_use("shared_buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+  check_size("shared_buffer", bytes, at);
   auto& home = streams::current_line(r, device);
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
+shared_buffer::shared_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
 shared_buffer::shared_buffer(shared_buffer&& other) noexcept : is_(std::move(other.is_)) {}
 shared_buffer& shared_buffer::operator=(shared_buffer&& other) noexcept {
   if (this != &other) reset(), is_ = std::move(other.is_);
   return *this;
 }
 void shared_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
-void* shared_buffer::data() const noexcept { return is_ && !is_->ended ? is_->pages.data() : nullptr; }
+void* shared_buffer::data() const noexcept { return is_ && !is_->handle().ended ? is_->data() : nullptr; }
 size_t shared_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
 weir::device shared_buffer::device() const { return weir::device(is_->device); }
 
 int shared_buffer::importers() const {
-  if (!is_ || is_->ended || process_was_forked()) return 0;
+  if (!is_ || is_->handle().ended || process_was_forked()) return 0;
   for (auto& l : is_->loans) l.listen();
   return static_cast<int>(std::count_if(is_->loans.begin(), is_->loans.end(), [](auto const& l) { return l.alive(); }));
 }
@@ -60,7 +67,7 @@ opened_buffer& opened_buffer::operator=(opened_buffer&& other) noexcept {
   if (this != &other) reset(), is_ = std::move(other.is_);
   return *this;
 }
-void* opened_buffer::data() const noexcept { return is_ && !is_->of->ended ? is_->of->pages.data() : nullptr; }
+void* opened_buffer::data() const noexcept { return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr; }
 size_t opened_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
 weir::device opened_buffer::device() const { return weir::device(is_->of->device); }
 
@@ -82,6 +89,48 @@ void opened_buffer::reset() noexcept {
     if (done && (is->reader == is->of->device || clocks.synchronize_device(is->reader).ok())) is->home->close(*is);
   } catch (...) {}
 }
+
+// Pools -----------------------------------------------------------------------------------------------------------------
+
+share_pool::share_pool(share_pool_options o, here at) {
+  auto& r = streams::current_runtime();
+  int const device = streams::resolve(o.on, r, "share_pool", at);
+  r.open(device, "share_pool", at);
+  auto& exports = r.part<peer::exports>();
+  is_ = std::make_shared<peer::pool_books>(exports, r, device, o, at);
+  exports.remember(is_);
+}
+share_pool::~share_pool() = default;
+share_pool::share_pool(share_pool&&) noexcept = default;
+share_pool& share_pool::operator=(share_pool&&) noexcept = default;
+
+namespace {
+peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
+  constexpr char const* operation = "share_pool::allocate";
+  if (!is || is->ended()) throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
+  if (process_was_forked()) streams::throw_forked(operation, at);
+  return *is;
+}
+}  // namespace
+
+shared_buffer share_pool::allocate(size_t bytes, here at) {
+  auto const& pool = live(is_, at);
+  check_size("share_pool::allocate", bytes, at);
+  return shared_buffer(peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device()), bytes, at));
+}
+
+shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
+  constexpr char const* operation = "share_pool::allocate";
+  auto& line = streams::line_or_throw(home, operation, at);
+  if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
+    throw invalid_use(operation, streams::describe(line) + ", the pool is of gpu:" + std::to_string(device), "Pass a stream of the pool's device", at);
+  }
+  check_size(operation, bytes, at);
+  return shared_buffer(peer::pool_books::allocate(is_, line, bytes, at));
+}
+
+share_pool_statistics share_pool::statistics() const { return is_ && !is_->ended() && !process_was_forked() ? is_->statistics() : share_pool_statistics{}; }
+size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked() ? is_->let_go_to_driver() : 0; }
 
 // The line ----------------------------------------------------------------------------------------------------------
 
@@ -164,7 +213,7 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   state_->must_be_ours(operation, at);
   if (!b.data()) throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
   wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
-  peer::exported& is = *b.is_;
+  peer::exported &is = *b.is_, &whole = is.handle();
   if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
     for (auto& l : is.loans) l.listen();
     auto const last = std::prev(is.loans.end());
@@ -175,13 +224,13 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   auto const [mine, theirs] = os::make_sockets();
   peer::owned_file ours(mine), life(theirs);
   if (mine < 0) no_files();
-  auto const memory = is.home->machine().export_handle(is.pages.handle());
+  auto const memory = is.home->machine().export_handle(whole.pages.handle());
   peer::owned_file const handle(memory.ok() ? memory.value : -1);
   if (memory.is.what == driver::code::out_of_memory) no_files();
-  require(memory.is, operation, std::to_string(is.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
+  require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
   auto const info = is.home->machine().info(is.device);
   require(info.is, operation, "gpu:" + std::to_string(is.device), "Try again", at);
-  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = is.pages.bytes(), .origin = is.home->origin(), .serial = is.serial, .turn = ++is.turns};
+  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial, .turn = whole.turns.fetch_add(1) + 1};
   std::memcpy(m.device.data(), info.value.uuid.data(), std::min(info.value.uuid.size(), m.device.size() - 1));
   state_->send(operation, m, std::array{handle.get(), life.get()}, at);
   is.loans.emplace_back(std::move(ours));

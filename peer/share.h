@@ -59,6 +59,7 @@ class loan {
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
   bool alive() const noexcept { return !released_ && !closed_; }
+  bool watched() noexcept;  // the importer keeps its end, released or not, and sees by it that the memory is still there
 
  private:
   owned_file life_;
@@ -66,12 +67,21 @@ class loan {
 };
 
 class exports;
-struct exported {  // a block of this process
+class pool_books;
+struct exported {  // a block of this process: a handle of its own, or a range of a pool's
   enum class state : std::uint8_t { lent_out, idle, looked_at };  // of a shared_buffer; kept; by one thread
-  mapped_handle pages;
+  mapped_handle pages;                  // nothing: it lies in another one's
+  std::shared_ptr<exported> within;
+  std::size_t offset = 0, room = 0;     // there; bytes
+  std::shared_ptr<pool_books> pool;     // while it is live
+  exported& handle() noexcept { return within ? *within : *this; }
+  void* data() noexcept { return static_cast<std::byte*>(handle().pages.data()) + offset; }
+  std::size_t rounded() noexcept { return within ? room : pages.bytes(); }
+
   std::size_t bytes = 0;       // as requested
   int device = -1;
-  std::uint64_t serial = 0, turns = 0;
+  std::uint64_t serial = 0;
+  base::atomic<std::uint64_t> turns{0};
   std::vector<loan> loans;
   std::vector<clock::timeline*> users;       // streams; capacity of last_uses is never less
   std::vector<clock::stamp> last_uses;       // idle: what must be complete before it serves again
@@ -92,14 +102,22 @@ class exports {  // a part of the runtime
   driver::driver& machine() const noexcept { return runtime_.machine(); }
   std::size_t forget_idle() noexcept;  // bytes of those that no work of this process uses, whoever has opened them
 
+  // For pools, which cut handles themselves ----
+  void remember(std::weak_ptr<pool_books>);
+  std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
+  std::size_t page_of(int device, char const* operation, here) const;         // bytes. Throws: not_supported (it maps no memory), driver_error
+  std::shared_ptr<exported> make(int device, std::size_t bytes, here);        // looked at by the caller. Throws: as take
+  void keep(exported&, bool going) noexcept;                                  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
+  void begun(exported&, clock::timeline& home, here) noexcept;                // it serves somebody. Requires: one user, home
+  bool complete(exported const&) noexcept;                                    // its last uses are
+  memory_report report(int device) { return memory_.on(device).report(); }
+
  private:
   std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // looked at by the caller alone from now on
   void set(exported&, exported::state) noexcept;
   bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
-  bool complete(exported const&) noexcept;
-  void tell_freed(exported const&) noexcept;
+  void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
-  std::shared_ptr<exported> make(int device, std::size_t bytes, here);
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
 
   runtime::impl& runtime_;
@@ -110,6 +128,7 @@ class exports {  // a part of the runtime
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
+  base::guarded<std::vector<std::weak_ptr<pool_books>>> pools_;
 };
 
 struct imported {  // memory of another process, mapped here once
@@ -117,7 +136,7 @@ struct imported {  // memory of another process, mapped here once
   mapped_handle pages;
   int device = -1;
   int uses = 0;                     // opened_buffers
-  std::vector<std::uint64_t> turns; // that were opened, the latest last
+  std::vector<std::uint64_t> turns; // that were opened, by size
   owned_file life;                  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
   bool going = false, ended = false;
 };
@@ -127,7 +146,7 @@ struct opening {  // one opened_buffer
   std::shared_ptr<imported> of;
   imports* home = nullptr;
   owned_file life;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0, offset = 0;
   int reader = -1;
 };
 

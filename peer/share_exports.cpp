@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "peer/share.h"
+#include "peer/share_pool.h"
 #include "runtime/base/call_site.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
@@ -73,11 +73,23 @@ void loan::listen() noexcept {
   }
 }
 
+bool loan::watched() noexcept {
+  listen();
+  if (released_ && !closed_) {
+    std::array<std::byte, 8> text{};
+    closed_ = os::receive_message(life_.get(), text, {}).is == os::heard::closed;
+  }
+  return !closed_;
+}
+
 exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), books_(r.part<observe::shared_memory>()), origin_(os::random_number()) {
   callback_ = memory_.add_callback([](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
 }
 
 exports::~exports() {
+  for (auto const& one : *pools_.lock()) {
+    if (auto const pool = one.lock()) pool->end();
+  }
   memory_.remove_callback(callback_);
   bool const gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<exported>> all;
@@ -128,6 +140,9 @@ bool exports::forget(exported& b) noexcept {
 }
 
 std::size_t exports::forget_idle() noexcept {
+  try {
+    for (auto const& pool : pools()) pool->let_go();
+  } catch (...) {}
   std::size_t bytes = 0;
   std::uint64_t last = 0;
   while (auto const b = next_idle(last)) {
@@ -168,12 +183,35 @@ driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t
   return b.pages.grant(b.device);
 }
 
+std::size_t exports::page_of(int device, char const* operation, here at) const {
+  auto const info = machine().info(device);
+  require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
+  if (!info.value.maps) throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory", "Copy through the host instead", at);
+  return info.value.granularity;
+}
+
+void exports::remember(std::weak_ptr<pool_books> one) {
+  auto all = pools_.lock();
+  std::erase_if(*all, [](auto const& p) { return p.expired(); });
+  all->push_back(std::move(one));
+}
+
+std::vector<std::shared_ptr<pool_books>> exports::pools() const {
+  std::vector<std::shared_ptr<pool_books>> out;
+  for (auto const& one : *pools_.lock()) {
+    if (auto pool = one.lock()) out.push_back(std::move(pool));
+  }
+  return out;
+}
+
+void exports::keep(exported& b, bool going) noexcept {
+  b.going |= going;
+  set(b, exported::state::idle);
+}
+
 std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) {
   std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
-  auto const info = machine().info(device);
-  require(info.is, "shared_buffer", what, "Try again", at);
-  if (!info.value.maps) throw not_supported("shared_buffer", what + ": this device maps no memory", "Copy through the host instead", at);
-  std::size_t const page = info.value.granularity, handle_bytes = (bytes + page - 1) / page * page;
+  std::size_t const page = page_of(device, "shared_buffer", at), handle_bytes = (bytes + page - 1) / page * page;
   auto made = std::make_shared<exported>();
   made->device = device;
   made->home = this;
@@ -219,27 +257,33 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   }
   b->users.push_back(&home);
   b->bytes = bytes;
-  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({home.device(), driver::stream_handle::none}, reinterpret_cast<driver::address>(b->pages.data()), bytes, at);
-  books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()), b->pages.bytes(), bytes, at);
+  begun(*b, home, at);
   set(*b, exported::state::lent_out);
   return b;
 }
 
+void exports::begun(exported& b, clock::timeline& home, here at) noexcept {
+  auto const first = reinterpret_cast<driver::address>(b.data());
+  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
+  books_.taken(first, b.rounded(), b.bytes, at);
+}
+
 // For a checker: whose work the next owner comes after.
-void exports::tell_freed(exported const& b) noexcept {
+void exports::tell_freed(exported& b) noexcept {
   constexpr here its_end{"the end of its shared_buffer", "", 0};  // nobody's line
   try {
     std::vector<driver::witness::user> behind;
     for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});
-    runtime_.witness()->freed(reinterpret_cast<driver::address>(b.pages.data()), b.bytes, {{}, behind}, its_end);
+    runtime_.witness()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
   } catch (...) {}  // it is not heard of
 }
 
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
-  if (!b || process_was_forked() || b->ended) return;
+  if (!b || process_was_forked() || b->handle().ended) return;
   if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
   for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
-  b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->pages.data()));
+  b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
+  if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);
 }
 

@@ -12,7 +12,7 @@ namespace weir::peer {
 namespace {
 
 constexpr char const* operation = "share_line::receive";
-constexpr std::size_t most_turns = 64;
+constexpr std::size_t most_turns = 4096;  // of one handle, which a pool cuts into many buffers
 
 os::heard say(owned_file const& life, word w) noexcept {
   std::array const text{static_cast<std::byte>(w)};
@@ -28,10 +28,10 @@ bool closed_there(owned_file const& life) noexcept {
   throw invalid_use(operation, std::move(what), "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
 }
 
-// Turns are looked up among the latest: one from before those was opened, too.
+// Turns are looked up among the highest: one below those was opened, too.
 bool was_opened(imported const& b, std::uint64_t turn) {
-  if (b.turns.size() >= most_turns && turn < *std::min_element(b.turns.begin(), b.turns.end())) return true;
-  return std::find(b.turns.begin(), b.turns.end(), turn) != b.turns.end();
+  if (b.turns.size() >= most_turns && turn < b.turns.front()) return true;
+  return std::binary_search(b.turns.begin(), b.turns.end(), turn);
 }
 
 }  // namespace
@@ -132,6 +132,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   auto made = std::make_unique<opening>();
   auto b = find(m);
   std::string const name = "buffer " + std::to_string(m.serial) + ", sent for the " + std::to_string(m.turn) + ". time";
+  if (b && b->pages.bytes() != m.handle_bytes) refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " + std::to_string(b->pages.bytes()) + " B", at);
   if (b && was_opened(*b, m.turn)) refuse(name + ": a stale message, it was opened before", at);
   os::heard const heard = closed_there(life) ? os::heard::closed : say(life, word::opened);
   if (heard == os::heard::closed) throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
@@ -142,7 +143,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   };
   try {
     if (!b) b = bring_in(m, memory, device, at);
-    b->turns.reserve(most_turns + 1);
+    if (b->turns.size() == b->turns.capacity()) b->turns.reserve(2 * b->turns.size() + 64);
     make_reachable(*b, reader, at);
   } catch (std::logic_error const&) {  // never: no work has seen it
     static_cast<void>(say(life, word::released));
@@ -156,7 +157,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     drop();
     throw;
   }
-  b->turns.push_back(m.turn);
+  b->turns.insert(std::upper_bound(b->turns.begin(), b->turns.end(), m.turn), m.turn);
   if (b->turns.size() > most_turns) b->turns.erase(b->turns.begin());
   {
     auto const hold = all_.lock();
@@ -169,6 +170,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   made->life = std::move(life);
   memory.close();
   made->bytes = m.bytes;
+  made->offset = m.offset;
   made->reader = reader;
   sweep();
   return made;

@@ -31,7 +31,7 @@ std::string judge(message const& m, std::size_t bytes, std::size_t files, bool c
   if (m.kind != said::number && m.kind != said::buffer) return "a message of an unknown kind";
   if (cut) return "a message whose descriptors did not all arrive: this process has as many open as it may";
   if (files != (m.kind == said::buffer ? 2u : 0u)) return "a message with " + std::to_string(files) + " descriptors";
-  if (m.kind == said::buffer && (m.bytes == 0 || m.bytes > m.handle_bytes || m.turn == 0)) return "a message of sizes that cannot be";
+  if (m.kind == said::buffer && (m.bytes == 0 || m.bytes > m.handle_bytes || m.offset > m.handle_bytes - m.bytes || m.turn == 0)) return "a message of sizes that cannot be";
   return {};
 }
 

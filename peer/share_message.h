@@ -37,7 +37,7 @@ enum class said : std::uint32_t { number = 1, buffer = 2 };
 // Integers as this machine has them: both processes are on it.
 struct message {
   static constexpr std::uint64_t mark = 0x6572687372696577;  // "weirshre"
-  static constexpr std::uint32_t this_version = 1;
+  static constexpr std::uint32_t this_version = 2;
 
   std::uint64_t magic = mark;
   std::uint32_t version = this_version;
@@ -45,13 +45,14 @@ struct message {
   std::uint64_t number = 0;        // said::number
   std::uint64_t bytes = 0;         // said::buffer from here: as requested
   std::uint64_t handle_bytes = 0;  // whole pages
+  std::uint64_t offset = 0;        // of the buffer in them
   std::uint64_t origin = 0;        // the runtime that made the memory: a number not to be repeated
-  std::uint64_t serial = 0;        // of that memory among its
-  std::uint64_t turn = 0;          // the so-manieth time it was sent: a message that comes again is known by it
+  std::uint64_t serial = 0;        // of that handle among its
+  std::uint64_t turn = 0;          // the so-manieth time something of it was sent: a message that comes again is known by it
   std::array<char, 48> device{};   // whose memory: its UUID
   std::uint64_t checksum = 0;      // of all before
 };
-static_assert(sizeof(message) == 120);
+static_assert(sizeof(message) == 128);
 
 std::uint64_t checksum_of(message const&) noexcept;
 std::span<std::byte const> bytes_of(message const&) noexcept;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "weir/memory.h"
 
@@ -12,6 +13,7 @@ namespace weir {
 namespace peer {
 struct exported;
 struct opening;
+class pool_books;
 }
 
 // The other process has ended, or has closed its end. What it said before is heard first.
@@ -22,7 +24,7 @@ class peer_gone : public std::runtime_error, public error {
 
 // Device memory in a handle of its own, that other processes may open: a whole number of pages (2 MiB on GPUs), and about a millisecond
 // to make, so make few and keep them. One given back is kept for the next of its size, but never while an importer may use it.
-// Not counted by set_memory_limit nor the device's statistics. Ends before its runtime; afterwards it does nothing.
+// Not counted by set_memory_limit; memory_stats().exported_bytes counts it. For many, or small ones: share_pool. Ends before its runtime; afterwards it does nothing.
 class shared_buffer {
  public:
   shared_buffer() noexcept = default;
@@ -44,7 +46,44 @@ class shared_buffer {
 
  private:
   friend class share_line;
+  friend class share_pool;
+  explicit shared_buffer(std::shared_ptr<peer::exported>) noexcept;
   std::shared_ptr<peer::exported> is_;
+};
+
+struct share_pool_options {
+  device on = gpu;
+  size_t handle_bytes = 0;        // of each handle, at least; 0: as much as the pool has by then, from 32 to 256 MiB
+  size_t limit = 0;               // bytes held of the driver; 0: none
+  std::vector<device> readers{};  // devices of this process whose kernels may use the buffers in place
+};
+struct share_pool_statistics {  // bytes: reserved = allocated + held + cached + lost
+  size_t handles = 0, buffers = 0;
+  size_t reserved = 0;   // of the driver
+  size_t requested = 0;  // of live buffers
+  size_t allocated = 0;  // the same rounded up to 512 B
+  size_t held = 0;       // given back, while an importer has it or a stream still uses it
+  size_t cached = 0;     // free
+  size_t lost = 0;       // an importer was killed with it open: the driver's, with the last buffer of its handle
+};
+// Buffers cut from large handles: as many as there are parameters, and the other process maps each handle once. They live as other
+// shared_buffers do; memory of one serves another one only when its importers and its streams are done with it. Who opens one can
+// reach the whole handle: a pool is for one circle of processes. Threads: any
+class share_pool {
+ public:
+  // Throws: invalid_use (cpu), not_supported (the device cannot export; a reader does not reach it), device_lost, driver_error
+  explicit share_pool(share_pool_options = {}, here = here::current());
+  ~share_pool();  // its buffers go on
+  share_pool(share_pool&&) noexcept;
+  share_pool& operator=(share_pool&&) noexcept;
+  // At a multiple of 512 B. That stream, or the device's current one, is recorded. Throws: as shared_buffer's; out_of_memory beyond the limit, too
+  shared_buffer allocate(size_t bytes, here = here::current());
+  shared_buffer allocate(stream_ref home, size_t bytes, here = here::current());
+  share_pool_statistics statistics() const;
+  size_t trim();  // gives handles that serve nobody, of this pool and of shared_buffers, to the driver. Returns: bytes
+
+ private:
+  std::shared_ptr<peer::pool_books> is_;
 };
 
 // Another process's shared_buffer, mapped here. Stays valid when that process ends. Ends before its runtime; afterwards it does nothing.

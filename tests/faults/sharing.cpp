@@ -31,6 +31,13 @@ std::string shared_with_oneself() {
     seen.append(host.begin(), host.end());
     if (c == 'a') o.release(current_stream(0));
   }
+  share_pool pool({.on = 0, .readers = {1}});
+  shared_buffer const first = pool.allocate(bytes), second = pool.allocate(bytes);
+  for (shared_buffer const* b : {&first, &second}) {
+    here.send(*b, current_stream(0));
+    opened_buffer const o = there.receive(1);
+    if (o.size() != bytes) seen += "another size";
+  }
   return seen;
 }
 

@@ -71,7 +71,7 @@ class share_program {
 
   void make() {  // written and sent, once or twice
     stream_guard const home(any());
-    lent b{shared_buffer(bytes)};
+    lent b{below(2) ? shared_buffer(bytes) : pool_.allocate(bytes)};
     auto const& s = any();
     write(b, s);
     for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
@@ -126,6 +126,7 @@ class share_program {
   test::machine machine_;
   std::pair<int, int> ends_;
   share_line owner_, importer_;
+  share_pool pool_{{.handle_bytes = 2_MiB}};
   stream streams_[3] = {stream(device(0)), stream(device(0)), stream(device(0))};
   std::vector<lent> lent_;
   std::deque<std::byte> on_its_way_;

@@ -75,6 +75,8 @@ TEST_F(refusals, say_what_is_wrong) {
   EXPECT_NE(with([](caught& c) { c.what.version = 9; c.seal(); }).find("version 9"), std::string::npos);
   EXPECT_NE(with([](caught& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
   EXPECT_NE(with([](caught& c) { c.what.bytes = c.what.handle_bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.offset = c.what.handle_bytes - c.what.bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](caught& c) { c.what.offset = ~std::uint64_t{0} - 5; c.seal(); }).find("sizes"), std::string::npos) << "it overflows";
   EXPECT_NE(with([](caught& c) { c.what.handle_bytes *= 2; c.seal(); }).find("descriptor"), std::string::npos) << "a handle of another size";
   EXPECT_NE(with([](caught& c) { os::close_file(c.files[0]), c.files[0] = ::open("/dev/null", O_RDWR); }).find("descriptor"), std::string::npos);
   EXPECT_NE(with([](caught& c) { os::close_file(c.files[1]), c.files.pop_back(); }).find("1 descriptors"), std::string::npos);
@@ -137,6 +139,26 @@ TEST_F(refusals, of_a_message_that_comes_again) {
   caught c(b);
   EXPECT_EQ(answer(c), "taken");
   EXPECT_NE(answer(c).find("stale"), std::string::npos);
+}
+
+TEST_F(refusals, of_a_message_that_comes_again_after_later_ones_and_not_of_one_that_was_only_late) {
+  share_pool pool;
+  shared_buffer const one = pool.allocate(1000), two = pool.allocate(1000);
+  caught first(one), second(two), third(one);
+  EXPECT_EQ(answer(third), "taken");
+  EXPECT_EQ(answer(first), "taken") << "over another line, say";
+  EXPECT_EQ(answer(second), "taken");
+  for (caught const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
+}
+
+TEST_F(refusals, of_a_handle_of_another_size_than_the_one_that_is_mapped) {
+  auto [here, there] = lines();
+  here.send(b, default_stream(0));
+  auto const open = there.receive();
+  caught c(b);
+  c.what.handle_bytes *= 2;
+  c.seal();
+  EXPECT_NE(answer(c).find("but that memory has"), std::string::npos);
 }
 
 TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
