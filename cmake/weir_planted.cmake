@@ -94,6 +94,7 @@ foreach(patch ${patches})
   if(NOT number EQUAL part)
     continue()
   endif()
+  set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # a member of the library by itself
   set(changed ${PROJECT_BINARY_DIR}/planted/${name}.cpp)
   add_custom_command(OUTPUT ${changed} DEPENDS ${patch} ${PROJECT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/tests/planted/plant
     COMMAND ${PROJECT_SOURCE_DIR}/tests/planted/plant ${patch} ${PROJECT_SOURCE_DIR}/${source} ${changed}

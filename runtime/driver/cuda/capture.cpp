@@ -4,7 +4,6 @@
 
 namespace weir::driver::cuda {
 namespace {
-constexpr status invalid{code::invalid, 0};
 constexpr status not_permitted{code::not_permitted, 0};
 
 CUstreamCaptureMode in_cuda(capture_mode m) noexcept {

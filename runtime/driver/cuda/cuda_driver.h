@@ -16,6 +16,8 @@
 
 namespace weir::driver::cuda {
 
+inline constexpr status invalid{code::invalid};
+
 // An event's handle carries its device, so that a call on it alone knows which context it needs and whose loss it meets.
 // CUDA's event is a pointer of at most 48 bits; the device takes the 16 above.
 static_assert(sizeof(CUevent) == 8);

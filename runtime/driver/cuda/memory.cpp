@@ -8,7 +8,6 @@ namespace weir::driver::cuda {
 namespace {
 
 constexpr std::size_t host_page = 4096;  // the smallest page of any host CUDA runs on
-constexpr status invalid{code::invalid, 0};
 
 template <class Ranges>
 auto containing(Ranges& in, address at) {

@@ -3,10 +3,6 @@
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
-namespace {
-constexpr status invalid{code::invalid, 0};
-}  // namespace
-
 result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) { return create(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); }
 
 result<int> cuda_driver::export_handle(memory_handle handle) {

@@ -8,7 +8,6 @@
 
 namespace weir::driver::cuda {
 namespace {
-constexpr status invalid{code::invalid, 0};
 stream_handle handle_of(CUstream s) noexcept { return static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(s)); }
 }  // namespace
 

@@ -6,8 +6,6 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr status fine{};
-constexpr status invalid{code::invalid};
 using running = weir::simulated::running;
 constexpr std::uint64_t standing_streams = 2;  // the handles legacy and per_thread come before those of streams that were made
 std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }

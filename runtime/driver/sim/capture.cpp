@@ -8,8 +8,6 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr status fine{};
-constexpr status invalid{code::invalid};
 constexpr status not_permitted{code::not_permitted};
 std::uint64_t number(graph_handle h) { return static_cast<std::uint64_t>(h); }
 std::uint64_t number(executable_handle h) { return static_cast<std::uint64_t>(h); }

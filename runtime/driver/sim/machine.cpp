@@ -12,8 +12,6 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr status fine{};
-constexpr status invalid{code::invalid};
 using running = weir::simulated::running;
 using namespace weir::literals;
 

@@ -10,9 +10,6 @@
 namespace weir::driver::sim {
 namespace {
 
-constexpr status fine{};
-constexpr status invalid{code::invalid};
-
 void* pointer(address at) { return reinterpret_cast<void*>(at); }
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }

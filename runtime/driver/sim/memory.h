@@ -14,6 +14,8 @@
 
 namespace weir::driver::sim {
 
+inline constexpr status fine{}, invalid{code::invalid};  // what most calls answer
+
 // A range that something on `device` reads or writes.
 struct use {
   touch what;

@@ -5,11 +5,6 @@
 #include "runtime/driver/sim/memory.h"
 
 namespace weir::driver::sim {
-namespace {
-constexpr status fine{};
-constexpr status invalid{code::invalid};
-}  // namespace
-
 // A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody does.
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
