@@ -5,7 +5,7 @@
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
 // is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of
-// them, or an eighth of the peak for all of them together: half of that in equal shares, half by what each holds.
+// them, or an eighth of the peak for all of them together: a quarter of that in equal shares, the rest by what each holds.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <algorithm>
@@ -58,21 +58,24 @@ class shared_levels {
   void tell(level_values const& now, told_levels& told, std::int64_t least_slack, std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
     constexpr auto most = static_cast<std::size_t>(level::active_bytes);
-    std::int64_t const half = peaks_[most][2] / 16, held = sums_[most][2] >> 10;
+    std::int64_t const all = peaks_[most][2] / 8, by_held = all - all / 4, held = sums_[most][2] >> 10;
     extra_ -= told.extra;
-    told.extra = std::clamp<std::int64_t>(held > 0 ? half / held * (told.upto[most][2] >> 10) : 0, 0, std::max<std::int64_t>(0, half - extra_));
+    told.extra = std::clamp<std::int64_t>(held > 0 ? by_held / held * (told.upto[most][2] >> 10) : 0, 0, std::max<std::int64_t>(0, by_held - extra_));
     extra_ += told.extra;
-    std::int64_t const share = half / std::max<std::int64_t>(1, tallies_) + told.extra;
+    std::int64_t const share = all / 4 / std::max<std::int64_t>(1, tallies_) + told.extra;
     told.slack = std::max(least_slack, share * 7 / 16);
-    for (std::size_t k = 0; k < levels; ++k) {
-      std::int64_t const slack = k < static_cast<std::size_t>(level::allocated_bytes) ? slack_blocks : told.slack;
+    auto const tell_of = [&](std::size_t k, std::int64_t slack) {
+#pragma GCC unroll 3
       for (std::size_t p = 0; p < 3; ++p) {
-        std::int64_t const upto = now[k][p] + slack;
-        sums_[k][p] += upto - told.upto[k][p];
+        std::int64_t const upto = now[k][p] + slack, sum = sums_[k][p] + (upto - told.upto[k][p]), peak = peaks_[k][p];
+        sums_[k][p] = sum;
         told.upto[k][p] = upto;
-        peaks_[k][p] = std::max(peaks_[k][p], sums_[k][p]);
+        peaks_[k][p] = sum > peak ? sum : peak;
       }
-    }
+    };
+    constexpr auto first_of_bytes = static_cast<std::size_t>(level::allocated_bytes);
+    for (std::size_t k = 0; k < first_of_bytes; ++k) tell_of(k, slack_blocks);
+    for (std::size_t k = first_of_bytes; k < levels; ++k) tell_of(k, told.slack);
   }
   void raise(level_values const& to) noexcept {
     base::lock_guard const hold(lock_);
@@ -133,10 +136,13 @@ class tally {
   }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
   void run_cut(std::int64_t bytes) noexcept { map(size_pool::small, bytes), map(size_pool::large, -bytes); }  // negative: returned
+  // Without a branch: whether a block leaves a piece behind nobody can foretell.
   void free_pieces(std::int64_t change) noexcept {
-    if (change > 0) pieces_made_.add(change);
-    if (change < 0) pieces_gone_.add(-change);
-    pieces_peak_.raise(pieces_made_.get() - pieces_gone_.get());
+    std::int64_t const gone = change & (change >> 63);
+    pieces_made_.add(change - gone);
+    pieces_gone_.add(-gone);
+    std::int64_t const now = pieces_made_.get() - pieces_gone_.get(), most = pieces_peak_.get();
+    pieces_peak_.set(now > most ? now : most);
   }
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
@@ -157,7 +163,7 @@ class tally {
       for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
     }
     for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
-    room_ = {}, cached_room_ = {};
+    for (room* r : {&bytes_room_, &blocks_room_, &cached_room_}) r->set({});
     pieces_peak_.set(pieces_made_.get() - pieces_gone_.get());
     if (shared_) tell();
   }
@@ -176,12 +182,10 @@ class tally {
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
   [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    if (cached_unnoted_ < 0 && !rising_) [[unlikely]] note_cached();
+    if (cached_room_.passed() && !rising_) [[unlikely]] note_cached();
     rising_ = true;
     at(as_what, p).add(n, bytes, requested);
-    room &own = room_[index(p)], &both = room_[all];
-    unnoted_ |= (own.bytes -= bytes) | (own.blocks -= n) | (both.bytes -= bytes) | (both.blocks -= n);
-    cached_room_[index(p)] += bytes, cached_room_[all] += bytes;
+    bytes_room_.add(p, -bytes), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
     if (!shared_) [[likely]] return;
     credit_ -= bytes, credit_blocks_ -= n;
     if ((credit_ | credit_blocks_) < 0) [[unlikely]] tell();
@@ -191,15 +195,14 @@ class tally {
     at(as_what, p).add(n, bytes, requested);
   }
   [[gnu::always_inline]] void falls() noexcept {  // from here on some level does
-    if (unnoted_ < 0 && rising_) [[unlikely]] note_peaks();
+    if ((bytes_room_.passed() || blocks_room_.passed()) && rising_) [[unlikely]] note_peaks();
     rising_ = false;
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
   [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {
-    room &own = room_[index(p)], &both = room_[all];
-    own.bytes += bytes, own.blocks += n, both.bytes += bytes, both.blocks += n;
+    bytes_room_.add(p, bytes), blocks_room_.add(p, n);
   }
-  [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_unnoted_ |= (cached_room_[index(p)] -= bytes) | (cached_room_[all] -= bytes); }
+  [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_room_.add(p, -bytes); }
   [[gnu::always_inline]] void regain(std::size_t bytes) noexcept {
     if (!shared_) [[likely]] return;
     credit_ += as(bytes), ++credit_blocks_;
@@ -244,24 +247,25 @@ class tally {
   }
   [[gnu::noinline]] void note_peaks() noexcept {
     auto const now = current();
+    by_pool bytes, blocks;
+    bytes.fill(std::numeric_limits<std::int64_t>::max() / 2), blocks = bytes;
     for (std::size_t p = 0; p < 3; ++p) {
-      room& r = room_[p];
-      r = {std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::max()};
       for (std::size_t k = 0; k < levels; ++k) {
         peaks_[k][p].raise(now[k][p]);
-        auto& left = k < static_cast<std::size_t>(level::allocated_bytes) ? r.blocks : r.bytes;
+        auto& left = (k < static_cast<std::size_t>(level::allocated_bytes) ? blocks : bytes)[p];
         left = std::min(left, peaks_[k][p].get() - now[k][p]);
       }
     }
-    unnoted_ = 0;
+    bytes_room_.set(bytes), blocks_room_.set(blocks);
   }
   [[gnu::noinline]] void note_cached() noexcept {
+    by_pool left;
     for (std::size_t p = 0; p < 3; ++p) {
       std::int64_t const now = cached(p);
       cached_peak_[p].raise(now);
-      cached_room_[p] = cached_peak_[p].get() - now;
+      left[p] = cached_peak_[p].get() - now;
     }
-    cached_unnoted_ = 0;
+    cached_room_.set(left);
   }
   // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
   [[gnu::noinline]] void tell() noexcept {
@@ -277,11 +281,28 @@ class tally {
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
   bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
-  // How much the levels of small, large, all may rise at least before one is above its noted peak; where one was below 0, unnoted_ is.
-  struct room { std::int64_t bytes = 0, blocks = 0; };
-  std::array<room, 3> room_{};
-  std::array<std::int64_t, 3> cached_room_{};
-  std::int64_t unnoted_ = 0, cached_unnoted_ = 0;
+  // How much the levels of small, large, all may rise at least before one is above its noted peak; passed(): one has been since set().
+  // What large blocks change, all the time, is one number: of large's and all's the lower, for both move alike then.
+  class room {
+   public:
+    [[gnu::always_inline]] void add(size_pool p, std::int64_t by) noexcept {
+      if (p == size_pool::large) near_.add(by);
+      else add_small(by);
+    }
+    bool passed() const noexcept { return (near_.get() | small_passed_) < 0; }
+    void set(by_pool const& left) noexcept { near_.set(std::min(left[1], left[2])), small_ = left[0], beyond_ = left[2] - left[1], small_passed_ = 0; }
+
+   private:
+    void add_small(std::int64_t by) noexcept {
+      near_.add(std::min<std::int64_t>(0, beyond_ + by) - std::min<std::int64_t>(0, beyond_));
+      small_ += by, beyond_ += by;
+      small_passed_ |= small_ | near_.get();
+    }
+    cell near_;                                   // a cell: two rooms are not to be one store
+    std::int64_t small_ = 0, beyond_ = 0;         // what all's is more than large's
+    std::int64_t small_passed_ = 0;
+  };
+  room bytes_room_, blocks_room_, cached_room_;
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
   shared_levels::told_levels told_;
