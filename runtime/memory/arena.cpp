@@ -80,21 +80,27 @@ void arena::delist(piece& p) noexcept {
 }
 
 void arena::change_lists(piece& p) noexcept {
-  bool const was = p.leaf != piece::no_leaf;
-  if (!was && p.bin == bins::bin_of(p.bytes) && p.bytes < p.in->large_bytes && p.sorted == (movable::concerns(p) ? piece::in_movable::noted : piece::in_movable::no)) return;
-  bool const large = is_large(p);
-  if (was && large) {
+  bool const was = p.leaf != piece::no_leaf, is = is_large(p);
+  if (was || is) return change_large(p, was, is);
+  if (int const q = bins::bin_of(p.bytes); q != p.bin) {
+    bins& list = list_of(p);
+    list.erase(p);
+    list.insert(p, q);
+  }
+  if (movable::concerns(p) || p.sorted != piece::in_movable::no) movable_.after_change(p, false);
+}
+
+void arena::change_large(piece& p, bool was, bool is) noexcept {
+  if (was && is) {
     p.in->large->change(p);
   } else if (was) {
     p.in->large->erase(p);
     list_of(p).insert(p);
-  } else if (large) {
+  } else {
     list_of(p).erase(p);
     p.in->large->insert(p);
-  } else if (p.bin != bins::bin_of(p.bytes)) {
-    list_of(p).erase(p), list_of(p).insert(p);
   }
-  movable_.after_change(p, large);
+  movable_.after_change(p, is);
 }
 
 [[gnu::always_inline]] inline void arena::put_free(piece& p) noexcept {
@@ -130,15 +136,11 @@ void arena::put_gap(piece& p) noexcept {
   gap_insert(*self);
 }
 
-piece* arena::carve(piece* p, address at, std::size_t bytes) {
+[[gnu::always_inline]] inline piece* arena::cut_out(piece* p, address at, std::size_t bytes) {
   // Both cuts may allocate: the pieces for them are there before anything changes.
   stock(2);
-  if (at > p->at) {
-    before_change(*p);
-    piece* const right = cut(*p, at);
-    after_change(*p);
-    if (right->bytes > bytes) enlist(*cut(*right, at + bytes));
-    p = right;
+  if (at > p->at) [[unlikely]] {
+    p = carve_inside(*p, at, bytes);
   } else if (p->bytes == bytes) {
     delist(*p);
   } else {  // what is left stays the piece that it is
@@ -153,6 +155,23 @@ piece* arena::carve(piece* p, address at, std::size_t bytes) {
   p->is = state::live;
   p->in->enter_block(*p, p->at);
   return p;
+}
+
+piece* arena::carve(piece* p, address at, std::size_t bytes) { return cut_out(p, at, bytes); }
+
+piece* arena::take(std::size_t bytes, std::size_t alignment) {
+  auto const fits = [](piece const&) { return true; };  // every piece begins at a multiple of the unit
+  if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, fits);
+  piece* const found = is_for_large(bytes) ? lowest(bytes, fits) : tightest(bytes, fits);
+  return found ? cut_out(found, found->at, bytes) : nullptr;
+}
+
+piece* arena::carve_inside(piece& p, address at, std::size_t bytes) noexcept {
+  before_change(p);
+  piece* const right = cut(p, at);
+  after_change(p);
+  if (right->bytes > bytes) enlist(*cut(*right, at + bytes));
+  return right;
 }
 
 void arena::give(piece& p, std::uint64_t freed) noexcept {
@@ -171,6 +190,7 @@ void arena::add_region(region& r, state is) {
   // Nothing below allocates.
   piece* const p = make(r, r.base, r.bytes, is);
   regions_.push_back(&r);
+  know_first_region();
   r.first = p;
   if (is == state::free) return enlist(*p);
   if (r.runs < p->end()) {
@@ -186,6 +206,7 @@ void arena::drop_region(region& r) noexcept {
   spare_.push_back(p);
   r.first = nullptr;
   std::erase(regions_, &r);
+  know_first_region();
 }
 
 std::size_t arena::largest_free() const noexcept {

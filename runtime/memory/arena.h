@@ -41,12 +41,7 @@ class arena {
   arena(arena const&) = delete;
 
   // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
-  piece* take(std::size_t bytes, std::size_t alignment) noexcept(false) {
-    if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, [](piece const&) { return true; });
-    auto const fits = [](piece const&) { return true; };  // every piece begins at a multiple of the unit
-    piece* const found = is_for_large(bytes) ? lowest(bytes, fits) : tightest(bytes, fits);
-    return found ? carve(found, found->at, bytes) : nullptr;
-  }
+  piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
   // For a run of slots: apart from the blocks, where there is such a part.
   piece* take_run(std::size_t bytes) {
     piece* const found = (has_runs_ ? runs_ : free_).find(bytes, [&](piece const& p) { return round_up(p.at, granule) + bytes <= p.end(); });
@@ -207,7 +202,7 @@ class arena {
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
 
  private:
-  bool is_for_large(std::size_t bytes) const noexcept { return !regions_.empty() && regions_.front()->large && bytes >= regions_.front()->large_bytes; }
+  bool is_for_large(std::size_t bytes) const noexcept { return bytes >= large_from_; }
   // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
   template <class Fits>
   piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
@@ -279,12 +274,19 @@ class arena {
   piece* reserve(piece& free, address from, address to);
   void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
   piece* carve(piece* free, address at, std::size_t bytes);
+  piece* cut_out(piece* free, address at, std::size_t bytes);  // the same, where it happens all the time
   void put_free(piece&) noexcept;                 // merges and enlists
   void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
   void delist(piece&) noexcept;
   void before_change(piece&) noexcept;            // of where a listed one begins or ends, or of its stamp
   void after_change(piece&) noexcept;
   void change_lists(piece&) noexcept;
+  void change_large(piece&, bool was, bool is) noexcept;
+  piece* carve_inside(piece& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
+  void know_first_region() noexcept {
+    region const* const first = regions_.empty() ? nullptr : regions_.front();
+    large_from_ = first && first->large ? first->large_bytes : std::numeric_limits<std::size_t>::max();
+  }
   static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes; }
   void put_gap(piece&) noexcept;
   void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
@@ -307,6 +309,7 @@ class arena {
   bins free_, runs_;               // for blocks, and for runs of slots; not those that a region has among its large ones
   std::size_t listed_ = 0;         // free pieces in all
   bool has_runs_ = false;
+  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that gets the lowest piece: the first region's
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise
   piece_places gap_places_;

@@ -10,6 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -39,7 +40,7 @@ class lowest_fit {
     if (count_ > 1) [[unlikely]] join_around(l.rank);
   }
   // It begins or ends elsewhere, with no other one between there and where it was.
-  void change(piece& p) noexcept {
+  [[gnu::always_inline]] void change(piece& p) noexcept {
     leaf& l = leaves_[p.leaf];
     std::size_t const page = p.in->page_index(p.at), r = l.rank;
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]] return erase(p), insert(p);
@@ -69,8 +70,9 @@ class lowest_fit {
       if (count_ == 1) [[likely]] {  // what is as large as the tightest, before all
         std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
         if (least == none && v < most_units - 1) return nullptr;
-        for (std::uint32_t i = 0; i < l.n && least < none - 1; ++i) {
-          if (l.sizes[i] == least && (!best || l.at[i]->turn > best->turn) && fits(*l.at[i])) best = l.at[i];
+        for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
+          piece* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
+          if ((!best || p->turn > best->turn) && fits(*p)) best = p;
         }
         if (best) return best;
       }
@@ -213,27 +215,47 @@ class lowest_fit {
     return some;
   }
   static four all_of(std::int32_t v) noexcept { return four{v, v, v, v}; }
+  static four less_of(four a, four b) noexcept { return a < b ? a : b; }
+  static std::int32_t least_of(four v) noexcept {  // without a branch, which nobody could foretell
+    v = less_of(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    return less_of(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))[0];
+  }
+  // All seats of a leaf that may be taken, sixteen at a time: of those that are not the size is 0. How many there are decides no jump then.
+  template <class Look>
+  [[gnu::always_inline]] static void each_four(leaf const& l, Look look) noexcept {
+    std::size_t i = 0;
+    do {
+#pragma GCC unroll 4
+      for (std::size_t k = 0; k < 4; ++k, i += 4) look(i, read(&l.sizes[i]));
+    } while (i < l.n);
+  }
   template <bool bounded>
   static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // its key
     four const less = all_of(v - 1), before = all_of(from - 1), nothing = all_of(none);
     four best = nothing;
-    for (std::size_t i = 0; i < l.n; i += 4) {
-      four const k = read(&l.keys[i]);
-      four const large = read(&l.sizes[i]) > less, fits = bounded ? large & (k > before) : large;
-      four const those = k | (nothing & ~fits);
-      best = those < best ? those : best;
-    }
-    return std::min(std::min(best[0], best[1]), std::min(best[2], best[3]));
+    each_four(l, [&](std::size_t i, four sizes) {
+      four const k = read(&l.keys[i]), large = sizes > less, fits = bounded ? large & (k > before) : large;
+      best = less_of(k | (nothing & ~fits), best);
+    });
+    return least_of(best);
   }
   static std::int32_t least_in(leaf const& l, std::int32_t v) noexcept {  // of the sizes from v up
     four const less = all_of(v - 1), nothing = all_of(none);
     four best = nothing;
+    each_four(l, [&](std::size_t, four sizes) {
+      four const fits = sizes > less;
+      best = less_of((sizes & fits) | (nothing & ~fits), best);
+    });
+    return least_of(best);
+  }
+  static std::uint64_t of_size(leaf const& l, std::int32_t v) noexcept {  // a bit for each seat
+    std::uint64_t out = 0;
     for (std::size_t i = 0; i < l.n; i += 4) {
-      four const s = read(&l.sizes[i]), fits = s > less;
-      four const those = (s & fits) | (nothing & ~fits);
-      best = those < best ? those : best;
+      four const bit = four{1, 2, 4, 8} & (read(&l.sizes[i]) == all_of(v));
+      four const two = bit | __builtin_shufflevector(bit, bit, 2, 3, 0, 1);
+      out |= static_cast<std::uint64_t>(two[0] | two[1]) << i;
     }
-    return std::min(std::min(best[0], best[1]), std::min(best[2], best[3]));
+    return out;
   }
   static std::int32_t largest_in(leaf const& l) noexcept { return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0; }
 

@@ -114,8 +114,8 @@ class bins_by {
     int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
     return bin < count ? bin : count - 1;
   }
-  void insert(piece& p) noexcept {
-    int const q = bin_of(By::size(p));
+  void insert(piece& p) noexcept { insert(p, bin_of(By::size(p))); }
+  void insert(piece& p, int q) noexcept {  // Requires: q is its bin
     By::bin(p) = static_cast<std::uint16_t>(q);
     By::before(p) = nullptr;
     By::after(p) = heads_[at(q)];
