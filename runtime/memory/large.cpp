@@ -14,8 +14,7 @@ class owners_section {  // as section
   owners_section(owners_section const&) = delete;
   ~owners_section() {
     if (!held_) return;
-    std::size_t const now = memory_.pieces.free_pieces();
-    if (now != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(now) - static_cast<std::int64_t>(before_));
+    memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
     base::owned_mutex::leave(word_);
   }
   bool held() const noexcept { return held_; }

@@ -156,8 +156,8 @@ struct alignas(64) slab {
 
 // A slot as a thread's cache holds it.
 struct cached_slot {
-  address at = 0;
-  slot_byte* state = nullptr;
+  address at;  // neither has a first value: sixty-four of them are made for each refill
+  slot_byte* state;
 };
 
 // The slabs of one stream.

@@ -259,7 +259,6 @@ region const* mapped_spaces::find(address a) noexcept {
 
 bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
-  if (a - mine.blocks.base < mine.blocks.bytes) [[likely]] return deallocate_large(mine, *mine.blocks.in, a);
   region const* const r = mapped_spaces::find(a);
   if (!r) return false;
   if (a < r->runs && r->runs < r->base + r->bytes) {  // the table of slabs, of which each line would be another block's, is not read

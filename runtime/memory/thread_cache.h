@@ -210,7 +210,9 @@ bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_o
 [[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   auto const& near = mine.last;
-  if (a - near.base >= near.bytes) [[unlikely]] return deallocate_after_search(mine, p);
+  if (a - near.base >= near.bytes) {
+    return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a) : deallocate_after_search(mine, p);
+  }
   slab const* const s = near.slabs[(a - near.base) / granule];
   std::uint32_t i;
   if (!s) [[unlikely]] return deallocate_large(mine, *near.in, a);

@@ -34,7 +34,8 @@ struct outcome {
 // opening them, seeing their work done) is no part of any time it tells.
 class player {
  public:
-  player(trace const& t, runtime& r, meter& m) : trace_(t), machine_(r.get().machine()), meter_(m), blocks_(t.blocks), gates_(t.blocks) {
+  player(trace const& t, runtime& r, meter& m) : operations_(t.operations), end_(t.operations.size()), machine_(r.get().machine()), meter_(m), blocks_(t.blocks), gates_(t.blocks) {
+    operations_.resize(end_ + ahead);
     for (std::uint32_t i = 0; i < t.streams; ++i) streams_.emplace_back(), by_number_.push_back(streams_.back().ref());
     std::size_t in_use = 0;
     for (auto const& op : t.operations) {
@@ -58,11 +59,11 @@ class player {
     return {whole - spent, meter_.simulated() ? after.modelled_ns - before.modelled_ns - apart_.modelled_ns : spent};
   }
   [[gnu::noinline]] void operate() {  // what is timed, and nothing else: profilers find it by its name
-    auto const* const end = trace_.operations.data() + trace_.operations.size();
+    auto const* const end = operations_.data() + end_;
     void** const blocks = blocks_.data();
-    for (auto const* i = trace_.operations.data(); i < end; ++i) {
+    for (auto const* i = operations_.data(); i < end; ++i) {
       auto const& op = *i;
-      __builtin_prefetch(&blocks[i[std::min<std::ptrdiff_t>(16, end - i - 1)].block]);  // a program has its pointers at hand
+      __builtin_prefetch(&blocks[i[ahead].block]);  // a program has its pointers at hand
       switch (op.does) {
         case trace::kind::take: take(op); break;
         case trace::kind::give: deallocate(std::exchange(blocks[op.block], nullptr)); break;
@@ -128,7 +129,9 @@ class player {
     return users_.emplace_back();
   }
 
-  trace const& trace_;
+  static constexpr std::size_t ahead = 16;     // operations
+  std::vector<trace::operation> operations_;   // and as many as `ahead` that are none
+  std::size_t const end_;
   driver::driver& machine_;
   meter& meter_;
   struct {
