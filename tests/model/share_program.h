@@ -16,7 +16,7 @@ namespace weir::tests {
 class share_program {
  public:
   explicit share_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 5), machine_({.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed}), ends_(os::make_sockets()), owner_(ends_.first), importer_(ends_.second) {}
+      : random_(seed * 0x9e3779b97f4a7c15u + 5), pooled_((seed * 0x9e3779b97f4a7c15u >> 62) == 3), machine_({.devices = 1, .memory = pooled_ ? 64_MiB : 16_MiB, .how = simulated::running::seeded, .seed = seed}), ends_(os::make_sockets()), owner_(ends_.first), importer_(ends_.second) {}
 
   verdict run() {
     try {
@@ -30,7 +30,7 @@ class share_program {
   }
 
  private:
-  static constexpr std::size_t bytes = 5000;
+  static constexpr std::size_t bytes = 5000, pool_bytes = 2_MiB;  // a handle of the pool, which may be cut in two
   struct lent {
     shared_buffer memory;
     std::byte holds{};
@@ -71,7 +71,7 @@ class share_program {
 
   void make() {  // written and sent, once or twice
     stream_guard const home(any());
-    lent b{below(2) ? shared_buffer(bytes) : pool_.allocate(bytes)};
+    lent b{pooled_ ? pool_.allocate(below(4) ? pool_bytes : pool_bytes / 2) : shared_buffer(bytes)};
     auto const& s = any();
     write(b, s);
     for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
@@ -123,10 +123,11 @@ class share_program {
   }
 
   std::mt19937_64 random_;
+  bool const pooled_;  // of one program in four all buffers come from a pool
   test::machine machine_;
   std::pair<int, int> ends_;
   share_line owner_, importer_;
-  share_pool pool_{{.handle_bytes = 2_MiB}};
+  share_pool pool_{{.handle_bytes = pool_bytes}};
   stream streams_[3] = {stream(device(0)), stream(device(0)), stream(device(0))};
   std::vector<lent> lent_;
   std::deque<std::byte> on_its_way_;
