@@ -15,6 +15,7 @@ struct end {
   int device = -1;                        // in == device
   std::optional<memory::block> block;     // weir's
   memory::allocator* memory = nullptr;    // of a device block of weir's
+  bool foreign = false;                   // of another process, see weir/share.h
   bool on_host() const noexcept { return in == driver::where::pageable || in == driver::where::pinned; }
   std::string text() const;               // "gpu:1 0x7f1000"
 };

@@ -86,7 +86,7 @@ class share_pool {
   std::shared_ptr<peer::pool_books> is_;
 };
 
-// Another process's shared_buffer, mapped here. Stays valid when that process ends. Ends before its runtime; afterwards it does nothing.
+// Another process's shared_buffer, mapped here. A copy between it and memory of another device is ordered on that device's stream alone. Stays valid when that process ends. Ends before its runtime; afterwards it does nothing.
 class opened_buffer {
  public:
   opened_buffer() noexcept;

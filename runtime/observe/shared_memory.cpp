@@ -41,6 +41,15 @@ void shared_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
 
 void shared_memory::given_back(std::uintptr_t at) noexcept { books_.lock()->blocks.erase(at); }
 
+bool shared_memory::imported(void const* where) const {
+  auto const at = reinterpret_cast<std::uintptr_t>(where);
+  auto const b = books_.lock();
+  auto const next = b->mapped.upper_bound(at);
+  if (next == b->mapped.begin()) return false;
+  auto const& [first, its] = *std::prev(next);
+  return at - first < its.bytes && its.kind == sharing::imported;
+}
+
 void shared_memory::add_to(int device, memory_statistics& out) const {
   auto const b = books_.lock();
   if (static_cast<std::size_t>(device) >= b->devices.size()) return;

@@ -24,6 +24,7 @@ class shared_memory {  // a part of the runtime
   void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
+  bool imported(void const*) const;  // it lies in another process's memory
   void add_to(int device, memory_statistics&) const;
   void reset_peak(int device);
   void reset_accumulated(int device);

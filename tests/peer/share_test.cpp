@@ -51,6 +51,30 @@ TEST(shared_memory, opened_for_another_device_is_read_by_it) {
   EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3));
 }
 
+// Its owner's device has no work of this process then, and no stream of it anything to wait for.
+TEST(opened_memory, is_copied_to_and_from_another_device_on_that_devices_stream_alone) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  shared_buffer const b(some_bytes, 0);
+  write(b.data(), test::pattern(some_bytes, 3));
+  here.send(b, default_stream(0));
+  auto const o = there.receive(1);
+  buffer const mine(some_bytes, {.on = 1});
+  stream const s(device(1));
+  mine.record_stream(s);
+  {
+    test::held gate(m, default_stream(0));
+    copy(s, mine.data(), o.data(), some_bytes);
+    s.synchronize();
+    copy(mine.data(), o.data(), some_bytes);
+    current_stream(1).synchronize();
+  }
+  EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3));
+  test::held gate(m, s);
+  copy(s, o.data(), mine.data(), some_bytes);
+  EXPECT_TRUE(default_stream(0).query());
+}
+
 TEST(shared_memory, opened_for_a_device_without_a_link_is_refused) {
   simulated apart = small();
   apart.peers = simulated::links::none;
