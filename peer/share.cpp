@@ -224,15 +224,12 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   auto const [mine, theirs] = os::make_sockets();
   peer::owned_file ours(mine), life(theirs);
   if (mine < 0) no_files();
-  auto const memory = is.home->machine().export_handle(whole.pages.handle());
-  peer::owned_file const handle(memory.ok() ? memory.value : -1);
+  auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
-  auto const info = is.home->machine().info(is.device);
-  require(info.is, operation, "gpu:" + std::to_string(is.device), "Try again", at);
   peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial, .turn = whole.turns.fetch_add(1) + 1};
-  std::memcpy(m.device.data(), info.value.uuid.data(), std::min(info.value.uuid.size(), m.device.size() - 1));
-  state_->send(operation, m, std::array{handle.get(), life.get()}, at);
+  m.device = whole.uuid;
+  state_->send(operation, m, std::array{memory.value, life.get()}, at);
   is.loans.emplace_back(std::move(ours));
 }
 

@@ -73,6 +73,19 @@ void loan::listen() noexcept {
   }
 }
 
+driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
+  if (int const there = file.load(base::memory_order_acquire); there >= 0) return {{}, there};
+  auto made = machine.export_handle(pages.handle());
+  int before = -1;
+  if (!made.ok() || file.compare_exchange(before, made.value)) return made;
+  os::close_file(made.value);  // another thread was faster
+  return {{}, before};
+}
+
+void exported::close_descriptor() noexcept {
+  if (int const there = file.exchange(-1); there >= 0) os::close_file(there);
+}
+
 bool loan::watched() noexcept {
   listen();
   if (released_ && !closed_) {
@@ -97,6 +110,7 @@ exports::~exports() {
   for (auto const& b : all) {
     b->ended = true;
     if (gone) continue;
+    b->close_descriptor();
     auto const idle = machine().synchronize_device(b->device);
     if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();  // else nobody knows what still runs: they stay
     b->loans.clear();
@@ -134,6 +148,7 @@ bool exports::complete(exported const& b) noexcept {
 bool exports::forget(exported& b) noexcept {
   b.going = true;
   b.loans.clear();  // importers keep what they have mapped
+  b.close_descriptor();
   if (!b.pages.give_back()) return false;
   std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
   return true;
@@ -183,11 +198,11 @@ driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t
   return b.pages.grant(b.device);
 }
 
-std::size_t exports::page_of(int device, char const* operation, here at) const {
+driver::device_info exports::about(int device, char const* operation, here at) const {
   auto const info = machine().info(device);
   require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
   if (!info.value.maps) throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory", "Copy through the host instead", at);
-  return info.value.granularity;
+  return info.value;
 }
 
 void exports::remember(std::weak_ptr<pool_books> one) {
@@ -211,10 +226,12 @@ void exports::keep(exported& b, bool going) noexcept {
 
 std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) {
   std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
-  std::size_t const page = page_of(device, "shared_buffer", at), handle_bytes = (bytes + page - 1) / page * page;
+  auto const its = about(device, "shared_buffer", at);
+  std::size_t const page = its.granularity, handle_bytes = (bytes + page - 1) / page * page;
   auto made = std::make_shared<exported>();
   made->device = device;
   made->home = this;
+  std::copy_n(its.uuid.begin(), std::min(its.uuid.size(), made->uuid.size() - 1), made->uuid.begin());
   {
     auto all = all_.lock();
     made->serial = next_serial_.fetch_add(1);

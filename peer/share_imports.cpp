@@ -56,11 +56,14 @@ imports::~imports() {
 }
 
 int imports::device_named(std::string const& uuid, here at) {
-  for (int d = 0; d < runtime_.device_count(); ++d) {
-    auto const info = runtime_.machine().info(d);
+  while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
+    int const d = static_cast<int>(uuids_.size());
+    auto info = runtime_.machine().info(d);
     require(info.is, operation, "gpu:" + std::to_string(d), "Try again", at);
-    if (info.value.uuid == uuid) return d;
+    uuids_.push_back(std::move(info.value.uuid));
   }
+  auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
+  if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
   throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see", "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
 }
 

@@ -18,7 +18,7 @@ std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to *
 }  // namespace
 
 pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
-    : exports_(e), runtime_(r), device_(device), page_(e.page_of(device, "share_pool", at)), handle_bytes_(round_up(o.handle_bytes, page_)), limit_(o.limit) {
+    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(round_up(o.handle_bytes, page_)), limit_(o.limit) {
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;
