@@ -178,6 +178,7 @@ class device_allocator final : public allocator {
   void undo(mapped&);
   // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
   std::size_t most_reserved(std::size_t asked, std::size_t pending);
+  address_space::holdings holdings(std::size_t missing) const;
   void note_live() noexcept;
   std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);

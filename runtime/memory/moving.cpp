@@ -15,7 +15,7 @@ namespace weir::memory {
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), sizes_(a.space_.handles_under(g.bytes, a.counts_.reserved(), a.epsilon_)) {
+      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), sizes_(a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
     bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
     charge_within_bound(g.missing_bytes);
   }
@@ -165,6 +165,15 @@ std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pendi
   most_live_.raise(static_cast<std::size_t>(std::max(most, now)));
   std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(now) + asked + pending);
   return live + static_cast<std::size_t>(static_cast<double>(live) * epsilon_);
+}
+
+address_space::holdings device_allocator::holdings(std::size_t missing) const {
+  address_space::holdings out{counts_.reserved() + missing};
+  for (stream_memory* m : memories()) {
+    out.live += static_cast<std::size_t>(m->counts.bytes_live(observe::size_pool::large));
+    out.blocks += static_cast<std::size_t>(m->counts.blocks_live(observe::size_pool::large));
+  }
+  return out;
 }
 
 void device_allocator::note_live() noexcept try {

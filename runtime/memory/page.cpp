@@ -137,15 +137,19 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 }
 
 // The figures: docs/decisions/placement.md.
-handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, double epsilon) const noexcept {
+handle_sizes address_space::handles_under(std::size_t block, holdings const& now, double epsilon) const noexcept {
   bool const plenty = epsilon >= 0.025;  // of idle memory: 16 pages at once are little
-  std::size_t const pages = block / page_, held = reserved / page_;
-  double const idle = plenty ? 16 : epsilon * static_cast<double>(std::max<std::size_t>(320, held / 4));
-  std::size_t const most = std::bit_floor(std::clamp<std::size_t>(static_cast<std::size_t>(idle), 1, 16));
-  bool const much = plenty && held >= 4096;  // of idle memory, too: a rest that goes with a large handle is little
-  if (plenty && pages >= 64) return {page_, 32 * page_, much ? 48 * page_ : 0};
-  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::clamp<std::size_t>(held / 512, 1, 4) / 32, held / 512), 1, most));
-  return {page_, n * page_, much && n == 16 ? 24 * page_ : 0};
+  std::size_t const pages = block / page_, held = now.reserved / page_, gib = std::max<std::size_t>(held / 512, 1);
+  // Each free piece keeps a part of a handle idle at both its ends, and a program of many small blocks has many free pieces.
+  double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
+  double const few = std::max(1.0, 128.0 / static_cast<double>(now.blocks + 1));
+  double const suits = std::min(usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024), 4096.0);  // pages
+  std::size_t const wanted = pages >= 64 ? 32 : std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, 16);
+  double const idle = plenty ? 32 : epsilon * std::max(320.0, static_cast<double>(held) / 5);
+  std::size_t const most = std::max<std::size_t>(static_cast<std::size_t>(std::min(suits, idle)), std::max<std::size_t>(plenty ? held / 1024 : 0, 1));
+  std::size_t const n = std::bit_floor(std::min(wanted, most));
+  bool const rest = plenty && n >= 16 && held >= 512 && suits >= static_cast<double>(3 * n);  // goes with a large handle: that is little, too
+  return {page_, n * page_, rest ? n * page_ / 2 * 3 : 0};
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {

@@ -164,10 +164,15 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // For a block of `block` bytes on a device that has `reserved`: small handles under small blocks, of which a large one would keep
-  // several mapped, the less so the more is reserved; never so small that a device takes more than some 512 of them; and small where
-  // `epsilon` leaves little idle memory to round up with.
-  handle_sizes handles_under(std::size_t block, std::size_t reserved, double epsilon) const noexcept;
+  // What a device holds when a block needs more.
+  struct holdings {
+    std::size_t reserved = 0;              // bytes, what is missing for that block among them
+    std::size_t live = 0, blocks = 0;      // of blocks that are no slots: bytes, and how many
+  };
+  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, and where the
+  // program's blocks are many and small, the less so the more is reserved; never so small that a device takes more than some 1,024
+  // of them; and small where `epsilon` leaves little idle memory to round up with.
+  handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
   driver::device_info const& info() const noexcept { return info_; }
 
   region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left

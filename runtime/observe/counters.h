@@ -145,6 +145,8 @@ class tally {
     pieces_peak_.set(now > most ? now : most);
   }
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
+  std::int64_t bytes_live(size_pool p) const noexcept { return live(index(p), &sums::bytes); }
+  std::int64_t blocks_live(size_pool p) const noexcept { return live(index(p), &sums::blocks); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }  // bytes, since peaks were reset

@@ -87,22 +87,25 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t const page = space.page_bytes();
-  auto const pages_of = [&](std::size_t block, std::size_t reserved, double epsilon) {  // of all handles under a block, in pages
+  auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t blocks, double epsilon) {  // of all handles under a block, in pages
     std::vector<std::size_t> out;
-    auto const sizes = space.handles_under(block * page, reserved * page, epsilon);
+    auto const sizes = space.handles_under(block * page, {reserved * page, (reserved - block) * page, blocks}, epsilon);
     for (std::size_t left = block; left > 0; left -= out.back()) out.push_back(sizes.next(left * page) / page);
     return out;
   };
   using handles = std::vector<std::size_t>;
-  EXPECT_EQ(pages_of(112, 4096, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
-  EXPECT_EQ(pages_of(113, 4096, 0.027), (handles{32, 32, 32, 17}));
-  EXPECT_EQ(pages_of(113, 4095, 0.027), (handles{32, 32, 32, 16, 1})) << "a program of less than 8 GiB has little idle memory";
-  EXPECT_EQ(pages_of(41, 4096, 0.027), (handles{16, 16, 9}));
-  EXPECT_EQ(pages_of(41, 4095, 0.027), (handles{16, 16, 8, 1}));
-  EXPECT_EQ(pages_of(6, 512, 0.027), (handles{1, 1, 1, 1, 1, 1})) << "several small blocks on one handle keep it mapped";
-  EXPECT_EQ(pages_of(41, 1024, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1})) << "a hundredth of it is little";
-  EXPECT_EQ(pages_of(20, 6400, 0.01), (handles{16, 4})) << "a hundredth of much is not";
-  EXPECT_EQ(pages_of(3, 6400, 0), (handles{1, 1, 1}));
+  EXPECT_EQ(pages_of(112, 4096, 20, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
+  EXPECT_EQ(pages_of(113, 4096, 20, 0.027), (handles{32, 32, 32, 17}));
+  EXPECT_EQ(pages_of(113, 511, 3, 0.027), (handles{32, 32, 32, 16, 1})) << "a program of less than a GiB has little idle memory";
+  EXPECT_EQ(pages_of(41, 4096, 20, 0.027), (handles{16, 16, 9}));
+  EXPECT_EQ(pages_of(41, 4096, 400, 0.027), (handles{16, 16, 8, 1})) << "among blocks of ten pages a rest is much";
+  EXPECT_EQ(pages_of(112, 4096, 600, 0.027), (handles{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8})) << "many small blocks leave many free pieces";
+  EXPECT_EQ(pages_of(28, 850, 150, 0.027), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2})) << "the less is reserved, the smaller";
+  EXPECT_EQ(pages_of(28, 16384, 100000, 0.027), (handles{16, 8, 4})) << "but not a thousand handles for what is much";
+  EXPECT_EQ(pages_of(6, 512, 20, 0.027), (handles{1, 1, 1, 1, 1, 1})) << "several small blocks on one handle keep it mapped";
+  EXPECT_EQ(pages_of(20, 1024, 20, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2})) << "a hundredth of it is little";
+  EXPECT_EQ(pages_of(20, 8000, 20, 0.01), (handles{16, 4})) << "a hundredth of much is not";
+  EXPECT_EQ(pages_of(3, 6400, 20, 0), (handles{1, 1, 1}));
 }
 
 // Against a plain table of one word a granule: blocks that start anywhere, and runs that are entered at each granule.
