@@ -6,6 +6,7 @@
 
 #include "peer/ends.h"
 #include "peer/links.h"
+#include "peer/short_way.h"
 #include "peer/stripes.h"
 #include "streams/context.h"
 #include "streams/engine.h"
@@ -17,27 +18,12 @@ namespace weir {
 namespace peer {
 namespace {
 
-struct wishes {  // of a thread
-  route by = route::automatic;
-  std::vector<int> lent;  // ordinals
-};
-wishes& wished() {
-  static auto* const of_thread = new base::per_thread<wishes>;
-  return of_thread->get();
-}
-
 struct plan {
   end dst, src;
   std::size_t bytes = 0;
   route by = route::automatic;
   char const* reason = "";
   bool untried = false;  // the memory is open to the peer, and nobody knows yet what the link does to bytes
-};
-
-struct asked {
-  void* dst;
-  void const* src;
-  std::size_t bytes;
 };
 
 std::string text_of(plan const& p) { return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B"; }
@@ -241,8 +227,27 @@ stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool hos
   return streams::public_stamp(done);
 }
 
-stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here at) {
+stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, here const& at) {
+  auto const done = way.line->now();
+  if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
+  plan p;  // for what is said of a refusal
+  p.bytes = a.bytes;
+  p.dst.at = a.dst;
+  p.src.at = a.src;
+  p.dst.in = p.src.in = driver::where::device;
+  p.dst.device = p.src.device = way.line->device();
+  if (way.pinned.last) (way.up ? p.src : p.dst).in = driver::where::pinned;
+  synchronize(r, *way.line, done, "copy", p, at);
+  return streams::public_stamp(done);
+}
+
+stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here const& at) {
   if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r)).now());
+  if (short_way way; way.find(r, given, a)) [[likely]] {
+    auto const enqueued = way.enqueue(a, at);
+    if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.line, a.dst, a.src, a.bytes, at);
+    return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
+  }
   plan const p = look(r, a, at);
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
@@ -284,6 +289,16 @@ stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, h
 stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
   auto& line = streams::line_or_throw(s, "copy", at);
   auto& r = line.owner();
+  if (peer::short_ways all; all.find(r, line, items)) [[likely]] {
+    std::size_t done = 0;
+    bool const host_waits = b == blocking::yes && all.of_host();
+    if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
+      auto const& [dst, src, bytes] = items[done];
+      if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));  // the caller may touch the host's memory now
+      streams::throw_refused_copy(refused, line, dst, src, bytes, at);
+    }
+    return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
+  }
   std::vector<peer::plan> plans;
   plans.reserve(items.size());
   bool host_waits = false;

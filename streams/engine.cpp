@@ -25,10 +25,21 @@ std::string range_text(void const* p, std::size_t bytes) {
   return text;
 }
 
+driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here const& at) {
+  auto& r = line.owner();
+  if (r.witness() || observe::activity::on()) [[unlikely]] {
+    base::call_site const in(r.witness(), "copy", at);
+    timed_work const timed(line, "copy", bytes, at);
+    return line.note(r.machine().copy(line.device(), line.handle(), dst, src, bytes));
+  }
+  auto const done = r.machine().copy(line.device(), line.handle(), dst, src, bytes);
+  return done.ok() ? done : line.note(done);
+}
+
+void throw_refused_copy(driver::status why, clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here at) { refused(why, line, dst, src, bytes, at); }
+
 void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here at) {
-  base::call_site const in(line.owner().witness(), "copy", at);
-  timed_work const timed(line, "copy", bytes, at);
-  auto const done = line.note(line.owner().machine().copy(line.device(), line.handle(), dst, src, bytes));
+  auto const done = try_copy(line, dst, src, bytes, at);
   if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
 }
 

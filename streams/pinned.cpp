@@ -1,20 +1,9 @@
-// The pinned pool: which range serves, when a freed one may serve again, when pages come and go.
+// The pinned pool: which range serves, when pages come and go, and what is done when there is no room.
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
-#include "streams/pinned.h"
-
-#include <algorithm>
-#include <limits>
-#include <string>
+#include "streams/pinned_state.h"
 
 #include "runtime/base/call_site.h"
-#include "runtime/base/os.h"
 #include "runtime/driver/witness.h"
-#include "streams/context.h"
-#include "streams/pinned_idle.h"
-#include "streams/pinned_pages.h"
-#include "streams/pinned_space.h"
-#include "streams/pinned_stamps.h"
-#include "streams/pinned_tally.h"
 #include "weir/memory.h"
 
 namespace weir::streams {
@@ -26,18 +15,10 @@ using state_of = pinned_space::state;
 constexpr std::size_t largest = std::size_t{1} << 46;          // bytes of one block: what any machine can address
 constexpr std::size_t small_segment = std::size_t{2} << 20;    // blocks below this share segments of it
 constexpr std::size_t segment_step = std::size_t{64} << 10;    // above, a segment is near-exact
-constexpr std::size_t fence_after = std::size_t{1} << 20;      // freed bytes: a fence first recorded at a miss would cover the whole backlog
 constexpr std::int64_t longest_wait_ns = 1'000'000'000;
-constexpr int most_polls = 64;                                 // where nothing moves by itself, waiting is asking
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
-address number(void const* p) { return reinterpret_cast<address>(p); }
 std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
-std::string pointer_text(void const* p) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%p", p);
-  return text;
-}
 
 // Every pool of this process, for addresses that come back without a word of their runtime.
 base::guarded<std::vector<pinned_memory*>>& pools() {
@@ -47,222 +28,158 @@ base::guarded<std::vector<pinned_memory*>>& pools() {
 
 }  // namespace
 
-struct pinned_memory::state {
-  struct pool {
-    pinned_space space;
-    std::vector<address> pending; // in the order of freeing
-    std::size_t live = 0;         // blocks. pending has room for them, so that freeing never allocates
-    pinned_tally tally;
-    std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
-    std::size_t unfenced = 0;     // bytes freed with marks since the last fence
-  };
-
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), watch(std::chrono::nanoseconds(r.options().pinned_idle).count()) {}
-
-  weir::runtime::impl& owner;
-  clock::clocks& clocks;
-  base::guarded<pool> in;
-  idle_watch watch;
-  near_nodes nodes;
-  base::atomic<address> lowest{std::numeric_limits<address>::max()};  // no segment ever lay outside these
-  base::atomic<address> highest{0};
-
-  bool outside(void const* p) const noexcept {
-    if (base::order_is_chosen()) [[unlikely]] return highest.load(base::memory_order_relaxed) == 0;
-    return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
-  }
-
-  int node() noexcept { return nodes.of(owner.machine(), current_ordinal(owner)); }  // may make parts of the runtime: under no lock
-
-  void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
-    p.pending.reserve(p.pending.size() + p.live + 1);
-    auto const got = p.space.take(rounded, alignment, near);
-    if (got == p.space.end()) return nullptr;
-    ++p.live;
-    got->second.requested = bytes;
-    p.tally.hand_out(bytes, rounded);
-    return reinterpret_cast<void*>(got->first);
-  }
-
-  void settle(pool& p, pinned_space::place freed) {
-    p.tally.settle(freed->second.requested, freed->second.bytes);
-    auto const free = p.space.give(freed);
-    if (watch.after() && p.space.is_whole(free)) p.space.note_idle(free, base::now_ns());
-  }
-
-  // Frees what is known to be complete; what a lost stream used stays away for good.
-  // Returns: the oldest stamp of each stream that something still waits for; of as many as there is memory to name.
-  pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
-    pinned_space::few<clock::stamp> oldest;
-    std::erase_if(p.pending, [&](address at) {
-      auto const freed = p.space.find(at);
-      auto& stamps = freed->second.stamps;
-      drop_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
-      if (stamps.empty()) {
-        settle(p, freed);
-        return true;
-      }
-      if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
-        freed->second.is = state_of::quarantined;
-        return true;
-      }
-      for (auto const s : stamps) {
-        auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
-        if (same == oldest.end()) note(oldest, s);
-        else same->n = std::min(same->n, s.n);
-      }
-      return false;
-    });
-    return oldest;
-  }
-
-  // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
-  // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
-  void collect() noexcept {
-    pinned_space::few<std::uint64_t> lost;
-    for (bool news = true; news;) {
-      auto const oldest = settle_known(*in.lock(), lost);
-      news = false;
-      for (auto const s : oldest) {
-        auto const polled = clocks.poll(s);
-        news |= (polled.is.what == driver::code::lost && note(lost, s.stream)) || (polled.ok() && polled.value);
-      }
+pinned_space::few<clock::stamp> pinned_memory::state::settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
+  pinned_space::few<clock::stamp> oldest;
+  std::erase_if(p.pending, [&](address at) {
+    auto const freed = p.space.find(at);
+    auto& stamps = freed->second.stamps;
+    drop_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
+    if (stamps.empty()) {
+      settle(p, freed);
+      return true;
     }
-  }
-
-  driver::status grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
-    std::size_t const limit = owner.options().pinned_limit;
-    std::size_t const least = round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
-    std::size_t want = least < small_segment ? small_segment : round_up(least, segment_step);
-    auto entries = pinned_space::make_room();
-    {
-      auto p = in.lock();
-      std::size_t const charged = p->tally.reserved() + p->coming;
-      if (limit && (charged > limit || want > limit - charged)) want = least;
-      if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
-      p->coming += want;
+    if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
+      freed->second.is = state_of::quarantined;
+      return true;
     }
-    int const near = node();
-    auto const pages = take_pages(owner.machine(), want, near);
-    auto p = in.lock();
-    p->coming -= want;
-    if (!pages.ok()) return pages.is;
-    auto const base = number(pages.value.base);
-    p->space.add(std::move(entries), base, pages.value.bytes, near);
-    p->tally.reserve(pages.value.bytes);
-    address low = lowest.load();
-    while (base < low && !lowest.compare_exchange(low, base)) {}
-    highest.raise(base + pages.value.bytes);
-    block = hand_out(*p, near, bytes, rounded, alignment);
-    return {};
-  }
-
-  // What nobody has used since then. Blocks: as return_pages
-  std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max()) {
-    struct going {
-      host_pages pages;
-      pinned_space::room entries;
-      int node;
-    };
-    std::vector<going> idle;
-    collect();
-    {
-      auto p = in.lock();
-      auto const bases = p->space.wholly_free(unused_since);
-      idle.reserve(bases.size());
-      for (address const base : bases) {
-        auto const its = p->space.segment_of(base);
-        idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
-      }
-    }
-    std::size_t gave = 0;
-    for (auto& [pages, entries, its_node] : idle) {
-      bool const returned = return_pages(owner.machine(), pages).ok();
-      auto p = in.lock();
-      if (returned) {
-        p->tally.unreserve(pages.bytes);
-        gave += pages.bytes;
-      } else {
-        p->space.add(std::move(entries), number(pages.base), pages.bytes, its_node);
-      }
-    }
-    return gave;
-  }
-
-  // Until a range is found, nothing is pending any more, or the time is up.
-  void* wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment) {
-    bool const moves = owner.machine().moves_by_itself();
-    std::int64_t const start = moves ? base::now_ns() : 0;
-    int const near = node();
-    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
-      collect();
-      if (void* const block = hand_out(*in.lock(), near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
-      if (in.lock()->pending.empty()) return nullptr;
-      if (moves) base::sleep_ns(50'000);
-    }
-    return nullptr;
-  }
-
-  // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
-  void decay() {
-    if (!watch.after()) [[likely]] return;
-    std::int64_t const now = base::now_ns();
-    if (watch.is_time(now) && may_give_back(0)) trim(now - watch.after());
-  }
-
-  // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.
-  bool may_give_back(int most_looks = most_polls) {
-    std::vector<clock::stamp> given = clocks.collectives_given();  // once: a stamp of now would need a new fence at each look
-    bool const moves = most_looks && owner.machine().moves_by_itself();
-    std::int64_t const start = moves ? base::now_ns() : 0;
-    for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
-      std::erase_if(given, [&](clock::stamp s) {
-        auto const done = clocks.poll(s);
-        return done.ok() ? done.value : done.is.what == driver::code::lost;
-      });
-      if (given.empty()) return true;
-      if (moves) base::sleep_ns(50'000);
+    for (auto const s : stamps) {
+      auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
+      if (same == oldest.end()) note(oldest, s);
+      else same->n = std::min(same->n, s.n);
     }
     return false;
-  }
+  });
+  return oldest;
+}
 
-  [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
-    memory_report r{};
-    r.on = cpu;
-    r.requested = bytes;
-    r.rounded = rounded;
-    r.limit = owner.options().pinned_limit;
-    r.ladder = std::move(ladder);
-    {
-      auto p = in.lock();
-      ++p->tally.now().num_ooms;
-      r.allocated = p->tally.allocated();
-      r.pending = p->tally.pending();
-      r.reserved = p->tally.reserved();
-      r.largest_hole = p->space.largest_free();
-      r.capacity = os::memory_of_host();
+void pinned_memory::state::collect() noexcept {
+  pinned_space::few<std::uint64_t> lost;
+  for (bool news = true; news;) {
+    auto const oldest = settle_known(*in.lock(), lost);
+    news = false;
+    for (auto const s : oldest) {
+      auto const polled = clocks.poll(s);
+      news |= (polled.is.what == driver::code::lost && note(lost, s.stream)) || (polled.ok() && polled.value);
     }
-    throw out_of_memory(std::move(r), at);
   }
+}
 
-  // Requires: in.lock() is held.
-  [[noreturn]] static void refuse_free(pool& p, void* block, pinned_space::place found, here at) {
-    std::string const what = pointer_text(block);
-    if (found == p.space.end()) {
-      throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out", "free memory where it was allocated", at);
-    }
-    if (found->second.is == state_of::live) {
-      throw invalid_use("deallocate", what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) + " of " + bytes_text(found->second.requested),
-                        "free the address that allocate returned", at);
-    }
-    throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);
+driver::status pinned_memory::state::grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
+  std::size_t const limit = owner.options().pinned_limit;
+  std::size_t const least = round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
+  std::size_t want = least < small_segment ? small_segment : round_up(least, segment_step);
+  auto entries = pinned_space::make_room();
+  {
+    auto p = in.lock();
+    std::size_t const charged = p->tally.reserved() + p->coming;
+    if (limit && (charged > limit || want > limit - charged)) want = least;
+    if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
+    p->coming += want;
   }
-};
+  int const near = node();
+  auto const pages = take_pages(owner.machine(), want, near);
+  auto p = in.lock();
+  p->coming -= want;
+  if (!pages.ok()) return pages.is;
+  auto const base = number(pages.value.base);
+  p->space.add(std::move(entries), base, pages.value.bytes, near);
+  p->tally.reserve(pages.value.bytes);
+  address low = lowest.load();
+  while (base < low && !lowest.compare_exchange(low, base)) {}
+  highest.raise(base + pages.value.bytes);
+  block = hand_out(*p, near, bytes, rounded, alignment);
+  return {};
+}
+
+std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
+  struct going {
+    host_pages pages;
+    pinned_space::room entries;
+    int node;
+  };
+  std::vector<going> idle;
+  collect();
+  {
+    auto p = in.lock();
+    auto const bases = p->space.wholly_free(unused_since);
+    idle.reserve(bases.size());
+    for (address const base : bases) {
+      auto const its = p->space.segment_of(base);
+      idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
+    }
+  }
+  std::size_t gave = 0;
+  for (auto& [pages, entries, its_node] : idle) {
+    bool const returned = return_pages(owner.machine(), pages).ok();
+    auto p = in.lock();
+    if (returned) {
+      p->tally.unreserve(pages.bytes);
+      gave += pages.bytes;
+    } else {
+      p->space.add(std::move(entries), number(pages.base), pages.bytes, its_node);
+    }
+  }
+  return gave;
+}
+
+void* pinned_memory::state::wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+  bool const moves = owner.machine().moves_by_itself();
+  std::int64_t const start = moves ? base::now_ns() : 0;
+  int const near = node();
+  for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
+    collect();
+    if (void* const block = hand_out(*in.lock(), near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
+    if (in.lock()->pending.empty()) return nullptr;
+    if (moves) base::sleep_ns(50'000);
+  }
+  return nullptr;
+}
+
+void pinned_memory::state::decay() {
+  if (!watch.after()) [[likely]] return;
+  std::int64_t const now = base::now_ns();
+  if (watch.is_time(now) && may_give_back(0)) trim(now - watch.after());
+}
+
+bool pinned_memory::state::may_give_back(int most_looks) {
+  std::vector<clock::stamp> given = clocks.collectives_given();  // once: a stamp of now would need a new fence at each look
+  bool const moves = most_looks && owner.machine().moves_by_itself();
+  std::int64_t const start = moves ? base::now_ns() : 0;
+  for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
+    std::erase_if(given, [&](clock::stamp s) {
+      auto const done = clocks.poll(s);
+      return done.ok() ? done.value : done.is.what == driver::code::lost;
+    });
+    if (given.empty()) return true;
+    if (moves) base::sleep_ns(50'000);
+  }
+  return false;
+}
+
+void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
+  memory_report r{};
+  r.on = cpu;
+  r.requested = bytes;
+  r.rounded = rounded;
+  r.limit = owner.options().pinned_limit;
+  r.ladder = std::move(ladder);
+  {
+    auto p = in.lock();
+    ++p->tally.now().num_ooms;
+    r.allocated = p->tally.allocated();
+    r.pending = p->tally.pending();
+    r.reserved = p->tally.reserved();
+    r.largest_hole = p->space.largest_free();
+    r.capacity = os::memory_of_host();
+  }
+  throw out_of_memory(std::move(r), at);
+}
 
 pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) { pools().lock()->push_back(this); }
 
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
+  pinned_uses::version().fetch_add(1);
   if (weir::process_is_ending() || process_was_forked()) return;  // nothing to ask, nothing to give back: the system does
   std::size_t held = 0, held_bytes = 0;
   {
@@ -271,6 +188,7 @@ pinned_memory::~pinned_memory() {
       // What a lost device refuses is quarantined below.
       for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
       for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
+      for (auto const* use : one.last) static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
       if (one.is == state_of::live) ++held, held_bytes += one.requested;
     });
   }
@@ -354,98 +272,6 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
   }
   if (grown.what == driver::code::out_of_memory || grown.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
   throw_refusal(grown, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);
-}
-
-void pinned_memory::deallocate(void* block, here at) {
-  if (!block || process_was_forked()) return;
-  pinned_space::few<clock::stamp> to_fence;
-  {
-    auto p = state_->in.lock();
-    auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
-    if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live) state::refuse_free(*p, block, freed, at);
-    auto& one = freed->second;
-    if (auto* const witness = state_->owner.witness()) [[unlikely]] {
-      std::vector<driver::witness::user> behind, counted;
-      for (auto* line : one.users) (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
-      for (auto const s : one.stamps) {
-        if (auto* const line = clock::find(s.stream)) counted.push_back({line->device(), line->handle()});
-      }
-      witness->freed(number(block), one.requested, {behind, counted}, at);
-    }
-    for (auto* line : one.users) join(one.stamps, line->now());
-    one.users.clear();
-    drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
-    --p->live;
-    p->tally.take_back(one.requested, one.bytes);
-    if (one.use_forgotten) {
-      one.is = state_of::quarantined;
-    } else if (one.stamps.empty()) {
-      state_->settle(*p, freed);
-    } else {
-      one.is = state_of::pending;
-      p->unfenced += one.bytes;
-      if (p->unfenced >= fence_after) {
-        for (auto const s : one.stamps) {
-          if (to_fence.size() < to_fence.capacity()) to_fence.push_back(s);
-        }
-        p->unfenced = 0;
-      }
-      p->pending.push_back(freed->first);
-    }
-  }
-  for (auto const s : to_fence) {  // an attempt: what is refused here is recorded at the next miss
-    auto* const line = clock::find(s.stream);
-    if (line && line->alive() != clock::life::retired) static_cast<void>(line->fence());
-  }
-}
-
-void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
-  if (state_->outside(block)) return;
-  auto p = state_->in.lock();
-  auto const found = p->space.find(number(block));
-  if (found == p->space.end() || found->second.is != state_of::live) return;
-  auto& users = found->second.users;
-  if (std::find(users.begin(), users.end(), &user) != users.end()) return;
-  try {
-    users.push_back(&user);
-    found->second.stamps.reserve(found->second.stamps.size() + users.size());  // what freeing will need
-  } catch (...) {
-    found->second.use_forgotten = true;
-  }
-}
-
-void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
-  if (state_->outside(block)) return;
-  auto p = state_->in.lock();
-  auto const found = p->space.find(number(block));
-  if (found == p->space.end() || found->second.is != state_of::live) return;
-  try {
-    join(found->second.stamps, s);
-    found->second.stamps.reserve(found->second.stamps.size() + found->second.users.size());
-  } catch (...) {
-    found->second.use_forgotten = true;
-  }
-}
-
-std::optional<memory::block> pinned_memory::find(void const* inside) const noexcept {
-  if (state_->outside(inside)) return {};
-  auto p = state_->in.lock();
-  auto const found = p->space.find(number(inside));
-  if (found == p->space.end() || found->second.is != state_of::live) return {};
-  return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned, nullptr};
-}
-
-bool pinned_memory::reserves(void const* p) const noexcept {
-  if (state_->outside(p)) return false;
-  auto in = state_->in.lock();
-  return in->space.find(number(p)) != in->space.end();
-}
-
-bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
-  auto const holder = find(first);
-  if (!holder) return false;
-  std::size_t const before = number(first) - number(holder->base);
-  return before <= holder->bytes && bytes <= holder->bytes - before;
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {

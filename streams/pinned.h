@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/memory/allocator.h"
+#include "streams/pinned_uses.h"
 
 namespace weir::streams {
 
@@ -28,6 +29,11 @@ class pinned_memory {  // a part of the runtime
   void deallocate(void*, here);                             // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
   void mark(void const*, clock::timeline& user) noexcept;   // used by work given to that stream; interior addresses are fine
   void mark(void const*, clock::stamp) noexcept;            // the same for work up to an exact stamp
+  // The same for who copies again and again: the block that holds those bytes, kept in `mine`, and then its use by that stream. Null: none does.
+  pinned_spot const* look(void const*, std::size_t bytes, std::uint64_t stream, pinned_uses& mine) noexcept;
+  static void mark(pinned_spot const& at, clock::stamp s) noexcept {  // Requires: s is of the stream it was looked up for
+    if (at.last->n.load(base::memory_order_relaxed) < s.n) at.last->n.raise(s.n);
+  }
   std::optional<memory::block> find(void const*) const noexcept;
   bool reserves(void const*) const noexcept;                 // the pool's memory, handed out or not
   bool owns(void const*, std::size_t bytes) const noexcept;  // all of the range lies in one live block

@@ -17,6 +17,7 @@
 
 #include "runtime/clock/timeline.h"
 #include "runtime/driver/driver.h"
+#include "streams/pinned_uses.h"
 
 namespace weir::streams {
 
@@ -49,6 +50,7 @@ class pinned_space {
     std::size_t requested = 0;               // bytes
     few<clock::timeline*> users{};           // while live: marked for these
     few<clock::stamp> stamps{};              // exact uses; once freed, all of them
+    few<pinned_use*> last{};                 // while live: exact uses more, of streams it was looked up for to be copied again and again
     sizes::node_type listing{};              // unless free: its entry in the list by size, so that giving it back never allocates
   };
   using ranges = std::map<address, range>;

@@ -49,6 +49,10 @@ class allocator {
   virtual void mark(void const*, clock::timeline& user, here) = 0;
   virtual void rebind(void*, clock::timeline& home, here) = 0;
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
+  // Both in one look, for a copy: the live block that the address lies in, marked for that stream unless it is its home. bytes == 0:
+  // there is none, or no memory to note the mark.
+  struct range { void* base = nullptr; std::size_t bytes = 0; };
+  virtual range use(void const*, clock::timeline& user) noexcept = 0;
 
   // `reader` may use the block's memory as it stands. Grants whole handles. Idempotent.
   virtual driver::status grant(void const*, int reader) = 0;

@@ -79,6 +79,7 @@ class device_allocator final : public allocator {
   void mark(void const*, clock::timeline&, here) override;
   void rebind(void*, clock::timeline&, here) override;
   std::optional<block> find(void const*) const noexcept override;
+  range use(void const*, clock::timeline&) noexcept override;
   driver::status grant(void const*, int) override;
   bool granted(void const*, int) const noexcept override;
   std::size_t empty_cache() override;
@@ -125,6 +126,8 @@ class device_allocator final : public allocator {
   static located locate(region&, address) noexcept;
   located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock
   region* must_find(void const*, char const* operation, here) const;
+  range use_in(region&, address, clock::timeline&) noexcept;
+  static range use_located(stream_memory&, region&, address, clock::timeline&) noexcept;  // Requires: the lock
 
   // Warm: Requires the lock of `mine`. Null: nothing mapped fits.
   void* warm(stream_memory& mine, request const&);
