@@ -43,15 +43,15 @@ TEST_P(capture, m17_captured_calls_do_not_run_until_their_graph_is_launched) {
   for (capture_mode const mode : all_modes) {
     SCOPED_TRACE(text(mode));
     auto const before = logged().size();
-    write(b, 7);
-    h[0] = 1;
+    for (std::uint32_t k = 0; k < 3; ++k) write(b, 7 + 2 * k, k);
+    h[0] = 1, h[1] = 3;
     ASSERT_OK(machine().begin_capture(0, s, mode));
     EXPECT_TRUE(is_captured(s));
     EXPECT_FALSE(is_captured(other));
     log(0, s, 1);
     EXPECT_OK(machine().copy(0, s, b.words(), h, 4));
     relay(0, s, b.words() + 1, b.words());
-    EXPECT_OK(machine().fill(0, s, b.words() + 2, 9, 4, 1));
+    EXPECT_OK(machine().fill(0, s, b.words() + 2, 12, 4, 1));
     EXPECT_OK(machine().copy(0, s, h + 1, b.words() + 1, 4));
     log(0, other, 2);
     finish(0, other);
@@ -61,7 +61,8 @@ TEST_P(capture, m17_captured_calls_do_not_run_until_their_graph_is_launched) {
     EXPECT_FALSE(is_captured(s));
     EXPECT_OK(machine().synchronize_device(0));
     EXPECT_EQ(logged().size(), before + 1);
-    EXPECT_EQ(read(b), 7u);
+    for (std::uint32_t k = 0; k < 3; ++k) EXPECT_EQ(read(b, k), 7 + 2 * k);
+    EXPECT_EQ(h[1], 3u);
     auto const graph = machine().instantiate(0, kept.value);
     ASSERT_OK(graph.is);
     EXPECT_OK(machine().destroy_graph(kept.value));
@@ -74,7 +75,7 @@ TEST_P(capture, m17_captured_calls_do_not_run_until_their_graph_is_launched) {
       EXPECT_EQ(logged().size(), before + 2 + k);
       EXPECT_EQ(h[1], 100 + k);
     }
-    EXPECT_EQ(read(b, 2), 9u);
+    EXPECT_EQ(read(b, 2), 12u);
     EXPECT_OK(machine().destroy_executable(graph.value));
     EXPECT_SAYS(code::invalid, machine().launch_graph(0, s, graph.value));
     EXPECT_SAYS(code::invalid, machine().destroy_executable(graph.value));

@@ -112,6 +112,19 @@ TEST_P(memory, m10_a_pinned_source_is_read_at_any_time_until_completion) {
   EXPECT_EQ(read(b), 2u);
 }
 
+TEST_P(memory, m10_a_pinned_target_is_written_at_any_time_until_completion) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const h = pinned(4096);
+  write(b, 2);
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().copy(0, s, h, b.words(), 4));
+  *h = 5;
+  g.open();
+  finish(0, s);
+  EXPECT_EQ(*h, 2u) << "it was written before its turn";
+}
+
 TEST_P(memory, m11_a_handle_maps_whole_and_unmap_takes_exactly_what_was_mapped) {
   std::size_t const p = page();
   auto const at = machine().reserve(8 * p, 0);
@@ -282,6 +295,32 @@ TEST_P(memory, m13_a_released_handle_lives_as_long_as_its_last_mapping) {
   EXPECT_OK(machine().unreserve(at.value, 2 * page()));
 }
 
+// More than there is room for, each given back before the next is made: in both orders, and with two mappings.
+TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
+  if (control()) control()->use_up(0, machine().memory(0).value.free - 32 * page());  // fresh bytes take time to make up
+  auto const room = machine().memory(0);
+  ASSERT_OK(room.is);
+  std::size_t const bytes = room.value.free / 4 / page() * page();
+  auto const at = machine().reserve(2 * bytes, 0);
+  ASSERT_OK(at.is);
+  for (int round = 0; round < 9; ++round) {
+    SCOPED_TRACE(round);
+    auto const handle = machine().create(0, bytes);
+    ASSERT_OK(handle.is);
+    EXPECT_OK(machine().map(at.value, bytes, handle.value));
+    EXPECT_OK(machine().map(at.value + bytes, bytes, handle.value));
+    for (int step = 0; step < 3; ++step) {
+      if (step == round % 3) {
+        EXPECT_OK(machine().release(handle.value));
+      }
+      if (step < 2) {
+        EXPECT_OK(machine().unmap(at.value + static_cast<std::size_t>(step) * bytes, bytes));
+      }
+    }
+  }
+  EXPECT_OK(machine().unreserve(at.value, 2 * bytes));
+}
+
 TEST_P(memory, m14_a_refused_call_changes_nothing_and_the_next_call_does_not_see_its_error) {
   auto const s = stream(0);
   auto const e = event(0);
@@ -305,10 +344,19 @@ TEST_P(memory, m14_a_refused_call_changes_nothing_and_the_next_call_does_not_see
       [&] { return machine().release_segment(0, b.at); },
       [&] { return machine().open_gate(static_cast<gate_handle>(999'999)); },
       [&] { return machine().release(static_cast<memory_handle>(0xffffff)); },
+      [&] { return machine().grant(b.at, page() / 2, 0); },
   };
+  auto const room = [&] { return machine().memory(0).value.free; };
+  auto const census = [&] { return control() ? control()->census() : std::vector<std::string>{}; };
+  auto const free_before = room();
+  auto const alive_before = census();
   for (std::size_t i = 0; i < refused.size(); ++i) {
     SCOPED_TRACE(i);
     EXPECT_SAYS(code::invalid, refused[i]());
+    EXPECT_EQ(census(), alive_before);
+    if (!on_cuda()) {  // there others may take room meanwhile
+      EXPECT_EQ(room(), free_before);
+    }
     EXPECT_OK(machine().query_stream(0, s));
     EXPECT_OK(machine().record(0, s, e));
     EXPECT_OK(machine().copy(0, s, h, b.words(), 4));
@@ -361,6 +409,7 @@ TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_thr
       EXPECT_SAYS(code::invalid, machine().copy(i, s, b.words(), a.words(), 4));
       EXPECT_OK(machine().grant(b.at, b.bytes, i));
       EXPECT_OK(machine().copy(i, s, b.words(), a.words(), 4));
+      EXPECT_SAYS(code::invalid, machine().copy(j, stream(j), b.words(), a.words(), 4)) << "the grant has a direction";
       store(i, s, b.words() + 1, mark + 1);
       relay(i, s, a.words() + 1, b.words() + 1);
       finish(i, s);
@@ -368,6 +417,29 @@ TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_thr
       EXPECT_EQ(read(a, 1), mark + 1);
     }
   }
+}
+
+TEST_P(memory, m16_a_grant_is_of_one_mapping) {
+  NEED_DEVICES(2);
+  if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
+  auto const s = stream(1);
+  auto const b = conformance::memory(0), mine = conformance::memory(1);
+  write(b, 3);
+  auto const second = machine().reserve(page(), 0);
+  ASSERT_OK(second.is);
+  EXPECT_OK(machine().map(second.value, page(), b.handle));
+  EXPECT_OK(machine().grant(second.value, page(), 0));
+  auto* const alias = reinterpret_cast<std::uint32_t*>(second.value);
+  EXPECT_OK(machine().grant(b.at, b.bytes, 1));
+  EXPECT_SAYS(code::invalid, machine().copy(1, s, mine.words(), alias, 4));
+  EXPECT_OK(machine().copy(1, s, mine.words(), b.words(), 4));
+  EXPECT_OK(machine().grant(second.value, page(), 1));
+  EXPECT_OK(machine().copy(1, s, mine.words() + 1, alias, 4));
+  finish(1, s);
+  EXPECT_EQ(read(mine), 3u);
+  EXPECT_EQ(read(mine, 1), 3u);
+  EXPECT_OK(machine().unmap(second.value, page()));
+  EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
 TEST_P(memory, m16_a_grant_ends_with_its_mapping) {

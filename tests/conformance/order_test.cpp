@@ -1,4 +1,5 @@
 // Rules M1 to M8 of docs/simulated-machine.md, on every machine: what is ordered, what blocks, what is complete.
+#include <chrono>
 #include <numeric>
 #include <thread>
 
@@ -130,12 +131,15 @@ TEST_P(order, m3_a_wait_takes_the_last_record_at_the_time_of_the_call) {
 TEST_P(order, m3_a_record_takes_the_stream_as_it_is_now) {
   auto const a = stream(0), b = stream(0);
   auto const e = event(0);
+  auto& first = hold(0, a);  // so that the event is still to come when it is waited for
   log(0, a, 1);
   EXPECT_OK(machine().record(0, a, e));
   auto& g = hold(0, a);  // behind the record: whoever waits for the event must not wait for this
   log(0, a, 3);
   EXPECT_OK(machine().wait(0, b, e));
   log(0, b, 2);
+  EXPECT_TRUE(logged().empty());
+  first.open();
   finish(0, b);
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2}));
   g.open();
@@ -248,6 +252,40 @@ TEST_P(order, m7_a_host_function_runs_in_order_holds_its_stream_and_may_call_no_
   EXPECT_EQ(dropped, 1);
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2}));
   EXPECT_OK(machine().query_event(e));
+}
+
+TEST_P(order, m7_a_host_function_comes_after_what_was_given_before_it_and_holds_what_was_given_after_it) {
+  auto const s = stream(0), other = stream(0);
+  log(0, other, 1000);  // the first of its kind may block
+  finish(0, other);
+  std::vector<std::uint32_t> at_entry, at_exit;
+  std::atomic<bool> inside{false}, leave{seeded()};  // a seeded machine runs it inside one of this thread's calls
+  auto const soon = [](std::atomic<bool> const& flag) {
+    auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_TRUE(flag) << "not within 2 s";
+  };
+  std::function<void()> body = [&] {
+    at_entry = logged();
+    inside = true;
+    soon(leave);
+    at_exit = logged();
+  };
+  log(0, s, 1);
+  EXPECT_OK(machine().host_function(0, s, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); }, nullptr, &body}));
+  log(0, s, 3);
+  if (!seeded()) {
+    soon(inside);
+    log(0, other, 2);
+    finish(0, other);
+    EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1000, 1, 2}));
+    EXPECT_SAYS(code::not_ready, machine().query_stream(0, s));
+    leave = true;
+  }
+  finish(0, s);
+  EXPECT_EQ(at_entry, (std::vector<std::uint32_t>{1000, 1}));
+  EXPECT_EQ(at_exit, (seeded() ? std::vector<std::uint32_t>{1000, 1} : std::vector<std::uint32_t>{1000, 1, 2}));
+  EXPECT_EQ(logged().back(), 3u);
 }
 
 TEST_P(order, m7_a_refused_host_function_is_dropped_and_never_runs) {

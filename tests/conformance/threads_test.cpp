@@ -1,4 +1,6 @@
 // Rule M18 of docs/simulated-machine.md, on every machine: any thread may call, and finds its own current device afterwards.
+#include <algorithm>
+
 #include "tests/conformance/kernels.h"
 #include "tests/conformance/rig.h"
 
@@ -104,6 +106,32 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
   EXPECT_SAYS(code::not_permitted, machine().end_capture(1, s).is);
   EXPECT_EQ(current_device(), mine);
+}
+
+// Handles may come back at once. What is under one then is another stream: empty, and not held by what the first still has to do.
+TEST_P(threads, m18_a_stream_under_a_handle_that_came_back_is_another) {
+  auto const first = machine().create_stream(0, stream_kind::independent, 0);
+  ASSERT_OK(first.is);
+  auto const fresh = stream(0);
+  log(0, fresh, 1000);  // the first of its kind may block
+  finish(0, fresh);
+  auto& g = hold(0, first.value);
+  log(0, first.value, 1);
+  EXPECT_OK(machine().destroy_stream(0, first.value));
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    auto const s = machine().create_stream(0, stream_kind::independent, 0);
+    ASSERT_OK(s.is);
+    EXPECT_OK(machine().query_stream(0, s.value));
+    log(0, s.value, 2 + i);
+    finish(0, s.value);
+    EXPECT_OK(machine().destroy_stream(0, s.value));
+  }
+  auto const before = logged();
+  EXPECT_EQ(before.size(), 101u);
+  EXPECT_EQ(std::count(before.begin(), before.end(), 1u), 0);
+  g.open();
+  EXPECT_OK(machine().synchronize_device(0));
+  EXPECT_EQ(logged().back(), 1u);
 }
 
 TEST_P(threads, m18_what_one_thread_makes_another_uses_and_takes_back) {
