@@ -4,9 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <set>
+#include <thread>
 
+#include "runtime/parts.h"
 #include "streams/pinned.h"
 #include "tests/support/memory_bench.h"
+#include "weir/copy.h"
+#include "weir/observe.h"
 
 namespace weir {
 namespace {
@@ -251,6 +256,44 @@ TEST_F(peers_without_mapping, memory_is_not_given_back_while_a_collective_waits_
   ASSERT_TRUE(bench.control->run());
   EXPECT_NE(take(a, 3'500 << 10), nullptr);
   sound();
+}
+
+// In front of the machine: which devices were made usable, which on a GPU takes half a gigabyte of each.
+struct counting final : weir::driver::faulty {
+  using faulty::faulty;
+  std::set<int> opened;
+  weir::driver::status open(int device) override { return opened.insert(device), faulty::open(device); }
+};
+
+// A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777): questions and new threads open
+// nothing, work opens the device that it names, and a guard's end does not open what it goes back to.
+TEST(peers_of_a_device, nothing_is_opened_on_a_device_that_nobody_uses) {
+  auto owned = std::make_unique<counting>(driver::sim::make({.devices = 4, .memory = 64 << 20}).machine);
+  auto& seen = *owned;
+  auto const rt = make_runtime(std::move(owned), {}, "4 simulated devices");
+  runtime_guard const in(*rt);
+  EXPECT_EQ(device_count(), 4);
+  EXPECT_EQ(current_device(), device(0));
+  (void)get_device_properties(device(3));
+  (void)memory_stats(device(3));
+  std::thread([&] {
+    runtime_guard const there(*rt);
+    EXPECT_EQ(current_device(), device(0));
+  }).join();
+  EXPECT_EQ(seen.opened, std::set<int>{});
+  {
+    stream s(device(2));
+    device_guard const on(2);
+    stream_guard const by(s);
+    buffer const b(4096), out = pinned(4096);  // pinned memory is made by way of the current device
+    copy(s, out.data(), b.data(), 4096);
+    event e;
+    e.record(s);
+    e.synchronize();
+    synchronize(device(2));
+  }
+  EXPECT_EQ(current_device(), device(0));
+  EXPECT_EQ(seen.opened, std::set<int>{2});
 }
 
 }  // namespace
