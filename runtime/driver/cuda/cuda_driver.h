@@ -158,7 +158,7 @@ class cuda_driver final : public driver {
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
   bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
-  static std::optional<bool> in_books(books const&, address, std::size_t bytes) noexcept;
+  static std::optional<bool> in_books(books const&, address, std::size_t bytes, bool* pinned = nullptr) noexcept;  // pinned: set when it is found
   status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 

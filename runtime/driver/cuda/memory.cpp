@@ -315,10 +315,11 @@ result<place> cuda_driver::find(void const* p) {
 
 // Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies over
 // neighbouring mappings, not over neighbouring pins, and dies of a reserved address where nothing is mapped.
-std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes) noexcept {
-  for (ranges const* in : {&b.mappings, &b.pins, &b.segments}) {
+std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, bool* pinned) noexcept {
+  for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = containing(*in, at);
     if (found == in->end()) continue;
+    if (pinned) *pinned = in == &b.pins;
     address next = found->first + found->second.bytes;
     if (in == &b.mappings) {
       while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
@@ -331,13 +332,11 @@ std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_
 
 cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
   auto const b = books_.lock();
-  auto const pinned = [&](address at) {
-    auto const after = b->pins.upper_bound(at);
-    return after != b->pins.begin() && at - std::prev(after)->first < std::prev(after)->second.bytes;
-  };
   address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
   if (wraps(to, bytes) || wraps(from, bytes)) return {false, false};
-  return {in_books(*b, to, bytes), in_books(*b, from, bytes), pinned(to) && pinned(from)};
+  bool to_pinned = false, from_pinned = false;
+  auto const of_dst = in_books(*b, to, bytes, &to_pinned), of_src = in_books(*b, from, bytes, &from_pinned);
+  return {of_dst, of_src, to_pinned && from_pinned};
 }
 
 // NVTX's listener looks memory up in the current context.
