@@ -13,7 +13,7 @@ namespace weir::streams {
 namespace {
 
 constexpr std::size_t worth_a_thread = std::size_t{32} << 20;
-constexpr int most_threads = 16;
+constexpr int most_threads = 32;  // 1 GiB on four H200s: 43 ms with 16, 33 to 40 with 32, 37 to 40 with 64
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
