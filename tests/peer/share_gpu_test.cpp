@@ -53,6 +53,49 @@ TEST(on_this_machine, another_process_reads_on_every_device_and_writes_back) {
   EXPECT_EQ(other.end(), "exit 0");
 }
 
+constexpr int of_a_pool = 20;
+std::size_t size_of(int i) { return std::size_t(i) * 40'000 + 8; }
+
+WEIR_ROLE(reads_a_pool) {
+  auto const m = machine_here();
+  std::vector<opened_buffer> all;
+  for (int i = 0; i < of_a_pool; ++i) all.push_back(line.receive(0));
+  ASSERT_EQ(m->get().part<peer::imports>().mapped(), 1u);
+  for (int i = 0; i < of_a_pool; ++i) {
+    auto const& b = all[std::size_t(i)];
+    ASSERT_EQ(test::read_back(b.data(), b.size(), 0), test::pattern(size_of(i), std::uint64_t(i) + 20)) << i;
+    copy(default_stream(0), b.data(), test::pattern(size_of(i), std::uint64_t(i) + 50).data(), b.size(), blocking::yes);
+  }
+  for (int i = 0; i < of_a_pool; i += 2) all[std::size_t(i)].release(default_stream(0));
+  line.signal(1, default_stream(0));
+  (void)line.wait();
+  ::kill(::getpid(), SIGKILL);
+}
+
+TEST(on_this_machine, buffers_of_a_pool_are_read_and_written_by_another_process_and_a_killed_one_costs_what_it_had_open) {
+  auto const m = machine_here();
+  share_pool pool({.on = 0, .handle_bytes = 16_MiB});
+  std::vector<shared_buffer> all;
+  test::other_process other("reads_a_pool");
+  for (int i = 0; i < of_a_pool; ++i) {
+    all.push_back(pool.allocate(size_of(i)));
+    copy(default_stream(0), all.back().data(), test::pattern(size_of(i), std::uint64_t(i) + 20).data(), size_of(i), blocking::yes);
+    other.line().send(all.back(), default_stream(0));
+  }
+  EXPECT_EQ(other.line().wait(), 1u);
+  for (int i = 0; i < of_a_pool; ++i) EXPECT_EQ(test::read_back(all[std::size_t(i)].data(), size_of(i), 0), test::pattern(size_of(i), std::uint64_t(i) + 50)) << i;
+  other.line().signal(2, default_stream(0));
+  EXPECT_EQ(other.end(), "signal 9");
+  shared_buffer const stays = pool.allocate(100);
+  all.clear();
+  auto const n = pool.statistics();
+  EXPECT_EQ(n.reserved, n.allocated + n.held + n.cached + n.lost);
+  EXPECT_EQ(n.held, 0u);
+  EXPECT_GT(n.lost, 0u);
+  copy(default_stream(0), stays.data(), test::pattern(100, 7).data(), 100, blocking::yes);
+  EXPECT_EQ(test::read_back(stays.data(), 100, 0), test::pattern(100, 7));
+}
+
 WEIR_ROLE(lends_and_is_killed) {
   auto const m = machine_here();
   shared_buffer const b(bytes, 0);

@@ -20,10 +20,12 @@ simulated small() { return {.devices = 1, .memory = 64_MiB}; }
 void write(void* to, std::uint64_t salt) { copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes); }
 test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
 
-// The conversation. `again` makes one call of the line's, and again when the lease was over.
+// The conversation. `again` makes one call of the line's, and again when the lease was over. One buffer has a handle of its own, the others
+// come from a pool.
 template <class Again>
 void own(share_line& line, Again again) {
-  shared_buffer ring[2] = {shared_buffer(bytes), shared_buffer(bytes)};
+  share_pool pool({.handle_bytes = 2_MiB});
+  shared_buffer ring[2] = {shared_buffer(bytes), pool.allocate(bytes)};
   for (auto const& b : ring) again([&] { line.send(b, default_stream(0)); });
   for (std::uint64_t r = 0; r < rounds; ++r) {
     write(ring[r % 2].data(), r);
@@ -33,10 +35,14 @@ void own(share_line& line, Again again) {
     ASSERT_EQ(heard, r);
   }
   // Given up while it is on its way: the next must not be the same memory.
-  shared_buffer last(bytes);
+  shared_buffer last = pool.allocate(1_MiB), lent = shared_buffer(bytes);
   write(last.data(), 50);
   again([&] { line.send(last, default_stream(0)); });
-  last = shared_buffer(bytes);
+  write(lent.data(), 52);
+  again([&] { line.send(lent, default_stream(0)); });
+  lent = shared_buffer(bytes);
+  write(lent.data(), 53);
+  last = pool.allocate(1_MiB);
   write(last.data(), 51);
   again([&] { line.signal(60, default_stream(0)); });
   std::uint64_t heard = 0;
@@ -55,14 +61,17 @@ void look(share_line& line, Again again) {
     ASSERT_EQ(read(ring[r % 2].data()), test::pattern(bytes, r));
     again([&] { line.signal(r, default_stream(0)); });
   }
-  opened_buffer last;
+  opened_buffer last, lent;
   again([&] { last = line.receive(0); });
+  again([&] { lent = line.receive(0); });
   std::uint64_t heard = 0;
   again([&] { heard = line.wait(); });
   ASSERT_EQ(heard, 60u);
   ASSERT_EQ(read(last.data()), test::pattern(bytes, 50)) << "somebody else has used it";
+  ASSERT_EQ(read(lent.data()), test::pattern(bytes, 52)) << "somebody else has used it";
   for (auto& b : ring) b.release(default_stream(0));
   last.release(default_stream(0));
+  lent.release(default_stream(0));
   again([&] { line.signal(61, default_stream(0)); });
 }
 
