@@ -162,7 +162,13 @@ piece* arena::carve(piece* p, address at, std::size_t bytes) { return cut_out(p,
 piece* arena::take(std::size_t bytes, std::size_t alignment) {
   auto const fits = [](piece const&) { return true; };  // every piece begins at a multiple of the unit
   if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, fits);
-  piece* const found = is_for_large(bytes) ? lowest(bytes, fits) : tightest(bytes, fits);
+  piece* found = nullptr;
+  if (is_for_large(bytes)) {
+    found = first_large_->find(bytes);
+    if (!found && regions_.size() > 1) [[unlikely]] found = lowest(bytes, fits);
+  } else {
+    found = tightest(bytes, fits);
+  }
   return found ? cut_out(found, found->at, bytes) : nullptr;
 }
 

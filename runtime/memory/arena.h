@@ -285,7 +285,8 @@ class arena {
   piece* carve_inside(piece& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
   void know_first_region() noexcept {
     region const* const first = regions_.empty() ? nullptr : regions_.front();
-    large_from_ = first && first->large ? first->large_bytes : std::numeric_limits<std::size_t>::max();
+    first_large_ = first ? first->large.get() : nullptr;
+    large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
   }
   static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes; }
   void put_gap(piece&) noexcept;
@@ -309,7 +310,8 @@ class arena {
   bins free_, runs_;               // for blocks, and for runs of slots; not those that a region has among its large ones
   std::size_t listed_ = 0;         // free pieces in all
   bool has_runs_ = false;
-  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that gets the lowest piece: the first region's
+  lowest_fit* first_large_ = nullptr;  // the first region's; where it has none, no block gets the lowest piece
+  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that does
   movable movable_;                // of the free pieces, those with whole handles
   bins gaps_, gap_runs_;           // likewise
   piece_places gap_places_;

@@ -30,11 +30,12 @@ class owners_section {  // as section
 
 void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept try {
   auto const& e = mine.entries[thread_table::way_of(line)];
-  if (e.line != line || bytes > arena::most_bytes || (alignment & (alignment - 1)) || alignment > largest_alignment) [[unlikely]] return nullptr;
+  if (e.line != line || bytes > arena::most_bytes) [[unlikely]] return nullptr;
+  if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]] return nullptr;
   stream_memory& m = *e.memory;
   owners_section const hold(m, *e.cache);
   if (!hold.held()) return nullptr;
-  piece* const p = m.pieces.take(round_up(bytes, bins::unit), std::max(alignment, bins::unit));
+  piece* const p = m.pieces.take(round_up(bytes, bins::unit), alignment);
   if (!p) return nullptr;
   p->home = m.home.load(base::memory_order_relaxed);
   p->requested = bytes;

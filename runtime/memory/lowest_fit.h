@@ -1,10 +1,10 @@
 // The large free pieces of a region: which is the lowest that is large enough.
 // Threads: guarded by the lock of the stream_memory whose region it belongs to.
 //
-// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are looked at, four at a
+// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are looked at, sixteen at a
 // time, so that one that comes, goes or changes its size is a store or two. A program seldom fills a second leaf.
 // Invariants
-//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0
+//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0, and that is leaf 0
 //   most_[r] is at least the size of each; the search that it led astray lowers it
 //   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made room for
 #pragma once
@@ -51,6 +51,14 @@ class lowest_fit {
   piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
     if (bytes > (most_units - 1) * unit) return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
+    if (count_ == 1 && !from) [[likely]] {  // that is the first leaf: the lowest rank keeps its leaf
+      if (most_[0] < v) return nullptr;
+      leaf& l = leaves_[0];
+      std::int32_t const found = lowest_in<false>(l, v, 0);
+      if (found != none) [[likely]] return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      most_[0] = largest_in(l);
+      return nullptr;
+    }
     for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
       if (most_[r] < v) continue;
       leaf& l = at(r);
@@ -107,7 +115,7 @@ class lowest_fit {
     for (std::size_t r = 0; r < count_; ++r) {
       leaf const& l = at(r);
       all += l.n;
-      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
+      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 && order_[0] == 0 : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
       for (std::uint32_t i = 0; i < room; ++i) {
         if (i >= l.n) {
           good &= l.sizes[i] == 0;
