@@ -184,7 +184,9 @@ class tally {
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
   [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    if (cached_room_.passed() && !rising_) [[unlikely]] note_cached();
+    if (cached_room_.least() < 0) [[unlikely]] {
+      if (!rising_) note_cached();
+    }
     rising_ = true;
     at(as_what, p).add(n, bytes, requested);
     bytes_room_.add(p, -bytes), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
@@ -197,7 +199,9 @@ class tally {
     at(as_what, p).add(n, bytes, requested);
   }
   [[gnu::always_inline]] void falls() noexcept {  // from here on some level does
-    if ((bytes_room_.passed() || blocks_room_.passed()) && rising_) [[unlikely]] note_peaks();
+    if ((bytes_room_.least() | blocks_room_.least()) < 0) [[unlikely]] {
+      if (rising_) note_peaks();
+    }
     rising_ = false;
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
@@ -283,7 +287,7 @@ class tally {
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
   bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
-  // How much the levels of small, large, all may rise at least before one is above its noted peak; passed(): one has been since set().
+  // How much the levels of small, large, all may rise at least before one is above its noted peak; least() < 0: one has been since set().
   // What large blocks change, all the time, is one number: of large's and all's the lower, for both move alike then.
   class room {
    public:
@@ -291,7 +295,7 @@ class tally {
       if (p == size_pool::large) near_.add(by);
       else add_small(by);
     }
-    bool passed() const noexcept { return (near_.get() | small_passed_) < 0; }
+    std::int64_t least() const noexcept { return near_.get() | small_passed_; }
     void set(by_pool const& left) noexcept { near_.set(std::min(left[1], left[2])), small_ = left[0], beyond_ = left[2] - left[1], small_passed_ = 0; }
 
    private:
