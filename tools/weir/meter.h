@@ -45,7 +45,10 @@ class meter final : public driver::faulty {
   template <class Call>
   auto timed(double modelled_us, Call call);
 
-  base::atomic<std::int64_t> spent_ns_{0}, modelled_ns_{0};
+  std::uint64_t const first_ticks_ = base::ticks();
+  std::int64_t const first_ns_ = base::now_ns();
+  base::atomic<std::uint64_t> spent_ticks_{0};
+  base::atomic<std::int64_t> modelled_ns_{0};
   base::atomic<std::uint64_t> created_{0}, moved_{0};
   struct physical {
     std::size_t bytes = 0;
