@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "runtime/observe/history.h"
 #include "weir/collective.h"
 #include "weir/memory.h"
 #include "weir/stream.h"
@@ -208,6 +209,22 @@ TEST_F(history, stacks_are_taken_on_request) {
   ASSERT_EQ(all.size(), 2u);
   EXPECT_GE(all[0].stack.size(), 2u);
   EXPECT_TRUE(all[1].stack.empty());
+}
+
+// Without an end a history takes all memory there is (pytorch#155889, #129674).
+TEST_F(history, of_more_events_than_there_is_room_for_the_newest_are_kept_and_sums_by_line_know_all) {
+  record_memory_history({.events = 100});
+  std::vector<buffer> all;
+  for (std::size_t i = 0; i < 2000; ++i) all.push_back(buffer(100 + i));
+  unsigned const line = __LINE__ - 1;
+  auto const kept = memory_history();
+  ASSERT_EQ(kept.size(), 100u);
+  for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(kept[i].bytes, 2000 + i);
+  EXPECT_GE(observe::history::process().forgotten(), 1900u);  // pages that were mapped are events, too
+  EXPECT_EQ(at_line(line).blocks, 2000);
+  all.clear();
+  EXPECT_EQ(at_line(line).blocks, 0);
+  EXPECT_EQ(memory_history().size(), 100u);
 }
 
 TEST_F(history, room_for_no_event_is_refused) { EXPECT_THROW(record_memory_history({.events = 0}), invalid_use); }
