@@ -3,6 +3,7 @@
 #include "peer/links.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -83,6 +84,7 @@ struct links::state {
   struct known_pairs {
     std::vector<pair> pairs;
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
+    std::vector<std::uint64_t> connected{};                     // by device: the peers that memory was opened with, a bit each
   };
   struct look {  // at a stream that was not done with its collectives
     clock::stamp at;       // what it had been given
@@ -96,7 +98,9 @@ struct links::state {
         memory(r.part<memory::device_memory>()),
         devices(r.device_count()),
         lines(static_cast<std::size_t>(devices)) {
-    in.lock()->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
+    auto p = in.lock();
+    p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
+    p->connected.resize(static_cast<std::size_t>(devices));
   }
 
   weir::runtime::impl& owner;
@@ -111,6 +115,29 @@ struct links::state {
 
   std::size_t index(int from, int to) const noexcept {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
+  }
+
+  // Through a switch every device is reached, however many there are.
+  bool switched(int from, int to) const {
+    auto& machine = owner.machine();
+    if (devices <= most_peers + 1 || machine.simulated()) return false;
+    auto const on_fabric = [&](int device) {
+      auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
+      return std::any_of(ends.begin(), ends.end(), [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
+    };
+    return on_fabric(from) && on_fabric(to);
+  }
+
+  // One connection serves both ways, and stays. false: one of the two has as many as it can.
+  bool connect(int from, int to) {
+    auto const bit = [](int device) { return std::uint64_t{1} << (device & 63); };
+    bool const any_number = switched(from, to);
+    auto p = in.lock();
+    auto &near = p->connected[static_cast<std::size_t>(from)], &far = p->connected[static_cast<std::size_t>(to)];
+    if (near & bit(to)) return true;
+    if (!any_number && (std::popcount(near) >= most_peers || std::popcount(far) >= most_peers)) return false;
+    near |= bit(to), far |= bit(from);
+    return true;
   }
 
   // A stream that stands idle is answered for at once. One that never does is asked about what it had been given at an earlier
@@ -225,7 +252,7 @@ links::trust links::prove(int from, int to, here at) {
   auto& my = *state_;
   base::lock_guard const alone(my.trying);
   is = known(from, to);
-  if (is != trust::claimed) return is;
+  if (is != trust::claimed || !my.connect(from, to)) return is;
   is = my.try_out(from, to, at);
   my.in.lock()->pairs[my.index(from, to)].is = is;
   return is;
@@ -322,6 +349,9 @@ void grant_access(void const* block, device reader, here at) {
   if (is == peer::links::trust::refused || is == peer::links::trust::wrong) {
     throw not_supported("grant_access", peer::pair_text(from, to),
                         is == peer::links::trust::wrong ? "This link changed bytes when it was tried: copy instead" : "These devices do not reach each other: copy instead", at);
+  }
+  if (is == peer::links::trust::claimed) {
+    throw not_supported("grant_access", peer::pair_text(from, to), "One of them has memory open with " + std::to_string(peer::links::most_peers) + " devices already: copy instead", at);
   }
   if (is == peer::links::trust::proven && memory->granted(block, from)) return;
   require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);

@@ -20,13 +20,15 @@ class links {  // a part of the runtime
   // A block is opened to a peer that has copied this many times its size: a grant costs about 0.2 ms a handle.
   static constexpr std::size_t worth_times = 8;
   static constexpr std::size_t least_handle = std::size_t{2} << 20;  // bytes
+  // A device without a switch between it and the others has memory open, either way, with at most so many: the driver has no more connections.
+  static constexpr int most_peers = 8;
 
   explicit links(runtime::impl&);
   ~links();
 
   driver::result<driver::peer_info> told(int from, int to);  // the driver's word, asked once; when it would not say, again
   trust known(int from, int to);                       // no device work. Refused, too, when the driver would not say
-  trust prove(int from, int to, here);                 // Blocks: the first time. What cannot be tried now stays claimed. Throws: out_of_memory, device_lost, driver_error
+  trust prove(int from, int to, here);                 // Blocks: the first time. What cannot be tried now, or for want of connections, stays claimed. Throws: out_of_memory, device_lost, driver_error
   // A trial, and the making of streams, may wait for work of all devices. Not while collectives are under way: it could be a rank
   // of this very thread that they wait for. No driver call unless there are some
   bool may_try();

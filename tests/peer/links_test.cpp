@@ -98,6 +98,24 @@ TEST(links, memory_that_comes_to_lie_where_other_memory_was_opened_is_opened_in_
   }
 }
 
+TEST(links, memory_is_open_with_at_most_eight_peers_of_a_device_and_copies_go_on_with_the_others) {
+  test::machine m({.devices = 10, .memory = 64_MiB});
+  buffer const all(4096, {.on = device(0)});
+  for (int reader = 1; reader <= 8; ++reader) EXPECT_NO_THROW(grant_access(all.data(), device(reader)));
+  EXPECT_THROW(grant_access(all.data(), device(9)), not_supported) << "the ninth";
+  EXPECT_FALSE(m.memory(0).granted(all.data(), 9));
+  EXPECT_NO_THROW(grant_access(all.data(), device(8))) << "those that are open stay";
+  buffer const far(2_MiB, {.on = device(9)}), near(2_MiB, {.on = device(0)}), other(2_MiB, {.on = device(8)});
+  auto const bytes = test::pattern(2_MiB, 4);
+  copy(near.data(), bytes.data(), 2_MiB);
+  for (int i = 0; i < 9; ++i) copy(far.data(), near.data(), 2_MiB), copy(other.data(), near.data(), 2_MiB);
+  EXPECT_TRUE(m.memory(8).granted(other.data(), 0)) << "the same connection, the other way";
+  EXPECT_FALSE(m.memory(9).granted(far.data(), 0)) << "it would be a ninth";
+  EXPECT_EQ(explain_copy(far.data(), near.data(), 2_MiB).by, route::peer);
+  EXPECT_EQ(test::read_back(far.data(), 2_MiB, 9), bytes);
+  EXPECT_NO_THROW(grant_access(far.data(), device(8))) << "which has one alone";
+}
+
 TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_the_right_ones) {
   for (bool back : {false, true}) {
     test::machine m;
