@@ -412,6 +412,17 @@ TEST(pinned_allocator, carries_a_container_and_names_a_size_that_overflows) {
   EXPECT_THROW(pinned_allocator<double>().allocate(std::size_t(-1) / 4), invalid_use);
 }
 
+TEST_F(pinned_pool, pin_memory_is_a_copy_that_the_engine_reads) {
+  auto const bytes = test::pattern(10'001, 9);
+  buffer on_gpu(bytes.size(), {.on = device(0)});
+  buffer const copied = pin_memory(bytes);
+  EXPECT_TRUE(pool.owns(copied.data(), bytes.size()));
+  EXPECT_EQ(copied.size(), bytes.size());
+  EXPECT_EQ(explain_copy(on_gpu.data(), copied.data(), bytes.size()).by, route::engine);
+  copy(on_gpu.data(), copied.data(), bytes.size());
+  EXPECT_EQ(test::read_back(on_gpu.data(), bytes.size(), 0), bytes);
+}
+
 TEST_F(pinned_pool, warmed_up_memory_serves_without_a_call_of_the_system_and_is_given_back_when_asked) {
   EXPECT_EQ(empty_pinned_cache(), 0u);
   warm_up_pinned_memory(8_MiB);

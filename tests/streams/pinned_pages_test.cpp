@@ -1,0 +1,77 @@
+// Pages for the pinned pool as the system sees them: where they lie, that they are there, what was asked for.
+// Threads: those of take_pages.
+#include "streams/pinned_pages.h"
+
+#include <sys/mman.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "runtime/base/os.h"
+#include "tests/peer/machine_fixture.h"
+
+namespace weir {
+namespace {
+
+// VmFlags of the mapping that begins there: two letters a flag.
+std::string flags_at(void const* at) {
+  std::ostringstream first;
+  first << std::hex << reinterpret_cast<std::uintptr_t>(at) << '-';
+  std::ifstream all("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(all, line);) {
+    if (line.find('-') < 17 && std::isxdigit(static_cast<unsigned char>(line[0])) && line.find(':') != line.find('-')) here |= line.starts_with(first.str());
+    if (here && line.starts_with("VmFlags:")) return line.substr(8) + " ";
+  }
+  return "";
+}
+
+std::size_t present(std::byte* base, std::size_t bytes) {
+  std::vector<unsigned char> is(bytes / os::page_size());
+  EXPECT_EQ(mincore(base, bytes, is.data()), 0);
+  return static_cast<std::size_t>(std::count_if(is.begin(), is.end(), [](unsigned char one) { return one & 1; }));
+}
+
+base::atomic<int> threads{0};
+bool refuses_threads = false;
+bool count_threads(os::call which) noexcept {
+  if (which != os::call::make_thread) return false;
+  threads.fetch_add(1);
+  return refuses_threads;
+}
+
+TEST(pinned_pages, lie_on_huge_pages_and_are_asked_for_as_such) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  ASSERT_TRUE(m.driver().open(0).ok());
+  auto const got = streams::take_pages(m.driver(), 6_MiB + 4096, -1);
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(got.value.base) % streams::huge_page, 0u);
+  EXPECT_EQ(got.value.bytes, 6_MiB + 4096) << "no more than was asked for";
+  std::string const flags = flags_at(got.value.base);
+  ASSERT_NE(flags, "") << "the mapping begins there";
+  if (std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    EXPECT_NE(flags.find(" hg "), std::string::npos) << flags;
+  }
+  EXPECT_TRUE(streams::return_pages(m.driver(), got.value).ok());
+  EXPECT_EQ(flags_at(got.value.base), "") << "and is gone";
+}
+
+TEST(pinned_pages, are_all_there_touched_by_several_threads_or_by_this_one_where_there_are_no_more) {
+  std::size_t const bytes = 128_MiB;
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  ASSERT_TRUE(m.driver().open(0).ok());
+  for (bool const refused : {false, true}) {
+    refuses_threads = refused;
+    threads.store(0);
+    os::refuse_by(count_threads);
+    auto const got = streams::take_pages(m.driver(), bytes, -1);
+    os::refuse_by(nullptr);
+    ASSERT_TRUE(got.ok());
+    EXPECT_EQ(present(got.value.base, bytes), bytes / os::page_size()) << refused;
+    EXPECT_TRUE(threads.load() || os::usable_processors() == 1) << refused;
+    EXPECT_TRUE(streams::return_pages(m.driver(), got.value).ok());
+  }
+}
+
+}  // namespace
+}  // namespace weir
