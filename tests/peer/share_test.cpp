@@ -1,6 +1,7 @@
 // Memory of two processes: the same bytes for both, handed over in order; not used for anything else while somebody has it open.
 // Threads: one, and in one case a second that waits; the other process has its own.
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <optional>
 
@@ -150,6 +151,36 @@ TEST(an_import, goes_when_its_owner_has_it_no_more) {
   here.send(other, default_stream(0));
   auto const o = there.receive();
   EXPECT_EQ(imports.mapped(), 1u);
+}
+
+TEST(a_handle, has_one_descriptor_that_goes_with_it) {
+  struct counter final : driver::faulty::watcher {
+    void comes(driver::call c) noexcept override { exported += c == driver::call::export_handle; }
+    int exported = 0;
+  } seen;
+  auto const open_files = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  test::machine m(small());
+  auto [here, there] = lines();
+  synchronize(0);
+  auto const before = open_files();
+  driver::faulty_of(m.driver())->watch(&seen);
+  {
+    shared_buffer const b(some_bytes);
+    share_pool pool;
+    shared_buffer const one = pool.allocate(10), two = pool.allocate(10);
+    for (shared_buffer const* which : {&b, &one, &two, &b, &one, &two}) {
+      here.send(*which, default_stream(0));
+      (void)there.receive();
+    }
+    EXPECT_EQ(seen.exported, 2) << "its own, and the pool's";
+  }
+  driver::faulty_of(m.driver())->watch(nullptr);
+  EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
+  shared_buffer const next(some_bytes);
+  here.send(next, default_stream(0));
+  auto const o = there.receive();  // what was mapped goes, and its last word's socket
+  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
+  EXPECT_EQ(open_files() - before, 5) << "of the last one alone: the machine's file on each side, the descriptor, both ends of the loan";
 }
 
 // Life -------------------------------------------------------------------------------------------------------------------
