@@ -6,9 +6,9 @@
 
 namespace weir::peer {
 
-wishes& wished() {
+wishes& make_wishes() {
   static auto* const of_thread = new base::per_thread<wishes>;
-  return of_thread->get();
+  return *(wishes::own::value = &of_thread->get());
 }
 
 bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
@@ -23,14 +23,13 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
   if (!on) return false;
   line = given ? given : &streams::current_line(r, on->device());
 
-  device_ = on->use(a.dst, *line);
-  up = in_device(a.dst, a.bytes);
-  if (!up) {
-    device_ = on->use(a.src, *line);
-    if (!in_device(a.src, a.bytes)) return false;
+  up = !mine.down;  // mostly as the last one
+  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *line), !in_device(up ? a.dst : a.src, a.bytes); up = !up) {
+    if (++looks == 2) return false;
   }
+  mine.down = !up;
+  void const* const other = up ? a.src : a.dst;
   if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {
-    void const* const other = up ? a.src : a.dst;
     auto const* spot = mine.known.find(pool, line->id(), number(other), a.bytes);
     if (!spot) spot = pool->look(other, a.bytes, line->id(), mine.known);
     if (spot) {
@@ -39,7 +38,7 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
     }
   }
   pinned.last = nullptr;  // within the device, or no case
-  return up && (to < from ? from - to : to - from) >= a.bytes && within(on->use(a.src, *line), a.src, a.bytes);
+  return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 
 bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items) {

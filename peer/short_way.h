@@ -19,8 +19,16 @@ struct wishes {  // of a thread, and what it remembers
   route by = route::automatic;
   std::vector<int> lent{};  // ordinals
   streams::pinned_uses known{};
+  bool down = false;        // its last short copy left the device
+
+  using own = base::thread_pointer<wishes, static_cast<wishes*>(nullptr)>;  // null: none yet, or the thread ends
+  ~wishes() { own::value = nullptr; }
 };
-wishes& wished();
+wishes& make_wishes();
+inline wishes& wished() {
+  if (wishes* const mine = wishes::own::value) [[likely]] return *mine;
+  return make_wishes();
+}
 
 struct asked {
   void* dst;
