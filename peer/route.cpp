@@ -331,6 +331,13 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
   if (bytes == 0) return streams::public_stamp(streams::current_line(r).now());
   peer::plan p;
   p.bytes = bytes;
+  if (auto* const line = peer::find_to_set(r, dst, bytes)) [[likely]] {
+    p.dst.at = dst;
+    p.dst.in = driver::where::device;
+    p.dst.device = line->device();
+    streams::enqueue_fill(*line, dst, value, bytes, at);
+    return peer::finish(r, p, *line, false, at);
+  }
   p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
   auto& line = p.dst.on_host() ? streams::current_line(r) : streams::current_line(r, p.dst.device);
   if (p.dst.on_host()) {

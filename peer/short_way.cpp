@@ -41,6 +41,16 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
   return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 
+clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes) {
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
+  if (!on) return nullptr;
+  auto& line = streams::current_line(r, on->device());
+  auto const block = on->use(dst, line);
+  std::size_t const before = reinterpret_cast<driver::address>(dst) - reinterpret_cast<driver::address>(block.base);
+  return before < block.bytes && bytes <= block.bytes - before ? &line : nullptr;
+}
+
 bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};

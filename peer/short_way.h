@@ -76,6 +76,9 @@ class short_way {
   memory::allocator::range device_{};
 };
 
+// The same for bytes that are set: the current stream of the device whose live block holds them all, marked for it. Null: no case of it.
+clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes);
+
 // Many on one line: all found before the first is enqueued.
 class short_ways {
  public:

@@ -98,6 +98,20 @@ TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
   deallocate(next_away);
 }
 
+TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
+  stream_guard const current(s);
+  held gate(m, s);
+  for (std::size_t const bytes : {std::size_t{4096}, std::size_t{2_MiB}}) {  // a slot, a block of its own
+    void* const away = allocate(default_stream(device(0)), bytes);
+    set(away, std::byte{1}, bytes);
+    set(static_cast<std::byte*>(away) + bytes - 1, std::byte{2}, 1);
+    EXPECT_TRUE(has(refusal([&] { set(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
+    deallocate(away);
+    EXPECT_TRUE(has(refusal([&] { set(away, std::byte{4}, bytes); }), "not allocated"));
+    EXPECT_GE(m.memory(0).statistics().pending_bytes.all.current, std::int64_t(bytes)) << "the engine may still write it";
+  }
+}
+
 TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
   auto const other = pattern(n, 2);
   copy_item const wrong[] = {{a.data(), host.data(), n}, {b.data(), host.data(), n + 1}};
