@@ -1,5 +1,7 @@
 // What becomes of pinned blocks once they are handed out: noted uses, and the way back when those are complete.
 // Threads: any.
+#include <cstdio>
+
 #include "runtime/base/call_site.h"
 #include "runtime/driver/witness.h"
 #include "streams/pinned_state.h"

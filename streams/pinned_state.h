@@ -2,6 +2,7 @@
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <limits>
 

@@ -5,6 +5,8 @@
 // a block back changes it first.
 #pragma once
 #include <array>
+#include <cstddef>
+#include <cstdint>
 
 #include "runtime/clock/timeline.h"
 

@@ -4,8 +4,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "runtime/base/os.h"
 #include "tests/peer/machine_fixture.h"
