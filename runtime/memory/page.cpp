@@ -148,7 +148,8 @@ handle_sizes address_space::handles_under(std::size_t block, holdings const& now
   double const idle = plenty ? 32 : epsilon * std::max(320.0, static_cast<double>(held) / 5);
   std::size_t const most = std::max<std::size_t>(static_cast<std::size_t>(std::min(suits, idle)), std::max<std::size_t>(plenty ? held / 1024 : 0, 1));
   std::size_t const n = std::bit_floor(std::min(wanted, most));
-  bool const rest = plenty && n >= 16 && held >= 512 && suits >= static_cast<double>(3 * n);  // goes with a large handle: that is little, too
+  bool const little = held >= 4096 || (held >= 512 && now.blocks < 40);
+  bool const rest = plenty && little && n >= 16 && suits >= static_cast<double>(3 * n);  // goes with a large handle
   return {page_, n * page_, rest ? n * page_ / 2 * 3 : 0};
 }
 

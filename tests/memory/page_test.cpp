@@ -97,6 +97,9 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
   EXPECT_EQ(pages_of(112, 4096, 20, 0.027), (handles{32, 32, 48})) << "what is left of a large block goes with its last handle";
   EXPECT_EQ(pages_of(113, 4096, 20, 0.027), (handles{32, 32, 32, 17}));
   EXPECT_EQ(pages_of(113, 511, 3, 0.027), (handles{32, 32, 32, 16, 1})) << "a program of less than a GiB has little idle memory";
+  EXPECT_EQ(pages_of(113, 512, 3, 0.027), (handles{32, 32, 32, 17})) << "and blocks that are few leave few rests";
+  EXPECT_EQ(pages_of(113, 4095, 40, 0.027), (handles{32, 32, 32, 16, 1})) << "of forty only where much is reserved";
+  EXPECT_EQ(pages_of(113, 4096, 40, 0.027), (handles{32, 32, 32, 17}));
   EXPECT_EQ(pages_of(41, 4096, 20, 0.027), (handles{16, 16, 9}));
   EXPECT_EQ(pages_of(41, 4096, 400, 0.027), (handles{16, 16, 8, 1})) << "among blocks of ten pages a rest is much";
   EXPECT_EQ(pages_of(112, 4096, 600, 0.027), (handles{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8})) << "many small blocks leave many free pieces";
