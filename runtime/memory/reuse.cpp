@@ -28,7 +28,7 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class >= 0) return nullptr;
   if (streams_.load(base::memory_order_relaxed) > 1) {
-    if (void* const p = from_others(mine, r, r.rounded * 2)) return p;
+    if (void* const p = from_others(mine, r, r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
       auto const all = memories();
       std::size_t const first = turn_.fetch_add(1, base::memory_order_relaxed);
@@ -58,16 +58,16 @@ void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r)
     }
     section const hold(mine);
     if (mine.pending.empty() || mine.pending.oldest()->turn != turn) continue;
-    mine.pending.settle_oldest([&](held_block const& b) { settled(mine, b); });
+    mine.pending.settle_oldest([&](held_block const& b) { settled(mine, b, mine.home.load()->now().n); });
     if (void* const p = warm(mine, r)) return p;
   }
 }
 
-void device_allocator::settled(stream_memory& m, held_block const& b) noexcept {
+void device_allocator::settled(stream_memory& m, held_block const& b, std::uint64_t freed) noexcept {
   m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
   tell_held(observe::action::settled, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes, 0);
   if (b.whole) {
-    m.pieces.give(*b.whole, m.home.load()->now().n);
+    m.pieces.give(*b.whole, freed);
   } else if (m.small.give(*b.cut, b.index)) {
     return_run(m, *b.cut);
   }
@@ -84,7 +84,7 @@ std::size_t device_allocator::settle(stream_memory& m) {
       },
       [&](held_block const& b) {
         bytes += b.bytes;
-        settled(m, b);
+        settled(m, b, b.since);
       });
   return bytes;
 }

@@ -71,6 +71,26 @@ TEST(reuse, a_program_of_one_stream_whose_blocks_stay_in_place_makes_no_event_an
   m.sound();
 }
 
+// What was lent and comes back goes to its borrower whole, without a question: only where that wastes little.
+TEST(reuse, a_lent_block_that_came_back_serves_again_whole_only_for_one_of_about_its_size) {
+  constexpr std::size_t mib = 1 << 20;
+  for (auto const& [wanted, whole] : {std::pair{15 * mib, true}, {12 * mib, false}, {9 * mib, false}}) {
+    machine m({.epsilon = 1});
+    void* const p = m.take(m.a, 16 * mib);
+    m.give(p);
+    ASSERT_TRUE(m.a.fence().ok() && m.bench.control->run());
+    ASSERT_EQ(m.take(m.b, 16 * mib), p) << "lent";
+    m.busy(m.b);
+    m.give(p);
+    ASSERT_TRUE(m.b.fence().ok() && m.bench.control->run());
+    counted_calls calls(*m.bench.control);
+    EXPECT_EQ(m.take(m.b, wanted), p);
+    EXPECT_EQ(calls.events() == 0, whole);
+    EXPECT_EQ(static_cast<std::size_t>(m.stats().allocated_bytes.all.current), whole ? 16 * mib : wanted);
+    m.sound();
+  }
+}
+
 // Freshness: at no time has more been given back since the newest fence than fence_every says, and a block more.
 TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
   constexpr std::size_t every = 4 << 20;
