@@ -1,6 +1,7 @@
 // The common path of the device allocator: a block out, a block back, and what is known about one.
 // Threads: any.
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
 #include <cstdio>
 #include <limits>
 
@@ -320,7 +321,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
 
     clock::timeline& home = *m.home.load();
     if (runtime_.witness()) [[unlikely]] tell_freed(b, home, last_use, at);
-    std::vector<clock::stamp> stamps;
+    boost::container::small_vector<clock::stamp, 4> stamps;
     std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
       if (!t) return;
@@ -352,7 +353,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);
       }
       std::uint64_t const first = stamps.front().stream;
-      m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, std::move(stamps), since});
+      m.pending.push({b.cut ? nullptr : b.whole, b.cut, b.index, rounded, {}, since}, stamps);
       tell_held(observe::action::held, b.start, rounded, first);
       b.cut ? b.cut->forget(b.index), m.small.hold(*b.cut, b.index) : (void)(b.whole->is = state::pending);
       m.counts.held(pool, rounded, requested);

@@ -10,6 +10,7 @@
 #include <boost/intrusive/set.hpp>
 #include <map>
 #include <new>
+#include <span>
 #include <vector>
 
 #include "runtime/memory/slab.h"
@@ -36,12 +37,17 @@ class pending_blocks {
   }
 
   // When the host has no memory for it, nothing has changed.
-  void push(held_block const& b) {
+  void push(held_block const& b) { push(b, b.stamps); }
+  void push(held_block const& b, std::span<clock::stamp const> stamps) {  // for these stamps, whatever it says of its own
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
     node& n = spare_.front();
-    static_cast<held_block&>(n) = b;  // copied: its stamps have room already
-    for (clock::stamp const s : b.stamps) newest_[s.stream] = std::max(newest_[s.stream], s.n);
-    auto& queue = queues_[b.stamps.front().stream];
+    n.stamps.assign(stamps.begin(), stamps.end());  // copied: there is room already
+    n.whole = b.whole, n.cut = b.cut, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
+    for (clock::stamp const s : stamps) {
+      std::uint64_t& newest = newest_[s.stream];
+      newest = std::max(newest, s.n);
+    }
+    auto& queue = queues_[stamps.front().stream];
     spare_.pop_front(), --spares_;
     n.turn = ++turns_;
     queue.push_back(n);
