@@ -143,14 +143,16 @@ handle_sizes address_space::handles_under(std::size_t block, holdings const& now
   // Each free piece keeps a part of a handle idle at both its ends, and a program of many small blocks has many free pieces.
   double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
   double const few = std::max(1.0, 128.0 / static_cast<double>(now.blocks + 1));
-  double const suits = std::min(usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024), 4096.0);  // pages
-  std::size_t const wanted = pages >= 64 ? 32 : std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, 16);
-  double const idle = plenty ? 32 : epsilon * std::max(320.0, static_cast<double>(held) / 5);
-  std::size_t const most = std::max<std::size_t>(static_cast<std::size_t>(std::min(suits, idle)), std::max<std::size_t>(plenty ? held / 1024 : 0, 1));
-  std::size_t const n = std::bit_floor(std::min(wanted, most));
-  bool const little = held >= 4096 || (held >= 512 && now.blocks < 40);
-  bool const rest = plenty && little && n >= 16 && suits >= static_cast<double>(3 * n);  // goes with a large handle
-  return {page_, n * page_, rest ? n * page_ / 2 * 3 : 0};
+  double const suits = usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024);  // pages
+  if (plenty && pages >= 64 && suits >= 32) return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
+  std::size_t const most = plenty ? 16 : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)), 1, 16);
+  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, most));
+  return {page_, n * page_, plenty && n == 16 && goes_with_rest(now, suits, n) ? 24 * page_ : 0};
+}
+
+bool address_space::goes_with_rest(holdings const& now, double suits, std::size_t pages) const noexcept {
+  std::size_t const held = now.reserved / page_;
+  return suits >= static_cast<double>(3 * pages) && (held >= 4096 || (held >= 512 && now.blocks < 40));
 }
 
 region* address_space::take(std::size_t at_least, stream_memory& owner) {

@@ -169,8 +169,8 @@ class address_space {  // one a device
     std::size_t reserved = 0;              // bytes, what is missing for that block among them
     std::size_t live = 0, blocks = 0;      // of blocks that are no slots: bytes, and how many
   };
-  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, and where the
-  // program's blocks are many and small, the less so the more is reserved; never so small that a device takes more than some 1,024
+  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, the less so the more
+  // is reserved; the largest only where the program's blocks are large, or few; never so small that a device takes more than some 512
   // of them; and small where `epsilon` leaves little idle memory to round up with.
   handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
   driver::device_info const& info() const noexcept { return info_; }
@@ -196,6 +196,7 @@ class address_space {  // one a device
   mutable base::mutex lock_;
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
+  bool goes_with_rest(holdings const&, double suits, std::size_t pages) const noexcept;  // a handle of so many pages, what is left of the block
   static constexpr std::size_t most_dropped = 64;
   std::vector<std::unique_ptr<region>> dropped_;                 // under lock_; the last few: somebody may be asking about them now
 };
