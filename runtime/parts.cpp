@@ -114,6 +114,13 @@ void runtime::impl::open(int device, std::string_view operation, here at) {
   }
 }
 
+void runtime::impl::open_any(int likely, std::string_view operation, here at) {
+  for (int d = 0; d < device_count_; ++d) {
+    if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire)) return;
+  }
+  open(likely, operation, at);
+}
+
 bool runtime::impl::has_come_to_rest() {
   bool all = true;
   for (int d = 0; d < device_count_; ++d) all &= !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();

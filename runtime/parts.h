@@ -59,6 +59,7 @@ struct runtime::impl {
 
   // Makes the device usable, once; cheap afterwards. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
   void open(int device, std::string_view operation, here);
+  void open_any(int likely, std::string_view operation, here);  // unless some device is open
   // Blocks: until every device in use says that nothing runs on it. false: one cannot say so. For the end of a runtime
   bool has_come_to_rest();
 

@@ -247,7 +247,7 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
     }
     state_->collect();
   }
-  state_->owner.open(current_ordinal(state_->owner), "allocate", at);  // a driver locks pages for every device, once one is open
+  state_->owner.open_any(current_ordinal(state_->owner), "allocate", at);  // a driver locks pages for every device, once one is open
   void* block = nullptr;
   auto grown = state_->grow(rounded, aligned, bytes, block);
   if (block) return block;

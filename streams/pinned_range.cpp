@@ -16,7 +16,7 @@ pinned_range::pinned_range(std::span<std::byte> memory, here at) : first_(nullpt
   auto const page = static_cast<driver::address>(os::page_size());
   auto const begin = reinterpret_cast<driver::address>(memory.data()) / page * page;
   auto const end = (reinterpret_cast<driver::address>(memory.data()) + memory.size() + page - 1) / page * page;
-  r.open(streams::current_ordinal(r), "pinned_range", at);  // a driver locks pages for every device, once one is open
+  r.open_any(streams::current_ordinal(r), "pinned_range", at);  // a driver locks pages for every device, once one is open
   void* const first = memory.data() - (reinterpret_cast<driver::address>(memory.data()) - begin);
   auto const pinned = r.machine().pin(first, end - begin);
   if (pinned.what == driver::code::invalid) throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host", at);
