@@ -24,6 +24,7 @@ struct cublas_functions {
   int (*destroy)(handle) = nullptr;
   int (*set_stream)(handle, CUstream_st*) = nullptr;
   int (*set_workspace)(handle, void*, size_t) = nullptr;
+  int (*set_math_mode)(handle, int) = nullptr;
   int (*gemm)(handle, int, int, int, int, int, void const*, void const*, int, int, void const*, int, int, void const*, void*, int, int, int, int) = nullptr;
   char const* missing = nullptr;
 
@@ -44,11 +45,13 @@ struct cublas_functions {
     find(destroy, "cublasDestroy_v2");
     find(set_stream, "cublasSetStream_v2");
     find(set_workspace, "cublasSetWorkspace_v2");
+    find(set_math_mode, "cublasSetMathMode");
     find(gemm, "cublasGemmEx");
   }
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
 constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
+constexpr int sums_in_full = 16;            // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: else a sum's parts may be rounded to halves
 constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
 constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }  // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
 
@@ -79,7 +82,10 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
     auto const require = [&](int code, char const* what) {
       if (code != 0) throw driver_error(code, "matmul", std::string(what) + " on gpu:" + std::to_string(device) + ": cuBLAS status " + std::to_string(code), "An earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 finds the line", at);
     };
-    if (!its.made) require(functions_.create(&its.made), "cublasCreate");
+    if (!its.made) {
+      require(functions_.create(&its.made), "cublasCreate");
+      require(functions_.set_math_mode(its.made, sums_in_full), "cublasSetMathMode");
+    }
     require(functions_.set_stream(its.made, s), "cublasSetStream");  // takes the library's own workspace again
     require(functions_.set_workspace(its.made, workspace, bytes), "cublasSetWorkspace");
     float const one = 1;
