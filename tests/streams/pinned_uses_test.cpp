@@ -49,13 +49,15 @@ TEST_F(remembered, each_copy_is_noted_also_when_the_block_is_known_and_fences_ca
 }
 
 TEST_F(remembered, each_streams_use_is_noted_for_itself) {
-  for (auto* on : {&s, &t, &s, &t}) copy(*on, gpu.data(), block, all, non_blocking);
+  buffer theirs(all, {.on = device(0)});
+  auto const read = [&](stream& on) { copy(on, &on == &s ? gpu.data() : theirs.data(), block, all, non_blocking); };
+  for (auto* on : {&s, &t, &s, &t}) read(*on);
   s.synchronize();
   t.synchronize();
   for (stream* last : {&s, &t}) {
     fence(s), fence(t);
     held gate(m, *last);
-    copy(*last, block, gpu.data(), all, non_blocking);
+    copy(*last, block, last == &s ? gpu.data() : theirs.data(), all, non_blocking);
     pool.deallocate(block, line_);
     (last == &s ? t : s).synchronize();
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(waits());  // however often the other one is asked
@@ -63,8 +65,9 @@ TEST_F(remembered, each_streams_use_is_noted_for_itself) {
     last->synchronize();
     EXPECT_FALSE(waits());
     block = pool.allocate(all, 0, line_);
-    copy(s, gpu.data(), block, all, non_blocking);
-    copy(t, gpu.data(), block, all, non_blocking);
+    read(s), read(t);
+    s.synchronize();
+    t.synchronize();
   }
   pool.deallocate(block, line_);
 }
