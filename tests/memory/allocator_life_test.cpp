@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "runtime/memory/device_allocator.h"
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
 
 struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
   using faulty::faulty;

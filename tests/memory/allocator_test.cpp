@@ -2,13 +2,13 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
 
 struct allocator_test : ::testing::Test {
   explicit allocator_test(options o = {}) : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}

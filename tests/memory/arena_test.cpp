@@ -8,11 +8,10 @@
 #include <random>
 
 #include "runtime/memory/device_allocator.h"
+#include "tests/memory/names.h"
 
 namespace weir::memory {
 namespace {
-
-constexpr std::size_t page = 64 << 10;
 
 // A region of an arena whose pages are mapped by hand, one handle a stretch. Nothing reads the stream's timeline here.
 struct bare_arena {

@@ -8,14 +8,13 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
 
 namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
-constexpr std::size_t page = 64 << 10;  // of machines that are stepped
 
 TEST(bound, reserved_stays_within_it_at_every_step_of_random_programs) {
   tests::seeds const wanted("bound", 150);

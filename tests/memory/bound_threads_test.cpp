@@ -15,13 +15,13 @@
 #include "runtime/driver/faulty.h"
 #include "runtime/memory/device_allocator.h"
 #include "tests/explore/explore.h"
+#include "tests/memory/names.h"
 #include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
 
 using memory::round_up;
-constexpr std::size_t page = 64 << 10;  // of machines whose threads are scheduled
 
 // Looks on whenever a handle is about to be made.
 class onlooker final : public driver::faulty {

@@ -7,6 +7,7 @@
 
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/counted_calls.h"
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
@@ -15,7 +16,6 @@ namespace {
 using tests::counted_calls;
 using tests::memory_bench;
 using driver::call;
-constexpr here at{"a test", "a test", 1};
 
 struct cliffs : ::testing::Test {
   explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30) : bench({.devices = 2, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}

@@ -4,14 +4,13 @@
 #include <map>
 
 #include "runtime/memory/device_allocator.h"
+#include "tests/memory/names.h"
 #include "tests/model/ghosts_program.h"
 
 namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
-constexpr std::size_t page = 64 << 10;  // of machines that are stepped
 
 // Counts what a move costs.
 class counting : public driver::faulty {

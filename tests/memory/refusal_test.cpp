@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 #include "tests/support/sanitized.h"
 
@@ -11,7 +12,6 @@ namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
 
 constexpr driver::code codes[] = {driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted};
 struct refused_calls : ::testing::TestWithParam<driver::code> {

@@ -6,6 +6,7 @@
 
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/counted_calls.h"
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 #include "tests/support/sanitized.h"
 
@@ -14,7 +15,6 @@ namespace {
 
 using tests::counted_calls;
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
 using waits = options::wait_policy;
 
 // Nothing moves but what a test steps, or waits for on the host. As large as an H200: only what is mapped costs time.
@@ -339,7 +339,7 @@ TEST(reuse, among_a_hundred_streams_a_miss_asks_some_and_looks_at_each_once) {
     lines.push_back(&m.bench.stream(0));
     m.busy(*lines.back());
   }
-  for (int k = 0; k < (tests::sanitized ? 4 : 10); ++k) {
+  for (int k = 0; k < (tests::sanitized ? 2 : 10); ++k) {
     for (std::size_t i = 0; i < lines.size(); ++i) {
       void* const p = m.take(*lines[i], 256 << 10);
       m.device().mark(p, *lines[(i + 1 + static_cast<std::size_t>(k)) % lines.size()], at);

@@ -7,13 +7,13 @@
 #include <random>
 #include <thread>
 
+#include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
 
 // A machine one of whose next calls does not return before somebody says so.
 struct slow_call final : weir::driver::faulty {

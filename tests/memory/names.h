@@ -1,0 +1,13 @@
+// What the tests of memory say alike.
+// Threads: none.
+#pragma once
+#include <cstddef>
+
+#include "weir/types.h"
+
+namespace weir {
+
+inline constexpr here at{"a test", "a test", 1};    // who asks
+inline constexpr std::size_t page = 64 << 10;        // of machines that are stepped, or whose threads are scheduled
+
+}  // namespace weir
