@@ -44,7 +44,8 @@ seeds::seeds(std::string program, std::uint64_t otherwise, std::uint64_t part, s
     count_ = part == 0 ? 1 : 0;
     return;
   }
-  std::uint64_t const all = number_from_environment("WEIR_TEST_SEEDS", otherwise), share = all / parts;
+  std::uint64_t const most = number_from_environment("WEIR_TEST_MOST_SEEDS", 0);
+  std::uint64_t const all = most ? std::min(most, otherwise) : number_from_environment("WEIR_TEST_SEEDS", otherwise), share = all / parts;
   first_ = number_from_environment("WEIR_TEST_BASE_SEED", 1) + part * share;
   count_ = part + 1 == parts ? all - part * share : share;
 }

@@ -16,6 +16,7 @@ inline std::uint64_t number_from_environment(char const* name, std::uint64_t oth
 }
 
 // for (auto const seed : seeds("copies", 2000)) …: a run is counted as its loop comes to it.
+// WEIR_TEST_SEEDS says how many instead; WEIR_TEST_MOST_SEEDS that there shall be no more than so many.
 // Of several parts each has its share; the first has what WEIR_TEST_SEED names.
 class seeds {
  public:
