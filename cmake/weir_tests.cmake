@@ -148,6 +148,9 @@ foreach(label IN LISTS weir_together)
     weir_test_code(${name})
     target_link_libraries(${name} PRIVATE ${folder} GTest::gtest_main)
     weir_test_runs(${name} ${label})
+    if(WEIR_SANITIZE)
+      set_tests_properties(${name} PROPERTIES COST 300)  # the longest begin first
+    endif()
   endwhile()
 endforeach()
 

@@ -6,6 +6,7 @@
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/names.h"
 #include "tests/model/ghosts_program.h"
+#include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
@@ -106,7 +107,7 @@ TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
 }
 
 TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_under_work) {
-  for (auto const seed : tests::seeds("ghosts", 100)) {
+  for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
     auto const v = tests::ghosts_program(seed).run();
     ASSERT_TRUE(v.ok()) << "WEIR_TEST_SEED=" << seed << ": " << v;
   }

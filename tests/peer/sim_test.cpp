@@ -8,6 +8,7 @@
 
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/ranks.h"
+#include "tests/support/sanitized.h"
 #include "weir/peer.h"
 
 namespace {
@@ -66,13 +67,13 @@ std::string staging_among_threads(std::uint64_t seed) {
 TEST(simulation, threads_it_spawns_take_turns_as_the_seed_says_and_staging_threads_with_them) {
   std::set<std::string> orders;
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
-  std::uint64_t const first = only ? only : 1, end = first + (only ? 1 : 24);
+  std::uint64_t const first = only ? only : 1, end = first + (only ? 1 : tests::sanitized ? 8 : 24);
   for (std::uint64_t seed = first; seed < end; ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     auto const once = staging_among_threads(seed);
     orders.insert(once.substr(0, 4));
   }
-  EXPECT_GT(orders.size(), end - first == 24 ? 2u : 0u);
+  EXPECT_GT(orders.size(), end - first > 1 ? 2u : 0u);
 }
 
 // Pages of other sizes between those of the run: what it maps then lies elsewhere, and in another order.
