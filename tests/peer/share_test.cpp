@@ -39,28 +39,33 @@ TEST(shared_memory, is_the_same_bytes_for_both) {
   EXPECT_EQ(other.end(), "exit 0");
 }
 
+// A buffer of device 0, sent and opened for device 1, and memory of device 1's own.
+struct opened_for_another_device {
+  test::machine m{small()};
+  std::pair<share_line, share_line> ends = lines();
+  shared_buffer theirs{some_bytes, 0};
+  opened_buffer o = open();
+  buffer mine{some_bytes, {.on = 1}};
+
+  opened_buffer open() {
+    write(theirs.data(), test::pattern(some_bytes, 3));
+    ends.first.send(theirs, default_stream(0));
+    return ends.second.receive(1);
+  }
+  void expect_it_arrived() { EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3)); }
+};
+
 TEST(shared_memory, opened_for_another_device_is_read_by_it) {
-  test::machine m(small());
-  auto [here, there] = lines();
-  shared_buffer const b(some_bytes, 0);
-  write(b.data(), test::pattern(some_bytes, 3));
-  here.send(b, default_stream(0));
-  auto const o = there.receive(1);
-  EXPECT_EQ(o.device(), device(0));
-  buffer const mine(some_bytes, {.on = 1});
-  copy(default_stream(1), mine.data(), o.data(), some_bytes);
-  EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3));
+  opened_for_another_device its;
+  EXPECT_EQ(its.o.device(), device(0));
+  copy(default_stream(1), its.mine.data(), its.o.data(), some_bytes);
+  its.expect_it_arrived();
 }
 
 // Its owner's device has no work of this process then, and no stream of it anything to wait for.
 TEST(opened_memory, is_copied_to_and_from_another_device_on_that_devices_stream_alone) {
-  test::machine m(small());
-  auto [here, there] = lines();
-  shared_buffer const b(some_bytes, 0);
-  write(b.data(), test::pattern(some_bytes, 3));
-  here.send(b, default_stream(0));
-  auto const o = there.receive(1);
-  buffer const mine(some_bytes, {.on = 1});
+  opened_for_another_device its;
+  auto& [m, ends, theirs, o, mine] = its;
   stream const s(device(1));
   mine.record_stream(s);
   {
@@ -70,7 +75,7 @@ TEST(opened_memory, is_copied_to_and_from_another_device_on_that_devices_stream_
     copy(mine.data(), o.data(), some_bytes);
     current_stream(1).synchronize();
   }
-  EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3));
+  its.expect_it_arrived();
   test::held gate(m, s);
   copy(s, o.data(), mine.data(), some_bytes);
   EXPECT_TRUE(default_stream(0).query());
