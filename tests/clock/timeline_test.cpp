@@ -283,6 +283,21 @@ TEST_F(timelines, what_a_lost_device_did_not_do_is_never_complete_and_nobody_han
   EXPECT_TRUE(c.fence().ok());
 }
 
+TEST_F(timelines, who_asks_for_work_behind_a_lost_device_hears_of_it_and_does_not_ask_for_ever) {
+  auto &a = stream(0), &b = stream(1), &c = stream(1);
+  work(a);
+  EXPECT_TRUE(b.wait(a.now()).ok());
+  work(b);
+  stamp const behind = b.now();
+  EXPECT_FALSE(all.poll(behind).value);
+  control->lose(0);
+  EXPECT_TRUE(c.query().value);
+  EXPECT_FALSE(all.lost(1));
+  EXPECT_EQ(all.poll(behind).is.what, code::lost);
+  EXPECT_TRUE(all.lost(1));
+  EXPECT_FALSE(all.complete(behind));
+}
+
 TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   auto &a = stream(0), &b = stream(1);
   stamp const s = a.now();

@@ -164,6 +164,24 @@ TEST_P(loss, m15_a_host_that_waits_for_what_a_lost_device_owes_hears_lost_and_it
   EXPECT_TRUE(logged().empty());
 }
 
+TEST_P(loss, m15_a_host_that_asks_for_what_a_lost_device_owes_hears_lost_and_its_own_device_is) {
+  NEED_DEVICES(2);
+  if (!alone()) return;
+  auto const culprit = stream(0), s = stream(0), behind = stream(1), idle = stream(1);
+  auto const e = event(0), f = event(1);
+  auto const held = machine().hold(0, s);
+  ASSERT_OK(held.is);
+  EXPECT_OK(machine().record(0, s, e));
+  EXPECT_OK(machine().wait(1, behind, e));
+  EXPECT_OK(machine().record(1, behind, f));
+  EXPECT_SAYS(code::not_ready, machine().query_event(f));
+  crash(0, culprit);
+  EXPECT_SAYS(code::lost, machine().query_event(f));
+  EXPECT_SAYS(code::lost, machine().query_stream(1, behind));
+  EXPECT_SAYS(code::lost, machine().query_stream(1, idle));
+  machine().open_gate(held.value);
+}
+
 TEST_P(loss, m15_after_a_fault_of_work_another_device_goes_on_or_is_lost_whole) {
   NEED_DEVICES(2);
   if (!alone()) return;

@@ -93,6 +93,23 @@ TEST_F(sim_stepped, a_fifth_closed_gate_of_a_device_is_not_permitted) {
   EXPECT_TRUE(machine->hold(0, a).ok());
 }
 
+TEST_F(sim_stepped, who_asks_for_a_time_behind_a_lost_device_hears_lost) {
+  auto const a = stream(), b = stream(1);
+  auto const e = event();
+  auto const start = machine->create_event(1, event_kind::timing).value, end = machine->create_event(1, event_kind::timing).value;
+  log(a, 1);
+  machine->record(0, a, e);
+  machine->record(1, b, start);
+  machine->wait(1, b, e);
+  machine->record(1, b, end);
+  EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::not_ready);
+  control->lose(0);
+  EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::not_ready) << "the first of them will come";
+  while (control->step(1, b)) {}
+  EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::lost);
+  EXPECT_EQ(machine->query_stream(1, stream(1)).what, code::lost) << "a call said that the device is lost";
+}
+
 TEST_F(sim_stepped, timing_events_count_the_machines_own_time) {
   auto const a = stream();
   auto const start = event(event_kind::timing), end = event(event_kind::timing), untimed = event();

@@ -171,6 +171,17 @@ TEST_F(events, an_event_on_a_lost_device_says_so) {
   b.ref().synchronize();
 }
 
+TEST_F(events, an_event_behind_a_lost_device_says_so_to_who_asks) {
+  stream a, b{1};
+  work(a, 1);
+  b.ref().wait(a.ref().record_event());
+  event const e = b.ref().record_event();
+  EXPECT_FALSE(e.query());
+  control.lose(0);
+  refused<device_lost>([&] { (void)e.query(); });
+  refused<device_lost>([&] { b.ref().synchronize(); });
+}
+
 TEST(events_at_the_end_of_a_machine, nothing_is_left_of_streams_and_events) {
   std::optional<std::vector<std::string>> left;
   event kept;

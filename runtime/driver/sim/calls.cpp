@@ -47,6 +47,21 @@ status machine::answer(base::unique_lock& lock, int device, outcome end) {
   return {code::lost};
 }
 
+// What the host hears that asks whether a stream has come so far. One that never can, because it waits for a lost device, is no
+// more "not ready" to who asks than to who waits. May give up the lock.
+status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
+  auto const alive = s.shared_from_this();
+  schedule_->asked(s, position);
+  if (all_.devices[static_cast<std::size_t>(s.device)].lost) return {code::lost};  // that moved it
+  if (s.done >= position) return fine;
+  return all_.hopeless(s, position) ? answer(lock, s.device, outcome::lost) : status{code::not_ready};
+}
+
+status machine::queue(base::unique_lock& lock, stream& s, operation&& o) {
+  all_.give(s, std::move(o));
+  return schedule_->given(lock, s) ? fine : status{code::lost};
+}
+
 status machine::append(int device, stream_handle h, operation&& o) {
   base::unique_lock lock(all_.mutex);
   status why;
@@ -65,9 +80,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
     case given::refused: lock.unlock(); return drop_refused(o.job, why);
     case given::queued: break;
   }
-  all_.give(*s, std::move(o));
-  schedule_->given(lock, *s);
-  return fine;
+  return queue(lock, *s, std::move(o));
 }
 
 // Streams -----------------------------------------------------------------------------------------------------------
@@ -104,15 +117,13 @@ status machine::destroy_stream(int device, stream_handle h) {
 
 status machine::query_stream(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
-  base::lock_guard lock(all_.mutex);
+  base::unique_lock lock(all_.mutex);
   status why;
   stream* const s = find_stream(device, h, why);
   if (!s) return why;
   note(21, s->id);
   if (status const met = spoil_met(*s); !met.ok()) return met;
-  schedule_->asked(*s, s->given);
-  if (all_.devices[static_cast<std::size_t>(device)].lost) return {code::lost};  // that moved it
-  return s->done >= s->given ? fine : status{code::not_ready};
+  return polled(lock, *s, s->given);
 }
 
 status machine::synchronize_stream(int device, stream_handle h) {
@@ -210,9 +221,7 @@ status machine::record(int device, stream_handle sh, event_handle eh) {
   e->captured.reset();
   e->on = s->shared_from_this();
   e->position = o.position;
-  all_.give(*s, std::move(o));
-  schedule_->given(lock, *s);
-  return fine;
+  return queue(lock, *s, std::move(o));
 }
 
 status machine::wait(int device, stream_handle sh, event_handle eh) {
@@ -233,23 +242,19 @@ status machine::wait(int device, stream_handle sh, event_handle eh) {
   o.what = operation::kind::wait;
   o.other = e->on;
   o.position = e->position;
-  all_.give(*s, std::move(o));
-  schedule_->given(lock, *s);
-  return fine;
+  return queue(lock, *s, std::move(o));
 }
 
 status machine::query_event(event_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
-  base::lock_guard lock(all_.mutex);
+  base::unique_lock lock(all_.mutex);
   auto const e = all_.events.find(number(h));
   if (!e) return invalid;
   if (status const s = check(e->device, need::alive); !s.ok()) return s;
   if (status const met = spoil_of(*e); !met.ok()) return met;
   if (!e->on) return fine;
   note(28, e->on->id, e->position);
-  schedule_->asked(*e->on, e->position);
-  if (all_.devices[static_cast<std::size_t>(e->device)].lost) return {code::lost};
-  return e->complete() ? fine : status{code::not_ready};
+  return polled(lock, *e->on, e->position);
 }
 
 status machine::synchronize_event(event_handle h) {
@@ -268,7 +273,7 @@ status machine::synchronize_event(event_handle h) {
 result<float> machine::elapsed_ms(event_handle start, event_handle end) {
   if (status const s = may_call(); !s.ok()) return {s};
   blocking_call(63);
-  base::lock_guard lock(all_.mutex);
+  base::unique_lock lock(all_.mutex);
   auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
   if (!a || !b || a->device != b->device) return {invalid};
   if (status const s = check(a->device, need::alive); !s.ok()) return {s};
@@ -276,7 +281,9 @@ result<float> machine::elapsed_ms(event_handle start, event_handle end) {
     if (status const met = spoil_of(*one); !met.ok()) return {met};
   }
   if (!a->timed() || !b->timed() || !a->on || !b->on) return {invalid};
-  if (!a->complete() || !b->complete()) return {{code::not_ready}};
+  for (auto const& one : {a, b}) {
+    if (!one->complete()) return {all_.hopeless(*one->on, one->position) ? answer(lock, one->device, outcome::lost) : status{code::not_ready}};
+  }
   return {fine, static_cast<float>(static_cast<double>(b->at_ns - a->at_ns) / 1e6)};
 }
 

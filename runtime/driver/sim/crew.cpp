@@ -43,21 +43,25 @@ class crew final : public schedule {
     }
   }
 
-  void given(base::unique_lock& lock, stream& s) override {
+  bool given(base::unique_lock& lock, stream& s) override {
     settle(s);
+    bool room = true;
     if (s.queue.size() > full_queue) {
       auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
       ++waiting_for_room_;
       wake_engines_locked();
-      room_.wait(lock, [&] { return s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given); });
+      bool const& gone = all_.devices[static_cast<std::size_t>(s.device)].lost;
+      room_.wait(lock, [&] { return gone || s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given - full_queue / 2); });
       --waiting_for_room_;
-      if (s.queue.size() > full_queue / 2) {  // it waits for a lost device, and the host for it: as in machine::answer
+      room = !gone && s.queue.size() <= full_queue / 2;
+      if (!room && !gone) {  // what would make room waits for a lost device, and the host for it: as in machine::answer
         all_.lose(s.device);
         todo_all();
         settle_all();
       }
     }
     leave(lock);
+    return room;
   }
 
   void changed(base::unique_lock& lock) override {

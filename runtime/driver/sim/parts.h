@@ -104,7 +104,9 @@ class machine final : public driver, public controls {
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
   status append(int device, stream_handle, operation&&);     // drops its work when refused
+  status queue(base::unique_lock&, stream&, operation&&);    // gives up the lock
   status answer(base::unique_lock&, int device, outcome);
+  status polled(base::unique_lock&, stream&, std::uint64_t position);
 
   // Captures and the legacy stream. Require: the lock. Those that answer not_permitted have spoiled what they met, unless it says otherwise.
   enum class given : std::uint8_t { queued, kept, refused };

@@ -16,7 +16,7 @@ class schedule {
   virtual ~schedule() = default;
   virtual bool make_ready(int /*device*/) { return true; }              // what runs its work is there from now on. false: the system has no more threads
   virtual habit by() const { return habit::undecided; }                // chosen by a seed
-  virtual void given(base::unique_lock&, stream&) = 0;                 // an operation was appended. Gives up the lock
+  virtual bool given(base::unique_lock&, stream&) = 0;                 // an operation was appended. Gives up the lock. false: there was no room, and its device is lost now
   virtual void changed(base::unique_lock&) = 0;                        // a gate opened, or work may have become ready. Gives up the lock
   virtual void asked(stream&, std::uint64_t position) = 0;             // somebody is about to look whether this is done
   virtual outcome until(base::unique_lock&, stream&, std::uint64_t position) = 0;  // Blocks: until that is done, or never can be

@@ -241,7 +241,10 @@ namespace {
 class stepper final : public walk {
  public:
   using walk::walk;
-  void given(base::unique_lock& lock, stream&) override { leave(lock); }
+  bool given(base::unique_lock& lock, stream&) override {
+    leave(lock);
+    return true;
+  }
   void changed(base::unique_lock& lock) override { leave(lock); }
   void asked(stream&, std::uint64_t) override {}
   void pause() override {}

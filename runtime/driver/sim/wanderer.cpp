@@ -15,9 +15,10 @@ class wanderer final : public walk {
   }
 
   habit by() const override { return habit_; }
-  void given(base::unique_lock& lock, stream&) override {
+  bool given(base::unique_lock& lock, stream&) override {
     wander();
     leave(lock);
+    return true;
   }
   void changed(base::unique_lock& lock) override {
     wander();
