@@ -23,7 +23,7 @@ constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a s
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
 constexpr std::size_t fetch_slots = 12;
-constexpr std::size_t slots_of_waiting = 24;                 // a third with the engine, the others with the crew
+constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
@@ -95,6 +95,12 @@ struct arrival {
   static void drop(void* self) { delete static_cast<arrival*>(self); }
 };
 
+// The last slots of many are smaller, so that the engine is soon done with what is filled last.
+std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) {
+  std::size_t const share = left / 4 / staging::smallest_chunk * staging::smallest_chunk;
+  return std::min({chunk, std::max(share, least), left});
+}
+
 // Where nothing moves by itself there are none, unless the machine switches host threads: two, wherever it runs.
 int how_many(runtime::impl& r) {
   if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
@@ -126,8 +132,7 @@ struct staging::state {
   std::shared_ptr<copy_crew> crew;  // shared with fetches that are still in a stream at teardown
   std::vector<base::guarded<device_room>> rooms;
 
-  base::atomic<std::size_t> fill_chunk{largest_chunk};
-  base::atomic<bool> fill_past_caches{filling{}.past_caches};
+  base::guarded<manner> to_fill{std::in_place, filling()}, to_fetch{std::in_place, fetching()};
 
   base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
 
@@ -196,10 +201,12 @@ struct staging::state {
   void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
   void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
 
-  std::size_t chunk_for(std::size_t bytes, std::size_t largest) const {
-    std::size_t const shares = 2 * (static_cast<std::size_t>(crew->threads()) + 1);
+  // A share of a copy for each slot, so that the engine and all threads have something to do; where threads share slots, a few will do.
+  std::size_t chunk_for(std::size_t bytes, manner const& how) const {
+    std::size_t const workers = static_cast<std::size_t>(crew->threads()) + 1;
+    std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
     std::size_t const share = (bytes / shares + smallest_chunk - 1) / smallest_chunk * smallest_chunk;
-    return std::min(bytes, std::clamp(share, finest_chunk, largest));
+    return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
   }
 
   void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
@@ -223,9 +230,21 @@ staging::~staging() {
   }
 }
 
-void staging::fill_by(filling how) noexcept {
-  state_->fill_chunk.store(std::clamp(how.chunk, smallest_chunk, largest_fill), base::memory_order_relaxed);
-  state_->fill_past_caches.store(how.past_caches, base::memory_order_relaxed);
+namespace {
+staging::manner allowed(staging::manner how) noexcept {
+  how.chunk = std::clamp(how.chunk, staging::smallest_chunk, staging::largest_slot);
+  how.first = std::clamp(how.first, staging::smallest_chunk, how.chunk);
+  how.piece = std::max(how.piece, staging::smallest_chunk);
+  how.room = std::clamp(how.room, how.chunk, staging::room / 4 * 3);
+  return how;
+}
+}  // namespace
+
+void staging::fill_by(manner how) noexcept { *state_->to_fill.lock() = allowed(how); }
+void staging::fetch_by(manner how) noexcept { *state_->to_fetch.lock() = allowed(how); }
+void staging::work_by(copy_crew::manner how) noexcept {
+  if (how.threads == 0) how.threads = how_many(state_->owner);
+  state_->crew->work_by(how);
 }
 int staging::threads() const noexcept { return state_->crew->threads(); }
 
@@ -250,15 +269,15 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   };
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t const largest = my.fill_chunk.load(base::memory_order_relaxed);
-  std::size_t chunk = my.chunk_for(bytes, largest);
-  bool const past_caches = my.fill_past_caches.load(base::memory_order_relaxed) && chunk >= least_past_caches;
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), room / 4 * 3 / largest);  // the rest of the room is with the engine
+  manner const how = *my.to_fill.lock();
+  std::size_t chunk = my.chunk_for(bytes, how), rising = std::min(how.first, chunk);
+  stores const by = chunk >= least_past_caches ? how.by : stores::plain;
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), how.room / how.chunk);  // the rest of the room is with the engine
   all_filled filling{*my.crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
     while (next < bytes && filling.parts.size() < window) {
-      std::size_t n = std::min(chunk, bytes - next);
+      std::size_t n = size_within(rising, bytes - next, how.first);
       if (!my.has_room(line, (filling.parts.size() + 1) * chunk)) {
         if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
         my.wait_for_room(line, n, where);
@@ -272,12 +291,14 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
         break;  // what is filled goes first, and comes back as room
       }
       if (s->bytes() < n) n = chunk = s->bytes();
+      rising = std::min(chunk, 2 * rising);
       filling.parts.push_back({std::move(*s), next, {}});
       auto& fill = filling.parts.back().fill;
       fill.dst = filling.parts.back().in.memory();
       fill.src = at(src, next);
       fill.bytes = n;
-      fill.past_caches = past_caches;
+      fill.by = by;
+      fill.piece = how.piece;
       next += n;
       if (bytes > chunk) my.crew->submit(fill);
     }
@@ -300,7 +321,9 @@ void staging::coming::cancel() const noexcept {
 staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t chunk = my.chunk_for(bytes, fetch_chunk);
+  manner how = *my.to_fetch.lock();
+  how.chunk = fetch_chunk;
+  std::size_t chunk = my.chunk_for(bytes, how);
   std::vector<slot> slots = my.slots_for(line, bytes, fetch_slots, chunk, where);
   auto const job = std::make_shared<fetch>(my.crew, (bytes + chunk - 1) / chunk);
   job->slots = slots.size();
@@ -318,6 +341,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
       part.dst = at(dst, offset);
       part.src = through;
       part.bytes = std::min(chunk, bytes - offset);
+      part.by = how.by, part.piece = how.piece;
       enqueue_copy(line, through, at(src, offset), part.bytes, where);
       auto const queued = my.owner.machine().host_function(line.device(), line.handle(), {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
@@ -338,9 +362,10 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
 void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
-  std::size_t chunk = my.chunk_for(bytes, largest_chunk);
-  std::vector<slot> slots = my.slots_for(line, bytes, slots_of_waiting, chunk, where);
-  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
+  manner const how = *my.to_fetch.lock();
+  std::size_t chunk = my.chunk_for(bytes, how);
+  std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
+  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;  // with the engine; the others with the crew
   struct emptying {  // nothing touches the host's memory when this is left, however that is
     state& my;
     std::vector<slot>& slots;
@@ -374,10 +399,7 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
     std::size_t const k = came % slots.size();
     done(my.clocks.synchronize(all.filled[k]));
     auto& part = all.part[k];
-    part.dst = at(dst, came * chunk);
-    part.src = slots[k].memory();
-    part.bytes = size_of(came);
-    part.is = copy_crew::task::state::idle;  // finished before its slot was filled again: nobody else looks at it
+    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};  // finished before its slot was filled again: nobody else looks at it
     my.crew->submit(part);
   }
   for (auto& one : all.part) my.crew->finish(one);

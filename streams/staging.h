@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/clock/timeline.h"
+#include "streams/staging_crew.h"
 
 namespace weir::streams {
 
@@ -41,14 +42,20 @@ class staging {  // a part of the runtime
   // All throw: out_of_memory (no room for even the smallest slot), device_lost, driver_error, invalid_use (a captured stream).
   // After a throw nothing reads src or writes dst on the host any more, and slots come back; bytes of dst are unspecified.
 
-  // How to_device fills slots from now on: of at most so many bytes, up to largest_fill; those of 1 MiB and more with stores that go past
-  // the caches (on a machine of four H200s 0 to 12 % faster), or not.
-  struct filling {
-    std::size_t chunk = largest_chunk;
-    bool past_caches = true;
+  // How bytes go through slots. The defaults were the fastest of what `weir bench copy 'stage_*'` compares on machines of H200s.
+  struct manner {
+    std::size_t chunk = largest_chunk;  // bytes of a slot, up to largest_slot
+    std::size_t first = largest_chunk;  // bytes of the first slots to a device, each twice the one before; the last are smaller again
+    std::size_t piece = largest_slot;   // of a slot, that a thread takes at a time: several share it
+    stores by = stores::past_caches;    // of slots of 1 MiB and more: an engine may find smaller ones in a cache still
+    std::size_t room = std::size_t{48} << 20;  // bytes of slots that one copy has in hand. To a device: not with the engine yet
   };
-  static constexpr std::size_t largest_fill = std::size_t{4} << 20;
-  void fill_by(filling) noexcept;
+  static constexpr std::size_t largest_slot = std::size_t{8} << 20;
+  static manner filling() noexcept { return {}; }
+  static manner fetching() noexcept { return {.by = stores::plain}; }
+  void fill_by(manner) noexcept;   // copies to a device, from now on
+  void fetch_by(manner) noexcept;  // copies to a caller who waits
+  void work_by(copy_crew::manner) noexcept;  // threads: 0 as usual
 
   int threads() const noexcept;            // of the crew; 0: staged by the calling thread
   std::size_t in_use(int device) const;    // bytes of slots not known to be free

@@ -3,96 +3,106 @@
 #include "streams/staging_crew.h"
 
 #include <algorithm>
-#include <cstring>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 namespace weir::streams {
-namespace {
 
-// Whole cache lines go to memory without being read first, and push nothing else out of the caches.
-void copy_past_caches(void* dst, void const* src, std::size_t bytes) noexcept {
-#if defined(__SSE2__)
-  constexpr std::size_t line = 64;
-  auto* to = static_cast<char*>(dst);
-  auto const* from = static_cast<char const*>(src);
-  std::size_t const before = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(dst) % line) % line);
-  std::memcpy(to, from, before);
-  to += before, from += before, bytes -= before;
-  for (; bytes >= line; to += line, from += line, bytes -= line) {
-    auto const* const in = reinterpret_cast<__m128i const*>(from);
-    auto* const out = reinterpret_cast<__m128i*>(to);
-    __m128i const a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-    _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b), _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
-  }
-  std::memcpy(to, from, bytes);
-  _mm_sfence();  // before anybody is told that it is done
-#else
-  std::memcpy(dst, src, bytes);
-#endif
+void copy_crew::work_by(manner how) noexcept {
+  base::lock_guard const lock(mutex_);
+  how_ = how;
 }
 
-}  // namespace
-
-void copy_crew::run(task& t, base::unique_lock& lock) {
-  t.is = task::state::running;
+// Ensures: one piece less of it is to be taken. Requires: there is one.
+void copy_crew::take_piece(task& t, base::unique_lock& lock) {
+  std::size_t const from = t.taken, n = std::min(t.piece, t.bytes - from);
+  t.taken += n;
+  ++t.hands;
+  if (t.taken == t.bytes) {
+    if (t.is == task::state::queued) std::erase(queue_, &t);
+    t.is = task::state::running;
+  }
   lock.unlock();
-  (t.past_caches ? copy_past_caches : [](void* d, void const* s, std::size_t n) noexcept { std::memcpy(d, s, n); })(t.dst, t.src, t.bytes);
+  copy_in_host(static_cast<char*>(t.dst) + from, static_cast<char const*>(t.src) + from, n, t.by);
   lock.lock();
+  if (--t.hands || t.is != task::state::running) return;
   t.is = task::state::done;
+  finished_.fetch_add(1, base::memory_order_relaxed);
   done_.notify_all();
 }
 
-void copy_crew::work() {
+// A thread that sleeps takes long to wake, longer than many pieces take on a machine that is itself a guest.
+void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
+  if (how_.spin_ns <= 0 || base::order_is_chosen()) return;
+  std::int64_t const end = base::now_ns() + how_.spin_ns;
+  lock.unlock();
+  while (word.load(base::memory_order_relaxed) == value && base::now_ns() < end) {
+#if defined(__SSE2__)
+    _mm_pause();
+#endif
+  }
+  lock.lock();
+}
+
+void copy_crew::work(int number) {
   base::unique_lock lock(mutex_);
+  auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
   while (true) {
-    queued_.wait(lock, [&] { return ending_ || !queue_.empty(); });
+    if (!may()) spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
+    queued_.wait(lock, may);
     if (ending_) return;  // what is queued is done by whoever finishes it
-    task& next = *queue_.front();
-    queue_.pop_front();
-    run(next, lock);
+    take_piece(*queue_.front(), lock);
   }
 }
 
 void copy_crew::submit(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is != task::state::idle) return;
-  if (!started_) {
-    started_ = true;
-    try {
-      while (static_cast<int>(threads_.size()) < wanted_) threads_.emplace_back([this] { work(); });
-    } catch (...) {}  // no more threads to be had: fewer are slower, none is whoever finishes
-  }
+  try {
+    while (asked_ < how_.threads && !ending_) {
+      int const number = asked_++;
+      threads_.emplace_back([this, number] { work(number); });
+    }
+  } catch (...) {
+    asked_ = std::max(asked_, how_.threads);
+  }  // no more threads to be had: fewer are slower, none is whoever finishes
   try {
     queue_.push_back(&t);
   } catch (...) {
     return;
   }
   t.is = task::state::queued;
-  queued_.notify_one();
+  submitted_.fetch_add(1, base::memory_order_relaxed);
+  bool const some_stand_by = asked_ > how_.threads;  // and would sleep on, woken alone
+  t.piece < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
 }
 
 void copy_crew::finish(task& t) {
   base::unique_lock lock(mutex_);
-  if (t.is == task::state::queued) std::erase(queue_, &t);
-  if (t.is == task::state::queued || t.is == task::state::idle) return run(t, lock);
-  done_.wait(lock, [&] { return t.is != task::state::running; });
+  while (t.is == task::state::idle || t.is == task::state::queued) take_piece(t, lock);
+  while (t.is == task::state::running) {
+    if (how_.helps && !queue_.empty()) {
+      take_piece(*queue_.front(), lock);
+      continue;
+    }
+    spin_while(finished_, finished_.load(base::memory_order_relaxed), lock);
+    if (t.is == task::state::running) done_.wait(lock);
+  }
 }
 
 void copy_crew::cancel(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is == task::state::queued) std::erase(queue_, &t);
+  t.is = t.hands ? task::state::running : task::state::done;  // nobody takes any more of it
   done_.wait(lock, [&] { return t.is != task::state::running; });
-  t.is = task::state::done;
 }
 
 void copy_crew::stop() noexcept {
   std::vector<base::thread> ended;
   {
     base::unique_lock lock(mutex_);
-    ending_ = true;
-    started_ = true;  // none is made any more
+    ending_ = true;  // and none is made any more
     ended.swap(threads_);
     queued_.notify_all();
   }

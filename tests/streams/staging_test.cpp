@@ -32,21 +32,35 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
   EXPECT_EQ(test::read_back(b.data(), n, 1), source);
 }
 
-TEST(staging, slots_of_any_size_filled_past_the_caches_or_not_bring_every_byte) {
+TEST(staging, whatever_the_manner_every_byte_comes_both_ways_and_the_room_is_kept) {
   test::machine m({.devices = 1, .memory = 64_MiB});
-  std::size_t const n = 9_MiB + 13;
+  std::size_t const n = 21_MiB + 13;
   buffer const on_gpu(n);
-  auto& fills = m.get().part<streams::staging>();
+  auto& staging = m.get().part<streams::staging>();
+  using streams::stores;
+  streams::staging::manner const ways[] = {
+      {.chunk = 1_KiB},
+      {.chunk = 64_KiB, .by = stores::plain},
+      {.chunk = 512_KiB, .first = 64_KiB, .piece = 64_KiB},
+      {.chunk = 2_MiB, .first = 256_KiB, .piece = 128_KiB, .by = stores::pages_at_once, .room = 4_MiB},
+      {.chunk = 1_GiB, .first = 1, .piece = 1, .room = 0},
+  };
   std::uint64_t salt = 1;
-  for (std::size_t const chunk : {1_KiB, 64_KiB, 512_KiB, 64_MiB}) {
-    for (bool const past_caches : {false, true}) {
-      fills.fill_by({chunk, past_caches});
+  for (auto const& how : ways) {
+    for (bool const helps : {false, true}) {
+      staging.fill_by(how);
+      staging.fetch_by(how);
+      staging.work_by({.threads = helps ? 3 : 0, .helps = helps, .spin_ns = helps ? 20'000 : 0});
       auto const host = test::pattern(n, ++salt);
+      auto back = test::pattern(n, 0);
       copy(on_gpu.data(), host.data(), n);
-      EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), host) << chunk << (past_caches ? " past the caches" : "");
-      EXPECT_LE(fills.in_use(0), streams::staging::room);
+      EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), host) << "slots of " << how.chunk;
+      copy(back.data(), on_gpu.data(), n);
+      EXPECT_EQ(back, host) << "slots of " << how.chunk;
+      EXPECT_LE(staging.in_use(0), streams::staging::room);
     }
   }
+  EXPECT_LE(m.pinned().statistics().allocated_bytes.all.peak, std::int64_t(streams::staging::room));
 }
 
 TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {

@@ -145,13 +145,16 @@ expect 2 'there are: alloc, copy, pipeline, share'
 run bench copy --json --rounds 1 --bytes 1MiB --pinned-bytes 4MiB --peer-bytes 1MiB --devices sim:2:1
 expect 0 '{"row": "pinned_h2d", "bytes": 1048576, "unit": "GB/s", "weir": '
 rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)".*"ratio": [0-9.nul]*}$/\1/p' <<< "$out" | xargs)
-[ "$rows" = "pinned_h2d pinned_d2h small_h2d small_d2h small_same small_seam small_many pageable_h2d pageable_512k pageable_1m pageable_1m_past pageable_2m pageable_4m pageable_d2h pageable_d2h_async d2d peer striped_h2d striped_d2h new_pinned new_pinned_first broadcast broadcast_others broadcast_4th broadcast_16th broadcast_64th broadcast_x16 broadcast_x32 broadcast_x64 broadcast_x128 scatter scatter_others gather gather_others" ] || { echo "FAILED: the rows are $rows"; failed=1; }
+[ "$rows" = "pinned_h2d pinned_d2h small_h2d small_d2h small_same small_seam small_many pageable_h2d pageable_d2h pageable_d2h_async d2d peer striped_h2d striped_d2h new_pinned new_pinned_first broadcast broadcast_others broadcast_4th broadcast_16th broadcast_64th broadcast_x16 broadcast_x32 broadcast_x64 broadcast_x128 scatter scatter_others gather gather_others" ] || { echo "FAILED: the rows are $rows"; failed=1; }
 run bench copy --rounds 1 --bytes 1MiB --devices sim:1:1 peer d2d
 expect 0 'd2d'
 [[ $out != *peer* ]] || { echo "FAILED: one device has no peer: $out"; failed=1; }
 run bench copy --json --rounds 1 --pinned-bytes 4MiB --devices sim:1:1 'pin_lock*'
 expect 0 '"row": "pin_lock4x64", "bytes": 4194304, "unit": "ms", "weir": '
 [[ $(grep -c '"said": "map ' <<< "$out") == 3 ]] || { echo "FAILED: a row of its own for each way: $out"; failed=1; }
+run bench copy --json --rounds 1 --bytes 3MiB --devices sim:1:1 'stage_*'
+expect 0 '"row": "stage_hand_d2h_past", "bytes": 3145728, "unit": "GB/s", "weir": '
+[[ $out != *null* && $(grep -c '"row": "stage_h2d_' <<< "$out") -ge 20 ]] || { echo "FAILED: a figure on both sides of each manner of staging: $out"; failed=1; }
 run bench copy --devices sim:1 pinned
 expect 1 'no row "pinned"'
 run bench copy --devices sim:1 --bytes much

@@ -15,10 +15,36 @@
 #include "runtime/options.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
-#include "streams/staging.h"
 #include "weir/copy.h"
 
 namespace weir::tool {
+
+row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
+  struct both {
+    std::vector<std::byte> host;
+    buffer gpu;
+  };
+  auto const ends = std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
+  row out{name, r.bytes, measure::rate};
+  out.note = to_device ? "" : waits == blocking::yes ? "into touched memory, the caller waits" : "into touched memory, non_blocking";
+  out.weir = [&r, ends, to_device, waits] {
+    return rate(r.bytes, [&] {
+      void* const host = ends->host.data();
+      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits) : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
+      r.on.synchronize();
+    });
+  };
+  if (!r.raw.takes_pageable()) return out;
+  out.raw = [&r, ends, to_device] {
+    r.raw.prepare(r.on);
+    return rate(r.bytes, [&] {
+      for (int i = 0; i < large_copies; ++i) r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(), to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
+      r.raw.synchronize();
+    });
+  };
+  return out;
+}
+
 namespace {
 
 constexpr size_t small_bytes = 16_KiB;
@@ -124,48 +150,6 @@ row many_row(rig& r) {
       size_t const offset = i++ * small_bytes;
       r.raw.copy(static_cast<std::byte*>(all->ends.dst.theirs->data()) + offset, static_cast<std::byte*>(all->ends.src.theirs->data()) + offset, small_bytes);
     }, [&] { r.raw.synchronize(); });
-  };
-  return out;
-}
-
-row pageable_row(rig& r, char const* name, bool to_device, blocking waits = non_blocking) {
-  struct both {
-    std::vector<std::byte> host;
-    buffer gpu;
-  };
-  auto const ends = std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
-  row out{name, r.bytes, measure::rate};
-  out.note = to_device ? "" : waits == blocking::yes ? "into touched memory, the caller waits" : "into touched memory, non_blocking";
-  out.weir = [&r, ends, to_device, waits] {
-    return rate(r.bytes, [&] {
-      void* const host = ends->host.data();
-      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits) : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
-      r.on.synchronize();
-    });
-  };
-  if (!r.raw.takes_pageable()) return out;
-  out.raw = [&r, ends, to_device] {
-    r.raw.prepare(r.on);
-    return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(), to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
-      r.raw.synchronize();
-    });
-  };
-  return out;
-}
-
-// Ways to fill slots, beside the usual one.
-row filling_row(rig& r, std::string const& name, streams::staging::filling how) {
-  row out = pageable_row(r, name.c_str(), true);
-  out.note = "slots of " + bytes_text(how.chunk) + (how.past_caches ? ", written past the caches" : "") + "; raw: weir as usual";
-  auto const usual = out.weir;
-  auto* const fills = &streams::current_runtime().part<streams::staging>();
-  out.raw = usual;
-  out.weir = [usual, fills, how] {
-    fills->fill_by(how);
-    double const rate = usual();
-    fills->fill_by({});
-    return rate;
   };
   return out;
 }
@@ -291,11 +275,6 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"small_seam", [=](rig& r) { return same_memory_row(r, "small_seam", ends(r, true, small_bytes), true); }},
       {"small_many", many_row},
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
-      {"pageable_512k", [](rig& r) { return filling_row(r, "pageable_512k", {512_KiB, false}); }},
-      {"pageable_1m", [](rig& r) { return filling_row(r, "pageable_1m", {1_MiB, false}); }},
-      {"pageable_1m_past", [](rig& r) { return filling_row(r, "pageable_1m_past", {1_MiB, true}); }},
-      {"pageable_2m", [](rig& r) { return filling_row(r, "pageable_2m", {2_MiB, false}); }},
-      {"pageable_4m", [](rig& r) { return filling_row(r, "pageable_4m", {4_MiB, false}); }},
       {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
       {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},
       {"d2d", [](rig& r) {
@@ -310,6 +289,7 @@ std::vector<std::pair<std::string, maker>> all_rows() {
   };
   for (auto& one : ring_rows()) rows.push_back(std::move(one));
   for (auto& one : pinned_rows()) rows.push_back(std::move(one));
+  for (auto& one : staged_rows()) rows.push_back(std::move(one));
   return rows;
 }
 
@@ -325,9 +305,11 @@ std::string number_or(bool there, double value, char const* otherwise) {
   return text;
 }
 
-// "pin_*" names all that begin so; none named: all but the ways to make pinned memory.
+bool is_a_way(std::string const& row) { return row.starts_with("pin_") || row.starts_with("stage_"); }
+
+// "pin_*" names all that begin so; none named: all but the ways to make pinned memory and to stage.
 bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
-  if (names.empty()) return !row.starts_with("pin_");
+  if (names.empty()) return !is_a_way(row);
   return std::any_of(names.begin(), names.end(), [&](std::string const& n) { return n.ends_with('*') ? row.starts_with(n.substr(0, n.size() - 1)) : row == n; });
 }
 
@@ -370,8 +352,8 @@ int bench_copy(std::vector<std::string> const& arguments) {
   if (rounds < 1) throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const rows = all_rows();
   std::string known;
-  for (auto const& [name, make] : rows) known += name.starts_with("pin_") ? "" : name + ", ";
-  known += "or pin_*";
+  for (auto const& [name, make] : rows) known += is_a_way(name) ? "" : name + ", ";
+  known += "pin_* or stage_*";
   for (std::string const& name : names) {
     if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return is_wanted(one.first, {name}); })) {
       throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, here::current());

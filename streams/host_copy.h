@@ -1,0 +1,18 @@
+// Copies between places of the host, by ways that differ in what they do to the caches.
+// Threads: any.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace weir::streams {
+
+enum class stores : std::uint8_t {
+  plain,          // as the C library does
+  past_caches,    // whole lines go to memory without being read first, and push nothing else out of the caches
+  pages_at_once,  // the same, several pages in turn: more of the memory's banks are busy, and where pages lie is asked for in time
+};
+
+// Requires: the ranges do not overlap. Ensures: what was written is seen by whoever sees what this thread does next, an engine too.
+void copy_in_host(void* dst, void const* src, std::size_t bytes, stores) noexcept;
+
+}  // namespace weir::streams

@@ -1,0 +1,302 @@
+// The rows stage_… of weir bench copy: what bounds copies of pageable memory (the threads, the engine, both at once, a staged loop by
+// hand), and manners of staging beside the usual one.
+// Threads: those of a round, joined before it ends.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench_copy.h"
+#include "runtime/base/os.h"
+#include "runtime/options.h"
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "streams/engine.h"
+#include "streams/staging.h"
+#include "weir/device.h"
+#include "weir/memory.h"
+
+namespace weir::tool {
+namespace {
+
+using streams::staging;
+using streams::stores;
+
+constexpr size_t ring_bytes = 64_MiB;  // of pinned memory in a control, as staging's room; half for the engine, where it runs beside the threads
+
+struct places {
+  std::vector<std::byte> host;
+  buffer gpu, slots;
+  size_t total() const { return host.size() * large_copies; }
+};
+
+std::shared_ptr<places> make_places(rig& r) {
+  auto const made = std::make_shared<places>(places{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)}), pinned(ring_bytes)});
+  std::memset(made->slots.data(), 1, ring_bytes);
+  return made;
+}
+
+// Threads that begin together. Returns: seconds from then until the last is done.
+template <class Do>
+double together(int threads, Do act) {
+  base::atomic<int> ready{0};
+  base::atomic<bool> go{false};
+  std::vector<base::thread> all;
+  for (int i = 0; i < threads; ++i) {
+    all.emplace_back([&, i] {
+      ready.fetch_add(1);
+      while (!go.load()) base::yield_thread();
+      act(i);
+    });
+  }
+  while (ready.load() < threads) base::yield_thread();
+  std::int64_t const from = base::now_ns();
+  go.store(true);
+  for (auto& one : all) one.join();
+  return seconds_since(from);
+}
+
+double gigabytes(size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds * 1e-9; }
+
+// The threads' part alone, a chunk each in turn, while `stop` is not set; at most `bytes`. Returns: bytes
+size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t chunk, bool into_slots, stores by, base::atomic<bool> const& stop) {
+  size_t done = 0;
+  for (size_t from; !stop.load(base::memory_order_relaxed) && (from = next.fetch_add(chunk)) < bytes; done += chunk) {
+    size_t const n = std::min(chunk, at.host.size()), offset = from / chunk * n;
+    std::byte *const host = at.host.data() + offset % (at.host.size() / n * n), *const slot = at.slots.data<std::byte>() + offset % (ring_bytes / 2);
+    into_slots ? streams::copy_in_host(slot, host, n, by) : streams::copy_in_host(host, slot, n, by);
+  }
+  return done;
+}
+
+// Threads without an engine: weir column into slots, raw column out of them.
+row threads_row(rig& r, std::string const& name, int threads, stores by, size_t chunk) {
+  auto const at = make_places(r);
+  row out{name, r.bytes, measure::rate};
+  out.note = std::to_string(threads) + " threads alone, " + bytes_text(chunk) + " at a time: into slots; raw: out of them";
+  auto const once = [=](bool into_slots) {
+    base::atomic<size_t> next{0};
+    base::atomic<bool> never{false};
+    size_t const bytes = at->total();
+    return gigabytes(bytes, together(threads, [&](int) { copy_chunks(*at, next, bytes, chunk, into_slots, by, never); }));
+  };
+  out.weir = [=] { return once(true); };
+  out.raw = [=] { return once(false); };
+  return out;
+}
+
+// The engine without threads, out of slots or into them: as staging enqueues, each chunk with its fence; raw: bare.
+row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
+  auto const at = make_places(r);
+  row out{name, r.bytes, measure::rate};
+  out.note = "engine alone, " + bytes_text(chunk) + " at a time, each fenced; raw: not fenced";
+  auto const each = [at, up, chunk](auto one) {
+    size_t const n = std::min(chunk, at->host.size());
+    for (size_t from = 0; from + n <= at->total(); from += n) {
+      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + from % (ring_bytes / 2);
+      up ? one(gpu, slot, n) : one(slot, gpu, n);
+    }
+  };
+  out.weir = [&r, at, each] {
+    auto& line = streams::line_of(r.on);
+    std::int64_t const from = base::now_ns();
+    each([&](void* to, void const* src, size_t n) {
+      streams::enqueue_copy(line, to, src, n, here::current());
+      static_cast<void>(line.fence());
+    });
+    r.on.synchronize();
+    return gigabytes(at->total(), seconds_since(from));
+  };
+  out.raw = [&r, at, each] {
+    r.raw.prepare(r.on);
+    std::int64_t const from = base::now_ns();
+    each([&](void* to, void const* src, size_t n) { r.raw.copy(to, src, n); });
+    r.raw.synchronize();
+    return gigabytes(at->total(), seconds_since(from));
+  };
+  return out;
+}
+
+// Threads and engine at the same time, neither waiting for the other: what they take from each other. weir column the threads, raw column the engine.
+row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
+  auto const at = make_places(r);
+  row out{name, r.bytes, measure::rate};
+  out.note = std::to_string(threads) + " threads while the engine runs, neither waits; raw: the engine";
+  auto const engine = std::make_shared<double>(0);
+  out.weir = [=, &r] {
+    base::atomic<size_t> next{0}, moved{0};
+    base::atomic<bool> stop{false};
+    double engines = 0;
+    double const all = together(threads + 1, [&](int i) {
+      if (i) {
+        moved.fetch_add(copy_chunks(*at, next, ~size_t{0} / 2, 256_KiB, up, by, stop));
+        return;
+      }
+      std::int64_t const from = base::now_ns();
+      size_t const n = std::min(2_MiB, at->host.size());
+      for (size_t done = 0; done + n <= at->total(); done += n) {
+        std::byte *const gpu = at->gpu.data<std::byte>() + done % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + done % (ring_bytes / 2);
+        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, here::current()) : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, here::current());
+      }
+      r.on.synchronize();
+      engines = seconds_since(from);
+      stop.store(true);
+    });
+    *engine = gigabytes(at->total(), engines);
+    return gigabytes(moved.load(), all);
+  };
+  out.raw = [engine] { return *engine; };
+  return out;
+}
+
+row usual(rig& r, bool up) { return pageable_row(r, "usual", up, up ? non_blocking : blocking::yes); }
+
+// What one would write by hand: each thread has a stream and two slots of its own, and nobody tells another anything.
+row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk, stores by) {
+  struct hand {
+    raw_calls calls;
+    stream on{device(0)};
+  };
+  auto const at = make_places(r);
+  auto const hands = std::make_shared<std::vector<hand>>(static_cast<size_t>(threads));
+  row out{name, r.bytes, measure::rate};
+  out.note = "by hand: " + std::to_string(threads) + " threads, each with a stream and two slots of " + bytes_text(chunk) + "; raw: weir as usual";
+  size_t const n = std::min({chunk, at->host.size(), ring_bytes / 2 / static_cast<size_t>(threads)});
+  out.weir = [=] {
+    base::atomic<size_t> next{0};
+    size_t const wrap = at->host.size() / n * n, total = at->total() / n * n;
+    return gigabytes(total, together(threads, [&](int i) {
+      auto& mine = (*hands)[static_cast<size_t>(i)];
+      std::byte* const slots = at->slots.data<std::byte>() + 2 * n * static_cast<size_t>(i);
+      mine.calls.prepare(mine.on);
+      std::byte *before = nullptr, *before_slot = nullptr;
+      for (int k = 0;; ++k) {
+        size_t const from = next.fetch_add(n);
+        std::byte *const slot = slots + static_cast<size_t>(k % 2) * n, *const host = at->host.data() + from % wrap, *const gpu = at->gpu.data<std::byte>() + from % wrap;
+        if (up) {
+          if (from >= total) break;
+          streams::copy_in_host(slot, host, n, by);
+          mine.calls.synchronize();  // the copy before this one: its slot is the next
+          mine.calls.copy(gpu, slot, n);
+        } else {
+          mine.calls.synchronize();
+          if (from < total) mine.calls.copy(slot, gpu, n);
+          if (before) streams::copy_in_host(before, before_slot, n, by);
+          if (from >= total) break;
+          before = host, before_slot = slot;
+        }
+      }
+      mine.calls.synchronize();
+    }));
+  };
+  out.raw = usual(r, up).weir;
+  return out;
+}
+
+struct variant {
+  char const* name;
+  staging::manner how;
+  streams::copy_crew::manner crew{.threads = 0};
+};
+
+std::string text_of(variant const& v) {
+  auto const& h = v.how;
+  std::string out = "slots of " + bytes_text(h.chunk);
+  if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
+  if (h.piece < h.chunk) out += " in pieces of " + bytes_text(h.piece);
+  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : ", pages at once";
+  out += ", " + bytes_text(h.room) + " in hand";
+  if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
+  if (v.crew.helps) out += ", caller helps";
+  if (v.crew.spin_ns) out += ", spins " + std::to_string(v.crew.spin_ns / 1000) + " us";
+  return out;
+}
+
+row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
+  row out = usual(r, up);
+  out.name = name;
+  out.note = text_of(v) + "; raw: weir as usual";
+  auto const as_usual = out.weir;
+  auto* const it = &streams::current_runtime().part<staging>();
+  out.raw = as_usual;
+  out.weir = [=] {
+    up ? it->fill_by(v.how) : it->fetch_by(v.how);
+    it->work_by(v.crew);
+    double const rate = as_usual();
+    up ? it->fill_by(staging::filling()) : it->fetch_by(staging::fetching());
+    it->work_by({.threads = 0});
+    return rate;
+  };
+  return out;
+}
+
+std::vector<variant> const& variants() {
+  constexpr auto past = stores::past_caches, plain = stores::plain, pages = stores::pages_at_once;
+  constexpr auto p = 256_KiB;
+  static std::vector<variant> const all{
+      {"as_is", {.chunk = 2_MiB, .first = 2_MiB, .by = past}},
+      {"as_is_plain", {.chunk = 2_MiB, .first = 2_MiB, .by = plain}},
+      {"as_is_pages", {.chunk = 2_MiB, .first = 2_MiB, .by = pages}},
+      {"as_is_1m", {.chunk = 1_MiB, .first = 1_MiB, .by = past}},
+      {"pieces", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = past}},
+      {"pieces_plain", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = plain}},
+      {"pieces_pages", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = pages}},
+      {"pieces_128k", {.chunk = 2_MiB, .first = 2_MiB, .piece = 128_KiB, .by = past}},
+      {"pieces_512k", {.chunk = 2_MiB, .first = 2_MiB, .piece = 512_KiB, .by = past}},
+      {"pieces_4m", {.chunk = 4_MiB, .first = 4_MiB, .piece = p, .by = past}},
+      {"pieces_8m", {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
+      {"ramp_2m", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}},
+      {"ramp_4m", {.chunk = 4_MiB, .first = 512_KiB, .piece = p, .by = past}},
+      {"ramp_8m", {.chunk = 8_MiB, .first = 512_KiB, .piece = p, .by = past}},
+      {"room16", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past, .room = 16_MiB}},
+      {"room16_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain, .room = 16_MiB}},
+      {"room8_plain", {.chunk = 1_MiB, .first = 512_KiB, .piece = p, .by = plain, .room = 8_MiB}},
+      {"helps", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true}},
+      {"spins", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .spin_ns = 100'000}},
+      {"spins_helps", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
+      {"spins_helps_4m", {.chunk = 4_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
+      {"spins_helps_pages", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = pages}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
+      {"spins_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain}, {.threads = 0, .spin_ns = 100'000}},
+      {"spins_helps_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
+      {"spins_helps_128k", {.chunk = 2_MiB, .first = 512_KiB, .piece = 128_KiB, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
+      {"threads8", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 8, .helps = true, .spin_ns = 100'000}},
+      {"threads12", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 12, .helps = true, .spin_ns = 100'000}},
+      {"threads24", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 24, .helps = true, .spin_ns = 100'000}},
+      {"threads32", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 32, .helps = true, .spin_ns = 100'000}},
+  };
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, maker>> staged_rows() {
+  std::vector<std::pair<std::string, maker>> rows;
+  auto const add = [&](std::string const& name, auto make) { rows.emplace_back(name, [=](rig& r) -> std::optional<row> { return make(r, name); }); };
+  auto const fits = [](int threads) { return threads <= os::usable_processors() || threads <= 4; };
+  auto const add_threads = [&](std::string const& name, int threads, stores by, size_t chunk) {
+    if (fits(threads)) add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
+  };
+  for (int const threads : {1, 4, 8, 16, 32}) add_threads("stage_threads_" + std::to_string(threads), threads, stores::past_caches, 256_KiB);
+  add_threads("stage_threads_16_plain", 16, stores::plain, 256_KiB);
+  add_threads("stage_threads_16_pages", 16, stores::pages_at_once, 256_KiB);
+  add_threads("stage_threads_16_2m", 16, stores::past_caches, 2_MiB);
+  for (bool const up : {true, false}) {
+    std::string const way = up ? "_h2d_" : "_d2h_";
+    for (size_t const chunk : {512_KiB, 1_MiB, 2_MiB, 4_MiB, 8_MiB}) {
+      add("stage_engine" + way + std::to_string(chunk / 1024) + "k", [=](rig& r, std::string const& n) { return engine_row(r, n, up, chunk); });
+    }
+    for (auto const by : {stores::plain, stores::past_caches, stores::pages_at_once}) {
+      std::string const end = by == stores::plain ? "plain" : by == stores::past_caches ? "past" : "pages";
+      add("stage_both" + way + end, [=](rig& r, std::string const& n) { return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by); });
+      add("stage_hand" + way + end, [=](rig& r, std::string const& n) { return hand_row(r, n, up, std::clamp(os::usable_processors(), 1, 16), 1_MiB, by); });
+    }
+    for (variant const& v : variants()) {
+      if ((v.crew.threads && !fits(v.crew.threads)) || (!up && std::string(v.name).starts_with("ramp"))) continue;  // a ramp is to a device
+      add("stage" + way + v.name, [=](rig& r, std::string const& n) { return variant_row(r, n, up, v); });
+    }
+  }
+  return rows;
+}
+
+}  // namespace weir::tool
