@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "peer/share_message.h"
+#include "peer/share_turns.h"
 #include "runtime/clock/timeline.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/observe/shared_memory.h"
@@ -142,7 +143,7 @@ struct imported {  // memory of another process, mapped here once
   mapped_handle pages;
   int device = -1;
   int uses = 0;                     // opened_buffers
-  std::vector<std::uint64_t> turns; // that were opened, by size
+  opened_turns turns;
   owned_file life;                  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
   bool going = false, ended = false;
 };

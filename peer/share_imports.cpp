@@ -12,7 +12,6 @@ namespace weir::peer {
 namespace {
 
 constexpr char const* operation = "share_line::receive";
-constexpr std::size_t most_turns = 4096;  // of one handle, which a pool cuts into many buffers
 
 os::heard say(owned_file const& life, word w) noexcept {
   std::array const text{static_cast<std::byte>(w)};
@@ -26,12 +25,6 @@ bool closed_there(owned_file const& life) noexcept {
 
 [[noreturn]] void refuse(std::string what, here at) {
   throw invalid_use(operation, std::move(what), "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
-}
-
-// Turns are looked up among the highest: one below those was opened, too.
-bool was_opened(imported const& b, std::uint64_t turn) {
-  if (b.turns.size() >= most_turns && turn < b.turns.front()) return true;
-  return std::binary_search(b.turns.begin(), b.turns.end(), turn);
 }
 
 }  // namespace
@@ -136,7 +129,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   auto b = find(m);
   std::string const name = "buffer " + std::to_string(m.serial) + ", sent for the " + std::to_string(m.turn) + ". time";
   if (b && b->pages.bytes() != m.handle_bytes) refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " + std::to_string(b->pages.bytes()) + " B", at);
-  if (b && was_opened(*b, m.turn)) refuse(name + ": a stale message, it was opened before", at);
+  if (b && b->turns.has(m.turn)) refuse(name + ": a stale message, it was opened before, or comes far too late", at);
   os::heard const heard = closed_there(life) ? os::heard::closed : say(life, word::opened);
   if (heard == os::heard::closed) throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
   if (heard != os::heard::message) throw driver_error(0, operation, name + ": the system lets nothing be said to its owner", "Try again", at);
@@ -146,7 +139,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   };
   try {
     if (!b) b = bring_in(m, memory, device, at);
-    if (b->turns.size() == b->turns.capacity()) b->turns.reserve(2 * b->turns.size() + 64);
+    b->turns.make_room();
     make_reachable(*b, reader, at);
   } catch (std::logic_error const&) {  // never: no work has seen it
     static_cast<void>(say(life, word::released));
@@ -160,8 +153,7 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     drop();
     throw;
   }
-  b->turns.insert(std::upper_bound(b->turns.begin(), b->turns.end(), m.turn), m.turn);
-  if (b->turns.size() > most_turns) b->turns.erase(b->turns.begin());
+  b->turns.add(m.turn);
   {
     auto const hold = all_.lock();
     ++b->uses;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <optional>
+#include <random>
 
 #include "tests/peer/share_fixture.h"
 
@@ -149,6 +150,38 @@ TEST_F(refusals, of_a_message_that_comes_again_after_later_ones_and_not_of_one_t
   EXPECT_EQ(answer(first), "taken") << "over another line, say";
   EXPECT_EQ(answer(second), "taken");
   for (caught const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
+}
+
+TEST(turns, that_were_opened_are_known_whatever_their_order_and_no_others) {
+  std::mt19937 dice(5);
+  for (int round = 0; round < 200; ++round) {
+    peer::opened_turns all;
+    std::vector<bool> there(60);
+    for (int i = 0; i < 80; ++i) {
+      std::uint64_t const turn = dice() % 60;
+      ASSERT_EQ(all.has(turn), there[turn]) << "round " << round << ", turn " << turn;
+      if (!there[turn]) all.make_room(), all.add(turn);
+      there[turn] = true;
+      std::size_t runs = there[0];
+      for (std::size_t t = 1; t < 60; ++t) runs += there[t] && !there[t - 1];
+      ASSERT_EQ(all.runs(), runs) << "round " << round;
+    }
+  }
+}
+
+TEST(turns, one_that_is_late_is_not_stale_however_many_came_meanwhile_unless_as_many_are_missing) {
+  constexpr std::uint64_t most = peer::opened_turns::most_runs;
+  peer::opened_turns all;
+  for (std::uint64_t turn = 2; turn < 3 * most; ++turn) all.make_room(), all.add(turn);
+  EXPECT_FALSE(all.has(1));
+  for (std::uint64_t turn = 3 * most; turn < 7 * most; turn += 2) {  // every second one went elsewhere
+    all.make_room(), all.add(turn);
+    ASSERT_LE(all.runs(), most) << "they would be remembered for ever";
+    ASSERT_TRUE(all.has(turn));
+    ASSERT_FALSE(turn >= 4 * most && all.has(turn - most + 1)) << "a gap not so old";
+  }
+  EXPECT_FALSE(all.has(1)) << "what lies below all was not forgotten";
+  EXPECT_TRUE(all.has(3 * most + 1)) << "a gap closed long ago";
 }
 
 TEST_F(refusals, of_a_handle_of_another_size_than_the_one_that_is_mapped) {
