@@ -6,6 +6,7 @@
 
 #include "peer/links.h"
 #include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
 #include "streams/context.h"
 
 namespace weir::peer {
@@ -13,12 +14,10 @@ namespace {
 
 constexpr std::size_t granule = 512, first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
-std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
-
 }  // namespace
 
 pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
-    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(round_up(o.handle_bytes, page_)), limit_(o.limit) {
+    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(base::round_up(o.handle_bytes, page_)), limit_(o.limit) {
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;
@@ -173,18 +172,18 @@ std::size_t pool_books::let_go() noexcept try {
 void pool_books::refuse(std::size_t bytes, std::size_t reserved, here at) {
   memory_report r = exports_.report(device_);
   r.requested = bytes;
-  r.rounded = round_up(bytes, page_);
+  r.rounded = base::round_up(bytes, page_);
   r.limit = limit_;
   r.reserved = reserved;
   throw out_of_memory(std::move(r), at);
 }
 
 void pool_books::grow(std::size_t bytes, std::size_t room, here at) {
-  std::size_t const least = round_up(room, page_);
+  std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
   {
     auto b = books_.lock();
-    want = std::max(least, handle_bytes_ ? handle_bytes_ : round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
+    want = std::max(least, handle_bytes_ ? handle_bytes_ : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
     std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
     if (left < least) {
       std::size_t const reserved = b->reserved;
@@ -227,7 +226,7 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
   exported& b = *made;
   b.device = self->device_;
   b.bytes = bytes;
-  b.room = round_up(bytes, granule);
+  b.room = base::round_up(bytes, granule);
   b.home = &self->exports_;
   b.users.reserve(1);
   b.last_uses.reserve(1);

@@ -3,6 +3,7 @@
 #include "streams/pinned_state.h"
 
 #include "runtime/base/call_site.h"
+#include "runtime/base/round_up.h"
 #include "runtime/driver/witness.h"
 #include "weir/memory.h"
 
@@ -17,7 +18,6 @@ constexpr std::size_t small_segment = std::size_t{2} << 20;    // blocks below t
 constexpr std::size_t segment_step = std::size_t{64} << 10;    // above, a segment is near-exact
 constexpr std::int64_t longest_wait_ns = 1'000'000'000;
 
-std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
 
 // Every pool of this process, for addresses that come back without a word of their runtime.
@@ -66,8 +66,8 @@ void pinned_memory::state::collect() noexcept {
 
 driver::status pinned_memory::state::grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
   std::size_t const limit = owner.options().pinned_limit;
-  std::size_t const least = round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
-  std::size_t want = least < small_segment ? small_segment : round_up(least, segment_step);
+  std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
+  std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
   auto entries = pinned_space::make_room();
   {
     auto p = in.lock();
@@ -233,7 +233,7 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "no machine holds that much: look for a size that overflowed", at);
   }
   state_->decay();
-  std::size_t const rounded = round_up(bytes ? bytes : 1, pinned_space::granule);
+  std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
   int const near = state_->node();
   for (bool collected = false;; collected = true) {

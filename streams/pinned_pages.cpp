@@ -7,6 +7,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_numa.h"
+#include "runtime/base/round_up.h"
 #include "runtime/base/sync.h"
 
 namespace weir::streams {
@@ -14,8 +15,6 @@ namespace {
 
 constexpr std::size_t worth_a_thread = std::size_t{32} << 20;
 constexpr int most_threads = 32;  // 1 GiB on four H200s: 43 ms with 16, 33 to 40 with 32, 37 to 40 with 64
-
-std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
@@ -57,7 +56,7 @@ class touching {
 }  // namespace
 
 driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int node) {
-  bytes = round_up(bytes, os::page_size());
+  bytes = base::round_up(bytes, os::page_size());
   // A system that promises more than it has would end the process when the pages are touched.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is) return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus lets the base lie on a huge page, and goes back at once

@@ -2,6 +2,7 @@
 // Threads: any; one object is made and destroyed by one thread.
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "weir/memory.h"
@@ -15,7 +16,7 @@ pinned_range::pinned_range(std::span<std::byte> memory, here at) : first_(nullpt
   if (memory.empty()) return;
   auto const page = static_cast<driver::address>(os::page_size());
   auto const begin = reinterpret_cast<driver::address>(memory.data()) / page * page;
-  auto const end = (reinterpret_cast<driver::address>(memory.data()) + memory.size() + page - 1) / page * page;
+  auto const end = base::round_up(reinterpret_cast<driver::address>(memory.data()) + memory.size(), page);
   r.open_any(streams::current_ordinal(r), "pinned_range", at);  // a driver locks pages for every device, once one is open
   void* const first = memory.data() - (reinterpret_cast<driver::address>(memory.data()) - begin);
   auto const pinned = r.machine().pin(first, end - begin);

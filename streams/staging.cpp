@@ -10,6 +10,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
+#include "runtime/base/round_up.h"
 #include "runtime/base/sync_relay.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -205,7 +206,7 @@ struct staging::state {
   std::size_t chunk_for(std::size_t bytes, manner const& how) const {
     std::size_t const workers = static_cast<std::size_t>(crew->threads()) + 1;
     std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
-    std::size_t const share = (bytes / shares + smallest_chunk - 1) / smallest_chunk * smallest_chunk;
+    std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
     return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
   }
 
@@ -410,7 +411,7 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);
-  std::size_t chunk = std::min(bytes, std::clamp((bytes / between_slots + smallest_chunk - 1) / smallest_chunk * smallest_chunk, finest_chunk, largest_chunk));
+  std::size_t chunk = std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, largest_chunk));
   std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
   my.wait_for_room(to, wanted * chunk, where);
   std::vector<slot> slots;

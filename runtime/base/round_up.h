@@ -1,0 +1,10 @@
+// Sizes in whole steps of any size. Where a step is a power of two, as pages of devices are: memory/page.h.
+// Threads: any.
+#pragma once
+#include <cstddef>
+
+namespace weir::base {
+
+inline constexpr std::size_t round_up(std::size_t n, std::size_t step) noexcept { return (n + step - 1) / step * step; }
+
+}  // namespace weir::base
