@@ -64,7 +64,7 @@ void pinned_memory::state::collect() noexcept {
   }
 }
 
-driver::status pinned_memory::state::grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
+driver::status pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
   std::size_t const limit = owner.options().pinned_limit;
   std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
   std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
@@ -76,7 +76,6 @@ driver::status pinned_memory::state::grow(std::size_t rounded, std::size_t align
     if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
     p->coming += want;
   }
-  int const near = node();
   auto const pages = take_pages(owner.machine(), want, near);
   auto p = in.lock();
   p->coming -= want;
@@ -122,10 +121,9 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
   return gave;
 }
 
-void* pinned_memory::state::wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment) {
+void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
   bool const moves = owner.machine().moves_by_itself();
   std::int64_t const start = moves ? base::now_ns() : 0;
-  int const near = node();
   for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
     collect();
     if (void* const block = hand_out(*in.lock(), near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
@@ -216,15 +214,18 @@ pinned_memory::~pinned_memory() {
   } catch (...) {}
 }
 
-void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) { return hand_out(current_device, bytes, alignment, at); }
+void* pinned_memory::allocate_near(int device, std::size_t bytes, here at) { return hand_out(device, bytes, 0, at); }
+
+void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, here at) {
   auto* const witness = state_->owner.witness();
   base::unpromised const own_affair(witness);
-  void* const block = find_room(bytes, alignment, at);
+  void* const block = find_room(device, bytes, alignment, at);
   if (witness) [[unlikely]] witness->allocated({}, number(block), bytes, at);
   return block;
 }
 
-void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at) {
+void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, here at) {
   if (process_was_forked()) throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory", "allocate in the process that made the runtime", at);
   if (alignment & (alignment - 1)) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "pass a power of two, or 0 for the natural alignment", at);
@@ -235,7 +236,8 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
-  int const near = state_->node();
+  if (device == current_device) device = current_ordinal(state_->owner);
+  int const near = state_->node(device);
   for (bool collected = false;; collected = true) {
     {
       auto p = state_->in.lock();
@@ -247,9 +249,9 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
     }
     state_->collect();
   }
-  state_->owner.open_any(current_ordinal(state_->owner), "allocate", at);  // a driver locks pages for every device, once one is open
+  state_->owner.open_any(device, "allocate", at);  // a driver locks pages for every device, once one is open
   void* block = nullptr;
-  auto grown = state_->grow(rounded, aligned, bytes, block);
+  auto grown = state_->grow(near, rounded, aligned, bytes, block);
   if (block) return block;
   std::vector<rung> ladder;
   auto const give_back_and_grow = [&](std::string_view name) {
@@ -257,7 +259,7 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
     bool const may = state_->may_give_back();
     std::size_t const gave = may ? state_->trim() : 0;
     ladder.push_back({may ? name : "idle pages kept, for collectives are under way", gave, base::now_ns() - start});
-    grown = state_->grow(rounded, aligned, bytes, block);
+    grown = state_->grow(near, rounded, aligned, bytes, block);
     return block;
   };
   if (grown.what == driver::code::out_of_memory) {
@@ -266,7 +268,7 @@ void* pinned_memory::find_room(std::size_t bytes, std::size_t alignment, here at
   }
   if (grown.what == driver::code::out_of_memory) {
     std::int64_t const start = base::now_ns();
-    if ((block = state_->wait_for_room(bytes, rounded, aligned))) return block;
+    if ((block = state_->wait_for_room(near, bytes, rounded, aligned))) return block;
     ladder.push_back({"waiting for copies under way", 0, base::now_ns() - start});
     if (give_back_and_grow("idle pages given back")) return block;
   }
@@ -280,6 +282,7 @@ void pinned_memory::let_idle_go_after(std::int64_t ns) {
   for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);  // nobody counted before
   state_->watch.set_after(ns, now);
 }
+int pinned_memory::node_near(int device) noexcept { return state_->node(device); }
 void pinned_memory::lies_near(int device, int node) noexcept { state_->nodes.set(device, node); }
 
 std::size_t pinned_memory::trim() {

@@ -24,6 +24,8 @@ class pinned_memory {  // a part of the runtime
   // back first; a bounded wait for what is pending.
   // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: a moment, when the limit or the host leaves no room
   void* allocate(std::size_t bytes, std::size_t alignment, here);
+  void* allocate_near(int device, std::size_t bytes, here);  // the same for who knows which device will copy it; natural alignment
+  int node_near(int device) noexcept;                        // of the host's nodes; -1: not known
   // The host may be given this memory again once every stream it was marked for has passed its stamp (completion, not order).
   // A stream of a lost device never passes: its engine may still write, so that memory is held back (counted as pending).
   void deallocate(void*, here);                             // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
@@ -51,7 +53,9 @@ class pinned_memory {  // a part of the runtime
   static pinned_memory* owner(void const*) noexcept;
 
  private:
-  void* find_room(std::size_t bytes, std::size_t alignment, here);
+  static constexpr int current_device = -1;
+  void* hand_out(int device, std::size_t bytes, std::size_t alignment, here);
+  void* find_room(int device, std::size_t bytes, std::size_t alignment, here);
   struct state;
   std::unique_ptr<state> state_;
 };

@@ -67,7 +67,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
   std::byte* const end = base + bytes;
   if (end != first + mapped) os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
   os::advise(base, bytes, os::advice::huge_pages);
-  if (node >= 0 && !machine.simulated()) os::prefer_node(base, bytes, node);
+  if (node >= 0) os::prefer_node(base, bytes, node);
   driver::status pinned;
   {
     touching const others(base, bytes);

@@ -49,7 +49,7 @@ struct pinned_memory::state {
     return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
   }
 
-  int node() noexcept { return nodes.of(owner.machine(), current_ordinal(owner)); }  // may make parts of the runtime: under no lock
+  int node(int device) noexcept { return nodes.of(owner.machine(), device); }
 
   void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
     p.pending.reserve(p.pending.size() + p.live + 1);
@@ -107,11 +107,11 @@ struct pinned_memory::state {
   // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
   // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
   void collect() noexcept;
-  driver::status grow(std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block);
+  driver::status grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block);
   // What nobody has used since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
   // Until a range is found, nothing is pending any more, or the time is up.
-  void* wait_for_room(std::size_t bytes, std::size_t rounded, std::size_t alignment);
+  void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment);
   // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
   void decay();
   // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.

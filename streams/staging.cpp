@@ -14,7 +14,7 @@
 #include "runtime/base/sync_relay.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
-#include "streams/staging_crew.h"
+#include "streams/staging_crews.h"
 
 namespace weir::streams {
 namespace {
@@ -33,7 +33,7 @@ std::byte const* at(void const* base, std::size_t offset) { return static_cast<s
 // A block of the pinned pool, given back with the stamps it was marked with.
 class slot {
  public:
-  slot(pinned_memory& pool, std::size_t bytes, here at) : pool_(&pool), bytes_(bytes), memory_(pool.allocate(bytes, 0, at)) {}
+  slot(pinned_memory& pool, int device, std::size_t bytes, here at) : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
   slot(slot&& other) noexcept : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
   slot& operator=(slot&&) = delete;
   ~slot() {
@@ -53,10 +53,10 @@ class slot {
 };
 
 // When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
-slot shrinking_slot(pinned_memory& pool, std::size_t bytes, here where) {
+slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, here where) {
   while (true) {
     try {
-      return slot(pool, bytes, where);
+      return slot(pool, device, bytes, where);
     } catch (out_of_memory const&) {
       if (bytes <= staging::smallest_chunk) throw;
       bytes = std::max(staging::smallest_chunk, bytes / 2);
@@ -124,16 +124,18 @@ struct staging::state {
       : owner(r),
         clocks(r.part<clock::clocks>()),
         pinned(r.part<pinned_memory>()),
-        crew(std::make_shared<copy_crew>(how_many(r))),
+        crews(how_many(r)),
         rooms(static_cast<std::size_t>(r.device_count())) {}
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   pinned_memory& pinned;
-  std::shared_ptr<copy_crew> crew;  // shared with fetches that are still in a stream at teardown
+  staging_crews crews;
   std::vector<base::guarded<device_room>> rooms;
 
   base::guarded<manner> to_fill{std::in_place, filling()}, to_fetch{std::in_place, fetching()};
+
+  std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) { return crews.of(pinned.node_near(line.device())); }
 
   base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
 
@@ -182,10 +184,10 @@ struct staging::state {
     wait_for_room(line, wanted * chunk, where);
     std::vector<slot> slots;
     slots.reserve(wanted);
-    slots.push_back(shrinking_slot(pinned, chunk, where));
+    slots.push_back(shrinking_slot(pinned, line.device(), chunk, where));
     chunk = std::min(chunk, slots[0].bytes());
     try {
-      while (slots.size() < wanted) slots.emplace_back(pinned, chunk, where);
+      while (slots.size() < wanted) slots.emplace_back(pinned, line.device(), chunk, where);
     } catch (out_of_memory const&) {}  // fewer slots: slower
     return slots;
   }
@@ -203,8 +205,8 @@ struct staging::state {
   void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
 
   // A share of a copy for each slot, so that the engine and all threads have something to do; where threads share slots, a few will do.
-  std::size_t chunk_for(std::size_t bytes, manner const& how) const {
-    std::size_t const workers = static_cast<std::size_t>(crew->threads()) + 1;
+  std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
+    std::size_t const workers = static_cast<std::size_t>(crew.threads()) + 1;
     std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
     std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
     return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
@@ -227,7 +229,7 @@ staging::~staging() {
   if (process_was_forked()) {
     static_cast<void>(state_.release());  // its threads are not in this process: they cannot be joined
   } else {
-    state_->crew->stop();
+    state_->crews.stop();
   }
 }
 
@@ -245,9 +247,9 @@ void staging::fill_by(manner how) noexcept { *state_->to_fill.lock() = allowed(h
 void staging::fetch_by(manner how) noexcept { *state_->to_fetch.lock() = allowed(how); }
 void staging::work_by(copy_crew::manner how) noexcept {
   if (how.threads == 0) how.threads = how_many(state_->owner);
-  state_->crew->work_by(how);
+  state_->crews.work_by(how);
 }
-int staging::threads() const noexcept { return state_->crew->threads(); }
+int staging::threads() const noexcept { return state_->crews.of(-1)->threads(); }
 
 std::size_t staging::in_use(int device) const {
   auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
@@ -271,10 +273,11 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   manner const how = *my.to_fill.lock();
-  std::size_t chunk = my.chunk_for(bytes, how), rising = std::min(how.first, chunk);
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew), rising = std::min(how.first, chunk);
   stores const by = chunk >= least_past_caches ? how.by : stores::plain;
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(my.crew->threads()) + 1), how.room / how.chunk);  // the rest of the room is with the engine
-  all_filled filling{*my.crew};
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);  // the rest of the room is with the engine
+  all_filled filling{*crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
     while (next < bytes && filling.parts.size() < window) {
@@ -285,8 +288,8 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
       }
       std::optional<slot> s;
       try {
-        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, n, where));
-        else s.emplace(my.pinned, n, where);
+        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, line.device(), n, where));
+        else s.emplace(my.pinned, line.device(), n, where);
       } catch (out_of_memory const&) {
         if (filling.parts.empty()) throw;
         break;  // what is filled goes first, and comes back as room
@@ -301,10 +304,10 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
       fill.by = by;
       fill.piece = how.piece;
       next += n;
-      if (bytes > chunk) my.crew->submit(fill);
+      if (bytes > chunk) crew->submit(fill);
     }
     auto& first = filling.parts.front();
-    my.crew->finish(first.fill);
+    crew->finish(first.fill);
     enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
     first.in.used_by(line);
     my.note(line, first.in.bytes());
@@ -324,9 +327,10 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   my.refuse_captured(line, dst, src, bytes, where);
   manner how = *my.to_fetch.lock();
   how.chunk = fetch_chunk;
-  std::size_t chunk = my.chunk_for(bytes, how);
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew);
   std::vector<slot> slots = my.slots_for(line, bytes, fetch_slots, chunk, where);
-  auto const job = std::make_shared<fetch>(my.crew, (bytes + chunk - 1) / chunk);
+  auto const job = std::make_shared<fetch>(crew, (bytes + chunk - 1) / chunk);
   job->slots = slots.size();
   struct marks {  // whatever was enqueued uses the slots
     std::vector<slot>& slots;
@@ -351,7 +355,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
       }
     }
   } catch (...) {
-    for (auto& part : job->chunk) my.crew->cancel(part);
+    for (auto& part : job->chunk) crew->cancel(part);
     throw;
   }
   my.note(line, chunk * slots.size());
@@ -364,24 +368,26 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   manner const how = *my.to_fetch.lock();
-  std::size_t chunk = my.chunk_for(bytes, how);
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew);
   std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;  // with the engine; the others with the crew
   struct emptying {  // nothing touches the host's memory when this is left, however that is
     state& my;
+    copy_crew& crew;
     std::vector<slot>& slots;
     clock::timeline& line;
     std::vector<copy_crew::task> part = std::vector<copy_crew::task>(slots.size());
     std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
     bool all_came = false;
     std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
-    emptying(state& s, std::vector<slot>& them, clock::timeline& l) : my(s), slots(them), line(l) { my.hold(line, bytes()); }
+    emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l) : my(s), crew(c), slots(them), line(l) { my.hold(line, bytes()); }
     ~emptying() {
-      for (auto& one : part) my.crew->cancel(one);
+      for (auto& one : part) crew.cancel(one);
       for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
       my.let_go(line, bytes());
     }
-  } all(my, slots, line);
+  } all(my, *crew, slots, line);
   auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
   auto const done = [&](driver::status s) {
     if (s.ok()) return;
@@ -392,7 +398,7 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   for (std::size_t given = 0, came = 0; came < chunks; ++came) {
     for (; given < chunks && given < came + ahead; ++given) {
       std::size_t const k = given % slots.size();
-      if (given >= slots.size()) my.crew->finish(all.part[k]);
+      if (given >= slots.size()) crew->finish(all.part[k]);
       enqueue_copy(line, slots[k].memory(), at(src, given * chunk), size_of(given), where);
       all.filled[k] = line.now();
       done(line.fence().is);  // so that it can be seen done before those after it
@@ -401,9 +407,9 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
     done(my.clocks.synchronize(all.filled[k]));
     auto& part = all.part[k];
     part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};  // finished before its slot was filled again: nobody else looks at it
-    my.crew->submit(part);
+    crew->submit(part);
   }
-  for (auto& one : all.part) my.crew->finish(one);
+  for (auto& one : all.part) crew->finish(one);
   all.all_came = true;
 }
 
@@ -416,10 +422,10 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   my.wait_for_room(to, wanted * chunk, where);
   std::vector<slot> slots;
   slots.reserve(wanted);
-  slots.push_back(shrinking_slot(my.pinned, chunk, where));
+  slots.push_back(shrinking_slot(my.pinned, from.device(), chunk, where));
   chunk = std::min(chunk, slots[0].bytes());
   try {
-    while (slots.size() < wanted) slots.emplace_back(my.pinned, chunk, where);
+    while (slots.size() < wanted) slots.emplace_back(my.pinned, from.device(), chunk, where);
   } catch (out_of_memory const&) {}
   struct marks {
     std::vector<slot>& slots;

@@ -7,6 +7,8 @@
 #include <emmintrin.h>
 #endif
 
+#include "runtime/base/os_numa.h"
+
 namespace weir::streams {
 
 void copy_crew::work_by(manner how) noexcept {
@@ -46,6 +48,7 @@ void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_
 }
 
 void copy_crew::work(int number) {
+  if (!near_.empty()) os::keep_this_thread_on(near_);
   base::unique_lock lock(mutex_);
   auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
   while (true) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <deque>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/sync.h"
@@ -30,7 +31,8 @@ class copy_crew {
     std::int64_t spin_ns = 0;   // before a thread sleeps
   };
 
-  explicit copy_crew(int threads) : how_{threads} {}  // Throws: bad_alloc
+  // near: the processors that its threads stay on, where the system lets them; empty: where it likes. Throws: bad_alloc
+  explicit copy_crew(int threads, std::vector<int> near = {}) : near_(std::move(near)), how_{threads} {}
   ~copy_crew() { stop(); }
   int threads() const noexcept {
     base::lock_guard const lock(mutex_);
@@ -50,6 +52,7 @@ class copy_crew {
   void take_piece(task&, base::unique_lock&);
   void spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock&);
 
+  std::vector<int> const near_;
   mutable base::mutex mutex_;
   manner how_;
   base::condition queued_, done_;

@@ -1,20 +1,67 @@
-// mbind(2), without the library that wraps it; and pages brought in at once.
+// mbind(2), without the library that wraps it; pages brought in at once; and the processors of this process.
 // Threads: any.
 #include "runtime/base/os_numa.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace weir::os {
+#include <algorithm>
+#include <iterator>
 
-bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept {
-  constexpr int preferred = 1;  // MPOL_PREFERRED
-  constexpr int bits = 64;
-  if (numa_node < 0 || numa_node >= bits) return false;
-  unsigned long const mask = 1UL << numa_node;
-  return ::syscall(SYS_mbind, at, bytes, preferred, &mask, static_cast<unsigned long>(bits) + 1, 0U) == 0;
+#include "runtime/base/os.h"
+
+namespace weir::os {
+namespace {
+
+class of_system final : public nodes {
+ public:
+  bool prefer(void* at, std::size_t bytes, int numa_node) noexcept override {
+    constexpr int preferred = 1;  // MPOL_PREFERRED
+    constexpr int bits = 64;
+    if (numa_node >= bits) return false;
+    unsigned long const mask = 1UL << numa_node;
+    return ::syscall(SYS_mbind, at, bytes, preferred, &mask, static_cast<unsigned long>(bits) + 1, 0U) == 0;
+  }
+  std::vector<int> near(int numa_node) override { return processors_near(numa_node); }
+  std::vector<int> allowed() override {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    std::vector<int> found;
+    if (::sched_getaffinity(0, sizeof set, &set) != 0) return found;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) found.push_back(cpu);
+    }
+    return found;
+  }
+  bool keep_on(std::vector<int> const& processors) noexcept override { return run_this_thread_on(processors); }
+};
+
+nodes* in_place = nullptr;
+nodes& asked() noexcept {
+  static of_system system;
+  return in_place ? *in_place : system;
 }
+
+}  // namespace
+
+void nodes_by(nodes* them) noexcept { in_place = them; }
+
+bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept { return numa_node >= 0 && asked().prefer(at, bytes, numa_node); }
+
+std::vector<int> usable_processors_near(int numa_node) {
+  std::vector<int> both;
+  if (numa_node < 0) return both;
+  std::vector<int> near = asked().near(numa_node), allowed = asked().allowed();
+  std::sort(near.begin(), near.end());
+  std::sort(allowed.begin(), allowed.end());
+  std::set_intersection(near.begin(), near.end(), allowed.begin(), allowed.end(), std::back_inserter(both));
+  if (both.size() == allowed.size()) both.clear();
+  return both;
+}
+
+bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }
 
 bool make_present(void* at, std::size_t bytes) noexcept {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE of Linux 5.14
