@@ -18,7 +18,7 @@
 namespace weir::streams {
 namespace {
 
-block_state state_of(memory::mapped_range::use u) noexcept {
+block_state told_state(memory::mapped_range::use u) noexcept {
   switch (u) {
     case memory::mapped_range::use::live: return block_state::active_allocated;
     case memory::mapped_range::use::pending: return block_state::active_pending_free;
@@ -101,7 +101,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
-      s.blocks.push_back({p.at, p.bytes, p.requested, state_of(p.is), found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
+      s.blocks.push_back({p.at, p.bytes, p.requested, told_state(p.is), found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
     }
   }
 }
