@@ -64,30 +64,33 @@ void pinned_memory::state::collect() noexcept {
   }
 }
 
-driver::status pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block) {
+auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> growth {
   std::size_t const limit = owner.options().pinned_limit;
   std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
   std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
   auto entries = pinned_space::make_room();
   {
     auto p = in.lock();
+    if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return {{}, block};
     std::size_t const charged = p->tally.reserved() + p->coming;
     if (limit && (charged > limit || want > limit - charged)) want = least;
-    if (limit && (charged > limit || want > limit - charged)) return {driver::code::out_of_memory, 0};
+    if (limit && (charged > limit || want > limit - charged)) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
     p->coming += want;
   }
   auto const pages = take_pages(owner.machine(), want, near);
   auto p = in.lock();
   p->coming -= want;
-  if (!pages.ok()) return pages.is;
-  auto const base = number(pages.value.base);
-  p->space.add(std::move(entries), base, pages.value.bytes, near);
+  if (!pages.ok()) return {pages.is, nullptr, p->in_motion()};
+  auto const first = number(pages.value.base);
+  p->space.add(std::move(entries), first, pages.value.bytes, near);
   p->tally.reserve(pages.value.bytes);
-  address low = lowest.load();
-  while (base < low && !lowest.compare_exchange(low, base)) {}
-  highest.raise(base + pages.value.bytes);
-  block = hand_out(*p, near, bytes, rounded, alignment);
-  return {};
+  {
+    base::undivided const wherever_it_lies;
+    address low = lowest.load();
+    while (first < low && !lowest.compare_exchange(low, first)) {}
+    highest.raise(first + pages.value.bytes);
+  }
+  return {{}, hand_out(*p, near, bytes, rounded, alignment)};
 }
 
 std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
@@ -105,12 +108,14 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
     for (address const base : bases) {
       auto const its = p->space.segment_of(base);
       idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
+      p->going += its.bytes;
     }
   }
   std::size_t gave = 0;
   for (auto& [pages, entries, its_node] : idle) {
     bool const returned = return_pages(owner.machine(), pages).ok();
     auto p = in.lock();
+    p->going -= pages.bytes;
     if (returned) {
       p->tally.unreserve(pages.bytes);
       gave += pages.bytes;
@@ -121,14 +126,18 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
   return gave;
 }
 
-void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
-  bool const moves = owner.machine().moves_by_itself();
-  std::int64_t const start = moves ? base::now_ns() : 0;
-  for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls < most_polls; ++polls) {
+bool pinned_memory::state::patience::left() const noexcept { return since ? base::now_ns() - since < longest_wait_ns : polls < most_polls; }
+
+void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience& time, bool others) {
+  for (; time.left(); ++time.polls) {
     collect();
-    if (void* const block = hand_out(*in.lock(), near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
-    if (in.lock()->pending.empty()) return nullptr;
-    if (moves) base::sleep_ns(50'000);
+    {
+      auto p = in.lock();
+      if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
+      bool const arrived = std::exchange(others, p->in_motion()) && !others;
+      if (arrived || (!others && p->pending.empty())) return nullptr;
+    }
+    time.since ? base::sleep_ns(50'000) : base::yield_thread();
   }
   return nullptr;
 }
@@ -250,30 +259,38 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     state_->collect();
   }
   state_->owner.open_any(device, "allocate", at);  // a driver locks pages for every device, once one is open
-  void* block = nullptr;
-  auto grown = state_->grow(near, rounded, aligned, bytes, block);
-  if (block) return block;
+  auto grown = state_->grow(near, rounded, aligned, bytes);
+  if (grown.block) return grown.block;
   std::vector<rung> ladder;
-  auto const give_back_and_grow = [&](std::string_view name) {
+  auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
+    auto const again = std::find_if(ladder.begin(), ladder.end(), [&](rung const& r) { return r.name == name; });
+    rung& r = again == ladder.end() ? ladder.emplace_back(rung{name, 0, 0}) : *again;
+    r.gave_bytes += gave, r.ns += base::now_ns() - since;
+  };
+  auto const give_back_and_grow = [&] {
     std::int64_t const start = base::now_ns();
     bool const may = state_->may_give_back();
     std::size_t const gave = may ? state_->trim() : 0;
-    ladder.push_back({may ? name : "idle pages kept, for collectives are under way", gave, base::now_ns() - start});
-    grown = state_->grow(near, rounded, aligned, bytes, block);
-    return block;
+    climbed(may ? "idle pages given back" : "idle pages kept, for collectives are under way", gave, start);
+    grown = state_->grow(near, rounded, aligned, bytes);
+    return grown.block;
   };
-  if (grown.what == driver::code::out_of_memory) {
+  if (grown.is.what == driver::code::out_of_memory) {
     ++state_->in.lock()->tally.now().num_alloc_retries;
-    if (give_back_and_grow("idle pages given back")) return block;
+    if (give_back_and_grow()) return grown.block;
   }
-  if (grown.what == driver::code::out_of_memory) {
-    std::int64_t const start = base::now_ns();
-    if ((block = state_->wait_for_room(near, bytes, rounded, aligned))) return block;
-    ladder.push_back({"waiting for copies under way", 0, base::now_ns() - start});
-    if (give_back_and_grow("idle pages given back")) return block;
+  if (grown.is.what == driver::code::out_of_memory) {
+    state::patience time{state_->owner.machine().moves_by_itself() ? base::now_ns() : 0};
+    do {
+      std::int64_t const start = base::now_ns();
+      if (void* const block = state_->wait_for_room(near, bytes, rounded, aligned, time, grown.others)) return block;
+      climbed("waiting for copies under way", 0, start);
+      if (give_back_and_grow()) return grown.block;
+      ++time.polls;
+    } while (grown.is.what == driver::code::out_of_memory && (grown.others || state_->more_may_come()) && time.left());
   }
-  if (grown.what == driver::code::out_of_memory || grown.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
-  throw_refusal(grown, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);
+  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
+  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {

@@ -29,6 +29,8 @@ struct pinned_memory::state {
     std::size_t live = 0;         // blocks. pending has room for them, so that freeing never allocates
     pinned_tally tally;
     std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
+    std::size_t going = 0;        // bytes being given back outside the lock, charged to it until they are
+    bool in_motion() const noexcept { return coming + going > 0; }  // some thread's pages: what there is room for is about to change
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
     std::deque<pinned_use> uses{};             // ever made
     std::vector<pinned_use*> spare_uses{};     // that no block has; with room for all of them
@@ -107,11 +109,24 @@ struct pinned_memory::state {
   // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
   // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
   void collect() noexcept;
-  driver::status grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes, void*& block);
+  struct growth {
+    driver::status is{};
+    void* block = nullptr;
+    bool others = false;  // refused while some thread's pages were in motion
+  };
+  // New pages, or what came free since somebody looked. Ensures: out_of_memory of the limit is true of one moment.
+  growth grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
   // What nobody has used since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
-  // Until a range is found, nothing is pending any more, or the time is up.
-  void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment);
+  // How long somebody waits: by the clock, or where nothing moves by itself in polls.
+  struct patience {
+    std::int64_t since;  // ns; 0: in polls
+    int polls = 0;
+    bool left() const noexcept;
+  };
+  // Until a range is found, nothing is pending or in motion any more, what was in motion (`others`) has arrived, or the time is up.
+  void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
+  bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
   // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
   void decay();
   // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.

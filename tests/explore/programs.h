@@ -8,6 +8,7 @@
 #include "tests/explore/capture_program.h"
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/memory_program.h"
+#include "tests/explore/pinned_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
 #include "tests/model/verdict.h"
@@ -43,6 +44,7 @@ inline constexpr explored explored_programs[] = {
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
     {"history", history_among_threads},
+    {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };
 
 // Throws: std::runtime_error where there is no such program.

@@ -15,6 +15,8 @@ TEST(explore_threads, what_two_threads_make_one_stream_wait_for_is_known_of_both
 TEST(explore_threads, an_end_is_never_gathered_before_its_beginning) { tests::explore_program("history", 500); }
 TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::explore_program("crew", 500); }
 
+TEST(explore_threads, pinned_memory_is_not_written_under_a_copy_and_not_refused_where_there_is_room) { tests::explore_program("pinned", 120); }
+
 TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {
   std::size_t n = 0;
   for (auto const& entry : std::filesystem::directory_iterator(tests::tapes_folder())) {

@@ -1,0 +1,101 @@
+// Threads that take pinned blocks, copy from and into them by the short way, and free them, each other's too, while there is room for
+// just so many and unused pages go after a while.
+// Threads: those of each run.
+#pragma once
+#include <cstring>
+#include <vector>
+
+#include "peer/short_way.h"
+#include "streams/pinned.h"
+#include "tests/explore/explore.h"
+
+namespace weir::tests {
+
+class pinned_among_threads {
+ public:
+  explicit pinned_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)), alike_(t.coin(60)) {
+    weir::options o;
+    // With one in the slot nobody need ever go without. Of 2 MiB the first one takes all, and has room for the others.
+    o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
+    bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
+    pool_ = &bench_->core.part<streams::pinned_memory>();
+    if (t.coin()) pool_->let_idle_go_after(1'000 << t.draw(8));
+    for (int k = 0; k < 2; ++k) lines_.push_back(&t.stream(0));
+  }
+
+  void run() {
+    for (int k = 0; k < threads_; ++k) {
+      t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, k, n = 2 + t_.draw(6)] {
+        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i) step(static_cast<unsigned char>(1 + k * 80 + static_cast<int>(i) * 8));
+      });
+    }
+    t_.join();
+    if (t_.failed()) return;
+    if (void* const last = std::exchange(*slot_.lock(), nullptr)) pool_->deallocate(last, here::current());
+    for (auto* line : lines_) {
+      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+    }
+    (void)pool_->trim();
+    auto const n = pool_->statistics();
+    if (n.allocation.all.current != 0 || n.reserved_bytes.all.current != 0) t_.fail("pages or blocks are left: " + std::to_string(n.reserved_bytes.all.current) + " B");
+    for (auto const& what : pool_->validate()) t_.fail(what);
+  }
+
+ private:
+  static constexpr std::size_t largest = 64 << 10;
+
+  void step(unsigned char value) {
+    std::size_t const bytes = alike_ ? largest : 1000 + 21'000 * t_.draw(4);
+    auto& line = *lines_[t_.draw(2)];
+    void* p = nullptr;
+    try {
+      p = pool_->allocate(bytes, 0, here::current());
+    } catch (out_of_memory const& e) {
+      if (alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      return;
+    }
+    std::memset(p, value, bytes);
+    auto* const there = static_cast<unsigned char*>(bench_->on(0).allocate(line, largest, 0, here::current()));
+    for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {
+      copy(line, there, p, bytes);
+      look(line, there, bytes, value);
+      if (t_.coin(30)) copy(line, p, there, bytes);  // the same bytes, later
+    }
+    bench_->on(0).deallocate(there, nullptr, here::current());
+    if (t_.coin()) std::swap(p, *slot_.lock());  // another's goes instead
+    if (p) pool_->deallocate(p, here::current());
+  }
+
+  void copy(clock::timeline& line, void* to, void const* from, std::size_t bytes) {
+    peer::short_way way;
+    if (!way.find(bench_->core, &line, {to, from, bytes})) return t_.fail("no case of the short way");
+    if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok()) t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
+  }
+
+  void look(clock::timeline& line, unsigned char* at, std::size_t bytes, unsigned char value) {
+    struct job {
+      trial* t;
+      unsigned char* at;
+      std::size_t bytes;
+      unsigned char value;
+    };
+    auto* const j = new job{&t_, at, bytes, value};
+    driver::touch const all{reinterpret_cast<driver::address>(at), bytes, false};
+    auto const run = [](void* x) {
+      auto const& j = *static_cast<job*>(x);
+      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a pinned block in use");
+    };
+    auto const s = line.owner().machine().enqueue(0, line.handle(), {&all, 1}, {run, [](void* x) { delete static_cast<job*>(x); }, j});
+    if (!s.ok()) t_.fail("enqueue answered " + std::string(driver::name_of(s.what)));
+  }
+
+  trial& t_;
+  int const threads_;
+  bool const alike_;  // all blocks are of one size
+  memory_bench* bench_;
+  streams::pinned_memory* pool_;
+  std::vector<clock::timeline*> lines_;
+  base::guarded<void*> slot_;
+};
+
+}  // namespace weir::tests
