@@ -48,11 +48,12 @@ class looking_on final : public driver::faulty::watcher {
   // The machine has a heap of its own: what fails is weir's.
   void enters(call) noexcept override { heap::pause(); }
   void leaves(call c) noexcept override {
-    bool const waited = c == call::synchronize_device || c == call::synchronize_stream || c == call::synchronize_event;
-    if (driver::driver* const machine = waited ? ending_.load() : nullptr) look_at(*machine);
+    constexpr std::array may_lose{call::synchronize_device, call::synchronize_stream, call::synchronize_event, call::query_stream, call::query_event, call::elapsed_ms};
+    bool const asked = std::find(may_lose.begin(), may_lose.end(), c) != may_lose.end();
+    if (driver::driver* const machine = asked ? ending_.load() : nullptr) look_at(*machine);
     heap::go_on();
   }
-  // A runtime ends: who waits then for a lost device in vain loses its own, and nobody can be asked afterwards.
+  // A runtime ends: who waits then for a lost device in vain, or asks, loses its own, and nobody can be asked afterwards.
   void ends(driver::driver& machine) noexcept { ending_.store(&machine); }
   std::vector<int> lost_at_the_end() const {
     std::vector<int> found;
