@@ -11,10 +11,11 @@
 
 namespace weir::tests {
 
-// A crew of two, two threads that submit, finish and cancel: every byte arrives, and everybody comes back.
+// A crew of two, two threads that submit, finish and cancel whole tasks and such in pieces: every byte arrives, and everybody comes back.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
   auto crew = std::make_shared<streams::copy_crew>(2);
+  crew->work_by({.threads = 2, .helps = t.draw(2) != 0});
   for (int k = 0; k < 2; ++k) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, crew] {
       for (int i = 0, n = 1 + static_cast<int>(t.draw(3)); i < n; ++i) {
@@ -22,6 +23,7 @@ inline void crew_among_threads(trial& t) {
         std::memset(from, 1 + i, sizeof from);
         streams::copy_crew::task task;
         task.dst = to, task.src = from, task.bytes = sizeof from;
+        if (i % 2 == 0) task.piece = 6;
         crew->submit(task);
         bool const wanted = t.draw(4) != 0;
         wanted ? crew->finish(task) : crew->cancel(task);

@@ -118,6 +118,55 @@ row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
   return out;
 }
 
+// The same chunks in turn on two streams, so that one begins while another ends; raw: on one.
+row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
+  auto const at = make_places(r);
+  auto const other = std::make_shared<stream>(device(0));
+  row out{name, r.bytes, measure::rate};
+  out.note = "engine alone, " + bytes_text(chunk) + " at a time, in turn on two streams; raw: on one";
+  auto const once = [&r, at, other, up, chunk](bool both) {
+    size_t const n = std::min(chunk, at->host.size());
+    std::int64_t const begin = base::now_ns();
+    bool second = false;
+    for (size_t from = 0; from + n <= at->total(); from += n, second = both && !second) {
+      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + from % (ring_bytes / n * n);
+      auto& line = streams::line_of(second ? stream_ref(*other) : stream_ref(r.on));
+      up ? streams::enqueue_copy(line, gpu, slot, n, here::current()) : streams::enqueue_copy(line, slot, gpu, n, here::current());
+    }
+    r.on.synchronize();
+    other->synchronize();
+    return gigabytes(at->total(), seconds_since(begin));
+  };
+  out.weir = [once] { return once(true); };
+  out.raw = [once] { return once(false); };
+  return out;
+}
+
+// The engine out of slots that threads have just written, who then do nothing: where the bytes lie is all that differs. raw column: the threads.
+row after_row(rig& r, std::string const& name, stores by) {
+  auto const at = make_places(r);
+  row out{name, r.bytes, measure::rate};
+  out.note = "engine alone, 4 MiB at a time, right after threads wrote the slots; raw: these";
+  auto const threads_rate = std::make_shared<double>(0);
+  size_t const bytes = std::min(r.bytes, ring_bytes / 2), n = std::min(4_MiB, bytes);
+  out.weir = [=, &r] {
+    double written = 0, carried = 0;
+    for (int i = 0; i < 8; ++i) {
+      base::atomic<size_t> next{0};
+      base::atomic<bool> never{false};
+      written += together(std::clamp(os::usable_processors() - 1, 1, 15), [&](int) { copy_chunks(*at, next, bytes, 256_KiB, true, by, never); });
+      std::int64_t const begin = base::now_ns();
+      for (size_t from = 0; from + n <= bytes; from += n) streams::enqueue_copy(streams::line_of(r.on), at->gpu.data<std::byte>() + from, at->slots.data<std::byte>() + from, n, here::current());
+      r.on.synchronize();
+      carried += seconds_since(begin);
+    }
+    *threads_rate = gigabytes(8 * bytes, written);
+    return gigabytes(8 * bytes, carried);
+  };
+  out.raw = [threads_rate] { return *threads_rate; };
+  return out;
+}
+
 // Threads and engine at the same time, neither waiting for the other: what they take from each other. weir column the threads, raw column the engine.
 row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
   auto const at = make_places(r);
@@ -194,8 +243,10 @@ row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk
   return out;
 }
 
+enum class ways : std::uint8_t { both, up, down };
 struct variant {
   char const* name;
+  ways for_way;
   staging::manner how;
   streams::copy_crew::manner crew{.threads = 0};
 };
@@ -205,7 +256,7 @@ std::string text_of(variant const& v) {
   std::string out = "slots of " + bytes_text(h.chunk);
   if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
   if (h.piece < h.chunk) out += " in pieces of " + bytes_text(h.piece);
-  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : ", pages at once";
+  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : h.by == stores::pages_at_once ? ", pages at once" : ", to the shared cache";
   out += ", " + bytes_text(h.room) + " in hand";
   if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
   if (v.crew.helps) out += ", caller helps";
@@ -232,38 +283,41 @@ row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
 }
 
 std::vector<variant> const& variants() {
-  constexpr auto past = stores::past_caches, plain = stores::plain, pages = stores::pages_at_once;
-  constexpr auto p = 256_KiB;
+  constexpr auto past = stores::past_caches, plain = stores::plain, shared = stores::to_shared_cache;
+  constexpr auto p = 256_KiB, first = 512_KiB;
+  constexpr std::int64_t spin = 100'000;
   static std::vector<variant> const all{
-      {"as_is", {.chunk = 2_MiB, .first = 2_MiB, .by = past}},
-      {"as_is_plain", {.chunk = 2_MiB, .first = 2_MiB, .by = plain}},
-      {"as_is_pages", {.chunk = 2_MiB, .first = 2_MiB, .by = pages}},
-      {"as_is_1m", {.chunk = 1_MiB, .first = 1_MiB, .by = past}},
-      {"pieces", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = past}},
-      {"pieces_plain", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = plain}},
-      {"pieces_pages", {.chunk = 2_MiB, .first = 2_MiB, .piece = p, .by = pages}},
-      {"pieces_128k", {.chunk = 2_MiB, .first = 2_MiB, .piece = 128_KiB, .by = past}},
-      {"pieces_512k", {.chunk = 2_MiB, .first = 2_MiB, .piece = 512_KiB, .by = past}},
-      {"pieces_4m", {.chunk = 4_MiB, .first = 4_MiB, .piece = p, .by = past}},
-      {"pieces_8m", {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
-      {"ramp_2m", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}},
-      {"ramp_4m", {.chunk = 4_MiB, .first = 512_KiB, .piece = p, .by = past}},
-      {"ramp_8m", {.chunk = 8_MiB, .first = 512_KiB, .piece = p, .by = past}},
-      {"room16", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past, .room = 16_MiB}},
-      {"room16_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain, .room = 16_MiB}},
-      {"room8_plain", {.chunk = 1_MiB, .first = 512_KiB, .piece = p, .by = plain, .room = 8_MiB}},
-      {"helps", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true}},
-      {"spins", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .spin_ns = 100'000}},
-      {"spins_helps", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
-      {"spins_helps_4m", {.chunk = 4_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
-      {"spins_helps_pages", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = pages}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
-      {"spins_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain}, {.threads = 0, .spin_ns = 100'000}},
-      {"spins_helps_plain", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = plain}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
-      {"spins_helps_128k", {.chunk = 2_MiB, .first = 512_KiB, .piece = 128_KiB, .by = past}, {.threads = 0, .helps = true, .spin_ns = 100'000}},
-      {"threads8", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 8, .helps = true, .spin_ns = 100'000}},
-      {"threads12", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 12, .helps = true, .spin_ns = 100'000}},
-      {"threads24", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 24, .helps = true, .spin_ns = 100'000}},
-      {"threads32", {.chunk = 2_MiB, .first = 512_KiB, .piece = p, .by = past}, {.threads = 32, .helps = true, .spin_ns = 100'000}},
+      {"whole_2m", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .by = past}},
+      {"whole_2m_plain", ways::both, {.chunk = 2_MiB, .first = 2_MiB, .by = plain}},
+      {"whole_2m_shared", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .by = shared}},
+      {"4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}},
+      {"8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}},
+      {"8m_all", ways::up, {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
+      {"8m_spins", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 0, .spin_ns = spin}},
+      {"4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
+      {"8m_10", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 10}},
+      {"8m_12", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
+      {"8m_12_spins", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 12, .spin_ns = spin}},
+      {"shared_2m", ways::up, {.chunk = 2_MiB, .first = first, .piece = p, .by = shared}},
+      {"shared_4m", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}},
+      {"shared_8m", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = shared}},
+      {"shared_4m_128k", ways::up, {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = shared}},
+      {"shared_4m_24", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared, .room = 24_MiB}},
+      {"shared_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 6}},
+      {"shared_4m_8", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 8}},
+      {"shared_4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 12}},
+      {"shared_8m_12_spins", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = shared}, {.threads = 12, .spin_ns = spin}},
+      {"plain_4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}},
+      {"plain_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 6}},
+      {"plain_4m_8", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 8}},
+      {"plain_4m_12", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 12}},
+      {"plain_8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}},
+      {"plain_2m_spins", ways::down, {.chunk = 2_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_spins", ways::down, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_128k_spins", ways::down, {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = plain}, {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_spins_helps", ways::down, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .helps = true, .spin_ns = spin}},
+      {"plain_8m_spins", ways::down, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
+      {"plain_8m_12_spins", ways::down, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}, {.threads = 12, .spin_ns = spin}},
   };
   return all;
 }
@@ -277,22 +331,30 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
   auto const add_threads = [&](std::string const& name, int threads, stores by, size_t chunk) {
     if (fits(threads)) add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
   };
-  for (int const threads : {1, 4, 8, 16, 32}) add_threads("stage_threads_" + std::to_string(threads), threads, stores::past_caches, 256_KiB);
-  add_threads("stage_threads_16_plain", 16, stores::plain, 256_KiB);
-  add_threads("stage_threads_16_pages", 16, stores::pages_at_once, 256_KiB);
-  add_threads("stage_threads_16_2m", 16, stores::past_caches, 2_MiB);
+  auto const named = [](stores by) {
+    return std::string(by == stores::plain ? "plain" : by == stores::past_caches ? "past" : by == stores::pages_at_once ? "pages" : "shared");
+  };
+  constexpr stores some[] = {stores::plain, stores::past_caches, stores::to_shared_cache};
+  for (int const threads : {1, 8, 16}) {
+    for (auto const by : some) add_threads("stage_threads_" + std::to_string(threads) + "_" + named(by), threads, by, 256_KiB);
+  }
+  for (auto const by : some) add("stage_after_" + named(by), [=](rig& r, std::string const& n) { return after_row(r, n, by); });
   for (bool const up : {true, false}) {
     std::string const way = up ? "_h2d_" : "_d2h_";
-    for (size_t const chunk : {512_KiB, 1_MiB, 2_MiB, 4_MiB, 8_MiB}) {
-      add("stage_engine" + way + std::to_string(chunk / 1024) + "k", [=](rig& r, std::string const& n) { return engine_row(r, n, up, chunk); });
+    for (size_t const chunk : {1_MiB, 2_MiB, 4_MiB, 8_MiB}) {
+      std::string const size = std::to_string(chunk / 1_MiB) + "m";
+      add("stage_engine" + way + size, [=](rig& r, std::string const& n) { return engine_row(r, n, up, chunk); });
+      add("stage_two" + way + size, [=](rig& r, std::string const& n) { return two_streams_row(r, n, up, chunk); });
     }
-    for (auto const by : {stores::plain, stores::past_caches, stores::pages_at_once}) {
-      std::string const end = by == stores::plain ? "plain" : by == stores::past_caches ? "past" : "pages";
-      add("stage_both" + way + end, [=](rig& r, std::string const& n) { return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by); });
-      add("stage_hand" + way + end, [=](rig& r, std::string const& n) { return hand_row(r, n, up, std::clamp(os::usable_processors(), 1, 16), 1_MiB, by); });
+    for (auto const by : some) {
+      if (!up && by == stores::to_shared_cache) continue;
+      add("stage_both" + way + named(by), [=](rig& r, std::string const& n) { return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by); });
+      for (int const threads : {8, 16}) {
+        add("stage_hand" + way + named(by) + "_" + std::to_string(threads), [=](rig& r, std::string const& n) { return hand_row(r, n, up, std::min(threads, os::usable_processors()), 2_MiB, by); });
+      }
     }
     for (variant const& v : variants()) {
-      if ((v.crew.threads && !fits(v.crew.threads)) || (!up && std::string(v.name).starts_with("ramp"))) continue;  // a ramp is to a device
+      if ((v.crew.threads && !fits(v.crew.threads)) || v.for_way == (up ? ways::down : ways::up)) continue;
       add("stage" + way + v.name, [=](rig& r, std::string const& n) { return variant_row(r, n, up, v); });
     }
   }
