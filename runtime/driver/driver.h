@@ -147,6 +147,7 @@ class driver {
   virtual status map(address, std::size_t bytes, memory_handle) = 0;   // the whole handle, at an unmapped, granularity-aligned place of a reservation. No access until granted. A handle may be mapped at several places
   virtual status unmap(address, std::size_t bytes) = 0;                // exactly what one map mapped. In force at return for whatever RUNS later: the caller waits for completion first
   virtual status grant(address, std::size_t bytes, int device) = 0;    // `device` may read and write this mapped range (one or more whole mappings)
+  virtual status grant_all(address, std::size_t bytes, std::uint64_t devices) = 0;  // the same for several in one call, bit d for device d: all of them, or none
   // Memory that other processes may map. Who maps it keeps the bytes, whoever made them has ended or not.
   virtual result<memory_handle> create_shared(int device, std::size_t bytes) = 0;  // as create; what export_handle can name. out_of_memory; not_supported
   virtual result<int> export_handle(memory_handle) = 0;                // a file descriptor that holds the memory; the caller's to pass on and to close. invalid: not of create_shared

@@ -98,6 +98,9 @@ status faulty::release(memory_handle h) { return WEIR_PASS(release, no_device, h
 status faulty::map(address at, std::size_t bytes, memory_handle h) { return WEIR_PASS(map, no_device, at, bytes, h); }
 status faulty::unmap(address at, std::size_t bytes) { return WEIR_PASS(unmap, no_device, at, bytes); }
 status faulty::grant(address at, std::size_t bytes, int device) { return WEIR_PASS(grant, device, at, bytes, device); }
+status faulty::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
+  return pass(call::grant, no_device, [&] { return inner_->grant_all(at, bytes, devices); });
+}
 result<memory_handle> faulty::create_shared(int device, std::size_t bytes) { return WEIR_PASS(create_shared, device, device, bytes); }
 result<int> faulty::export_handle(memory_handle h) { return WEIR_PASS(export_handle, no_device, h); }
 result<memory_handle> faulty::import_handle(int device, std::size_t bytes, int file) { return WEIR_PASS(import_handle, device, device, bytes, file); }

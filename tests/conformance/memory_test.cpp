@@ -419,12 +419,51 @@ TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_thr
   }
 }
 
-TEST_P(memory, m16_a_grant_is_of_one_mapping) {
-  NEED_DEVICES(2);
-  if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
-  auto const s = stream(1);
-  auto const b = conformance::memory(0), mine = conformance::memory(1);
+TEST_P(memory, m16_one_call_grants_to_several_devices_or_to_none) {
+  int const n = std::clamp(machine().device_count(), 2, 4);
+  NEED_DEVICES(n);
+  std::uint64_t who = 1;
+  for (int d = 1; d < n; ++d) {
+    if (auto const said = machine().peer(d, 0); said.ok() && said.value.access) who |= std::uint64_t{1} << d;
+  }
+  if (who == 1) GTEST_SKIP() << "no device reaches device 0";
+  auto const b = conformance::memory(0);
   write(b, 3);
+  EXPECT_OK(machine().unmap(b.at, b.bytes));
+  EXPECT_OK(machine().map(b.at, b.bytes, b.handle));
+  EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, 0));
+  EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes / 2, who));
+  EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, who | std::uint64_t{1} << machine().device_count()));
+  for (int d = 1; d < n; ++d) EXPECT_SAYS(code::invalid, machine().copy(d, stream(d), conformance::memory(d).words(), b.words(), 4));
+  EXPECT_OK(machine().grant_all(b.at, b.bytes, who));
+  EXPECT_EQ(read(b), 3u);
+  for (int d = 1; d < n; ++d) {
+    if (!(who >> d & 1)) continue;
+    auto const mine = conformance::memory(d);
+    auto const s = stream(d);
+    EXPECT_OK(machine().copy(d, s, mine.words(), b.words(), 4));
+    finish(d, s);
+    EXPECT_EQ(read(mine), 3u) << "device " << d;
+  }
+}
+
+// Memory of device 0 that begins with a 3, and some of device 1, which may be let in.
+class granted_memory : public memory {
+ protected:
+  void SetUp() override {
+    memory::SetUp();
+    if (IsSkipped()) return;
+    NEED_DEVICES(2);
+    if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
+    s = stream(1);
+    b = conformance::memory(0), mine = conformance::memory(1);
+    write(b, 3);
+  }
+  stream_handle s{}; block b, mine;
+};
+WEIR_CONFORMANCE(granted_memory);
+
+TEST_P(granted_memory, m16_a_grant_is_of_one_mapping) {
   auto const second = machine().reserve(page(), 0);
   ASSERT_OK(second.is);
   EXPECT_OK(machine().map(second.value, page(), b.handle));
@@ -442,12 +481,7 @@ TEST_P(memory, m16_a_grant_is_of_one_mapping) {
   EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
-TEST_P(memory, m16_a_grant_ends_with_its_mapping) {
-  NEED_DEVICES(2);
-  if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
-  auto const s = stream(1);
-  auto const b = conformance::memory(0), mine = conformance::memory(1);
-  write(b, 3);
+TEST_P(granted_memory, m16_a_grant_ends_with_its_mapping) {
   EXPECT_OK(machine().grant(b.at, b.bytes, 1));
   relay(1, s, mine.words(), b.words());
   finish(1, s);

@@ -34,6 +34,7 @@ class checked final : public driver, public control, public witness {
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   status grant(address at, std::size_t bytes, int device) override { return inner_->grant(at, bytes, device); }
+  status grant_all(address at, std::size_t bytes, std::uint64_t devices) override { return inner_->grant_all(at, bytes, devices); }
   result<memory_handle> create_shared(int device, std::size_t bytes) override;
   result<int> export_handle(memory_handle) override;
   result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;

@@ -1,6 +1,8 @@
 // Addresses and pages on CUDA: reserve, create, map, grant, pin, and what is where.
 // Threads: any. The books are changed before and after a driver call, never locked during one.
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "runtime/driver/cuda/cuda_driver.h"
 
@@ -177,9 +179,15 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
 }
 
 status cuda_driver::grant(address at, std::size_t bytes, int device) {
-  call in(*this, device, call::mode::survives);
+  if (device < 0 || device >= 64) return invalid;
+  return grant_all(at, bytes, std::uint64_t{1} << device);
+}
+
+status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
+  if (!devices) return invalid;
+  call in(*this, std::countr_zero(devices), call::mode::survives);
   if (in.refused()) return in.refusal();
-  if (bytes == 0 || wraps(at, bytes)) return invalid;
+  if (bytes == 0 || wraps(at, bytes) || std::bit_width(devices) > device_count()) return invalid;
   {
     auto b = books_.lock();
     address next = at;
@@ -189,11 +197,14 @@ status cuda_driver::grant(address at, std::size_t bytes, int device) {
     }
     if (next != at + bytes) return invalid;
   }
-  CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(device).id};
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  std::array<CUmemAccessDesc, 64> access{};
+  std::size_t n = 0;
+  for (std::uint64_t left = devices; left; left &= left - 1, ++n) {
+    access[n].location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(std::countr_zero(left)).id};
+    access[n].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  }
   base::unique_lock alone(granting_);  // CUDA refuses one of two that change the same range at once (208)
-  status const said = in.answer(api_.cuMemSetAccess(at, bytes, &access, 1));
+  status const said = in.answer(api_.cuMemSetAccess(at, bytes, access.data(), n));
   alone.unlock();
   if (said.ok() && announcer_) {
     auto b = books_.lock();

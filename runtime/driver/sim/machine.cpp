@@ -3,6 +3,7 @@
 #include "runtime/driver/sim/machine.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
@@ -309,7 +310,16 @@ status machine::unmap(address at, std::size_t bytes) {
 status machine::grant(address at, std::size_t bytes, int device) {
   if (status const s = may_call(device, need::opened); !s.ok()) return s;
   blocking_call(7, device, bytes);
-  return pages_.grant(at, bytes, device);
+  return pages_.grant(at, bytes, std::uint64_t{1} << device);
+}
+
+status machine::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
+  if (!devices) return {code::invalid};
+  for (std::uint64_t left = devices; left; left &= left - 1) {
+    if (status const s = may_call(std::countr_zero(left), need::opened); !s.ok()) return s;
+  }
+  blocking_call(7, devices, bytes);
+  return pages_.grant(at, bytes, devices);
 }
 
 result<memory_handle> machine::create_shared(int device, std::size_t bytes) {

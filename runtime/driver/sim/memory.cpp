@@ -3,6 +3,7 @@
 #include "runtime/driver/sim/memory.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "runtime/base/os.h"
 #include "runtime/driver/sim/guard.h"
@@ -209,7 +210,7 @@ status memory::unmap(address at, std::size_t bytes) {
   return fine;
 }
 
-status memory::grant(address at, std::size_t bytes, int device) {
+status memory::grant(address at, std::size_t bytes, std::uint64_t devices) {
   base::lock_guard lock(mutex_);
   if (bytes == 0 || wraps(at, bytes)) return invalid;
   address const end = at + bytes;
@@ -218,11 +219,13 @@ status memory::grant(address at, std::size_t bytes, int device) {
   auto last = first;
   for (; last != mappings_.end() && last->first == next && next < end && !last->second.segment; ++last) {
     int const owner = handles_[last->second.handle].device;
-    if (owner != device && !(links_[static_cast<std::size_t>(device)] & bit(owner))) return {code::not_supported};
+    for (std::uint64_t others = devices & ~bit(owner); others; others &= others - 1) {
+      if (!(links_[static_cast<std::size_t>(std::countr_zero(others))] & bit(owner))) return {code::not_supported};
+    }
     next = last->first + last->second.bytes;
   }
   if (next != end) return invalid;
-  for (auto m = first; m != last; ++m) m->second.granted |= bit(device);
+  for (auto m = first; m != last; ++m) m->second.granted |= devices;
   return fine;
 }
 

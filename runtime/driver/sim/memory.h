@@ -45,7 +45,7 @@ class memory {
   status release(memory_handle);
   status map(address, std::size_t bytes, memory_handle);
   status unmap(address, std::size_t bytes);  // Blocks: until no running work uses the range
-  status grant(address, std::size_t bytes, int device);
+  status grant(address, std::size_t bytes, std::uint64_t devices);  // a bit each: all of them, or none
   result<memory_handle> create_shared(int device, std::size_t bytes);
   result<int> export_handle(memory_handle);
   result<memory_handle> import_handle(int device, std::size_t bytes, int file);

@@ -33,6 +33,7 @@ class machine final : public driver, public controls {
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   status grant(address, std::size_t bytes, int device) override;
+  status grant_all(address, std::size_t bytes, std::uint64_t devices) override;
   result<memory_handle> create_shared(int device, std::size_t bytes) override;
   result<int> export_handle(memory_handle) override;
   result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
