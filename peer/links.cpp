@@ -85,6 +85,7 @@ struct links::state {
     std::vector<pair> pairs;
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
     std::vector<std::uint64_t> connected{};                     // by device: the peers that memory was opened with, a bit each
+    std::vector<bool> met{};                                    // pairs: all memory of `to` is open to `from`, or never will be
   };
   struct look {  // at a stream that was not done with its collectives
     clock::stamp at;       // what it had been given
@@ -101,6 +102,7 @@ struct links::state {
     auto p = in.lock();
     p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
     p->connected.resize(static_cast<std::size_t>(devices));
+    p->met.resize(p->pairs.size());
   }
 
   weir::runtime::impl& owner;
@@ -258,7 +260,27 @@ links::trust links::prove(int from, int to, here at) {
   return is;
 }
 
+bool links::wants_to_meet(int from, int to) {
+  auto& my = *state_;
+  return my.owner.options().peer_visible && from != to && !my.in.lock()->met[my.index(from, to)];
+}
+void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
+memory::allocator& links::memory_of(int device) { return state_->memory.on(device); }
+bool links::may_be_opened(int device) {
+  auto const info = state_->owner.machine().info(device);
+  return info.ok() && info.value.maps;
+}
+
 bool links::may_try() { return !state_->collectives_under_way(); }
+
+void links::must_reach(int from, int to, std::string_view operation, here at) {
+  auto const is = prove(from, to, at);
+  if (is == trust::proven) return;
+  std::string const why = is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
+                          : is == trust::refused ? "These devices do not reach each other: copy instead"
+                                                 : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
+  throw not_supported(std::string(operation), pair_text(from, to), why, at);
+}
 
 void links::prove_all(std::span<int const> devices, here at) noexcept {
   for (int const from : devices) {
@@ -266,6 +288,7 @@ void links::prove_all(std::span<int const> devices, here at) noexcept {
       try {
         if (known(from, to) == trust::claimed && may_try()) prove(from, to, at);
       } catch (...) {}  // another time
+      if (from < to) (void)meet(from, to, at);
     }
   }
 }
@@ -345,15 +368,9 @@ void grant_access(void const* block, device reader, here at) {
   }
   int const to = memory->device();
   if (from == to) return;
-  auto const is = links_of(r).prove(from, to, at);  // also where the pages are open: a trial opens some before it knows
-  if (is == peer::links::trust::refused || is == peer::links::trust::wrong) {
-    throw not_supported("grant_access", peer::pair_text(from, to),
-                        is == peer::links::trust::wrong ? "This link changed bytes when it was tried: copy instead" : "These devices do not reach each other: copy instead", at);
-  }
-  if (is == peer::links::trust::claimed) {
-    throw not_supported("grant_access", peer::pair_text(from, to), "One of them has memory open with " + std::to_string(peer::links::most_peers) + " devices already: copy instead", at);
-  }
-  if (is == peer::links::trust::proven && memory->granted(block, from)) return;
+  links_of(r).must_reach(from, to, "grant_access", at);  // also where the pages are open: a trial opens some before it knows
+  links_of(r).meet(from, to, at);
+  if (memory->granted(block, from)) return;
   require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
 }
 

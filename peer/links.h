@@ -4,6 +4,7 @@
 #pragma once
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "runtime/memory/allocator.h"
 
@@ -34,11 +35,22 @@ class links {  // a part of the runtime
   bool may_try();
   // Every claimed pair of these devices, unless collectives are under way. What cannot be tried now stays claimed. Blocks: the first time
   void prove_all(std::span<int const> devices, here) noexcept;
+  // With options::peer_visible: all memory of either device is open to the other from now on, where the link was proven. Blocks: the first
+  // time. What cannot be tried or opened now is asked for at the next. Returns: something may be known or open that was not
+  bool meet(int a, int b, here) noexcept;
+  // All memory that allocations of that stream of `to`, null: of all its streams, draw on is open to these devices. Throws: as open_memory
+  void open_memory(int to, clock::timeline* home, std::span<int const> readers, here);
+  // Throws: not_supported (no link, one that gives wrong bytes, no connection left), naming the pair; as prove()
+  void must_reach(int from, int to, std::string_view operation, here);
   // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the block is granted
   // to `from`, if the link is proven. Refusals are no errors here: copies work without.
   void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, here) noexcept;
 
  private:
+  bool wants_to_meet(int from, int to);  // options::peer_visible, and they have not yet
+  void have_met(int from, int to);
+  memory::allocator& memory_of(int device);
+  bool may_be_opened(int device);        // its memory is mapped; segments never are open
   struct state;
   std::unique_ptr<state> state_;
 };

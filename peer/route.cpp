@@ -104,6 +104,14 @@ plan look(runtime::impl& r, asked a, here at) {
   return p;
 }
 
+// The same for a copy that is about to be made: devices that may see each other's memory do so from here on.
+plan meet_and_look(runtime::impl& r, asked a, here at) {
+  plan p = look(r, a, at);
+  bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
+  if (between && r.options().peer_visible && r.part<links>().meet(p.src.device, p.dst.device, at)) p = look(r, a, at);
+  return p;
+}
+
 int device_of_stream(plan const& p) { return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device; }  // without one given; host to host: -1
 
 void check_stream(plan const& p, clock::timeline const& line, here at) {
@@ -248,7 +256,7 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
     if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.line, a.dst, a.src, a.bytes, at);
     return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
   }
-  plan const p = look(r, a, at);
+  plan const p = meet_and_look(r, a, at);
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
   auto& line = given ? *given : device < 0 ? streams::current_line(r) : streams::current_line(r, device);
@@ -307,7 +315,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
       plans.emplace_back();
       continue;
     }
-    plans.push_back(peer::look(r, {item.dst, item.src, item.bytes}, at));
+    plans.push_back(peer::meet_and_look(r, {item.dst, item.src, item.bytes}, at));
     auto const& p = plans.back();
     peer::check_stream(p, line, at);
     host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());

@@ -97,7 +97,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   boost::unordered_flat_map<std::uintptr_t, observe::live_block> known;
   for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d)) known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
-    memory_segment& s = out.emplace_back(memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none});
+    memory_segment& s = out.emplace_back(memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();

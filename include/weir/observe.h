@@ -50,6 +50,7 @@ struct memory_segment {
   bool small;            // all of it serves blocks up to 32 KiB
   std::vector<memory_block> blocks;
   memory_sharing shared = memory_sharing::none;
+  std::uint64_t readers = 0;  // other devices of this process that may use all of it, bit d for gpu:d
 };
 // By address. Each stream's memory as it was at one moment. Blocks: allocations of a stream, while its memory is looked at
 std::vector<memory_segment> memory_snapshot(device = gpu);

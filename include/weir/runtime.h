@@ -70,6 +70,10 @@ struct options {
   // Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; 0: from where they were measured to
   // be faster, on simulated devices never. Where they do, a rank's call waits until all ranks have asked: docs/collectives.md
   size_t chains_from = 0;
+  // Once two devices have something to do with each other (a copy between them, grant_access, peer_data), all memory of either is open
+  // to the other, where the link was proven: what it has by then, and each further handle before a block of it is handed out.
+  // open_memory() of weir/peer.h does it at a moment of yours. Such memory is not moved: docs/copies.md
+  bool peer_visible = false;
   log_level log = log_level::silent;  // what is told while it runs: see weir/log.h
 
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.

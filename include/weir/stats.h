@@ -24,6 +24,7 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   stat_by_size cached_bytes;     // held of the driver and used by nobody (torch's inactive_split_bytes)
   stat exported_bytes;           // whole pages held for memory that other processes may open (weir/share.h); reserved_bytes are without them
   stat imported_bytes;           // of other processes' memory of that device, mapped here
+  std::uint64_t peer_visible_bytes;      // of reserved_bytes, those in handles that other devices may use: granted block by block, or by open_memory()
   std::uint64_t num_ooms, num_alloc_retries;
   std::uint64_t cache_hits;              // allocations that asked nothing of the driver
   std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone

@@ -49,6 +49,7 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
   auto made = std::make_unique<stream_memory>(*this, t);
+  made->readers.store(readers_);
   memories_.reserve(memories_.size() + 1);
   if (stream_memory* const left = inherit(t)) return *left;
   by_stream_.emplace(t.id(), made.get());
@@ -84,6 +85,7 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     by_stream_.erase(old.id());
     m->pieces.forget_stamps();  // none is a number of the new stream
     m->home.store(&heir);
+    m->readers.store(readers_);
     for (thread_cache* c : m->caches) {
       c->shut();
       empty(*m, *c);

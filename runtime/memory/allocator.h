@@ -32,6 +32,7 @@ struct mapped_range {
   std::size_t bytes = 0;
   std::uint64_t stream = 0;     // whose allocations draw from it
   bool slots = false;           // runs of slabs: small blocks
+  std::uint64_t readers = 0;    // other devices that may use all of it, a bit each
   std::vector<part> parts;
 };
 
@@ -57,6 +58,10 @@ class allocator {
   // `reader` may use the block's memory as it stands. Grants whole handles. Idempotent.
   virtual driver::status grant(void const*, int reader) = 0;
   virtual bool granted(void const*, int reader) const noexcept = 0;
+  // All memory of that stream, null: of every stream, now and to come, is open to these devices, a bit each: each handle from when it
+  // is mapped. Idempotent. Of what is refused nothing holds from then on but what did, and handles that were opened on the way.
+  virtual driver::status open_to(clock::timeline* home, std::uint64_t readers) = 0;
+  virtual std::uint64_t readers(clock::timeline& home) = 0;  // whom that stream's memory is open to, but its own device
 
   virtual std::size_t empty_cache() = 0;                // bytes given back to the driver; what is complete or can be waited for
   virtual void set_limit(std::size_t bytes) = 0;        // 0: none

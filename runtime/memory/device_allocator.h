@@ -17,6 +17,55 @@
 namespace weir::memory {
 
 class device_allocator;
+
+// Handles come and go beside each other, or stay as they are while somebody looks at all of them.
+// Threads: any; who lets them come and go does not do so again inside. No lock of a stream's memory is held.
+class traffic {
+ public:
+  class [[nodiscard]] flowing {
+   public:
+    explicit flowing(traffic& t) : of_(t) {
+      base::unique_lock hold(t.lock_);
+      t.changed_.wait(hold, [&] { return !t.halted_; });
+      ++t.under_way_;
+    }
+    ~flowing() {
+      base::lock_guard const hold(of_.lock_);
+      if (--of_.under_way_ == 0 && of_.halted_) of_.changed_.notify_all();
+    }
+    flowing(flowing const&) = delete;
+    flowing& operator=(flowing const&) = delete;
+
+   private:
+    traffic& of_;
+  };
+  class [[nodiscard]] halt {
+   public:
+    explicit halt(traffic& t) : of_(t) {
+      base::unique_lock hold(t.lock_);
+      t.changed_.wait(hold, [&] { return !t.halted_; });
+      t.halted_ = true;
+      t.changed_.wait(hold, [&] { return t.under_way_ == 0; });
+    }
+    ~halt() {
+      base::lock_guard const hold(of_.lock_);
+      of_.halted_ = false;
+      of_.changed_.notify_all();
+    }
+    halt(halt const&) = delete;
+    halt& operator=(halt const&) = delete;
+
+   private:
+    traffic& of_;
+  };
+
+ private:
+  base::mutex lock_{base::quiet};  // that handles come and go is no choice of a schedule's: only a halt is, by its notifications
+  base::condition changed_;
+  int under_way_ = 0;    // under lock_
+  bool halted_ = false;  // under lock_
+};
+
 inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 
 // What one stream's allocations draw from.
@@ -38,6 +87,8 @@ class stream_memory {
   observe::tally counts;
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
   observe::lent_slots lent_before;       // what caches counted that are gone
+  std::size_t open_bytes = 0;            // of handles that other devices may use
+  base::atomic<std::uint64_t> readers{0};  // other devices that each handle is open to, a bit each. Changed while traffic is halted
 
   // Frees on a foreign stream are fenced at once, so its memory has no caches.
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
@@ -82,6 +133,8 @@ class device_allocator final : public allocator {
   range use(void const*, clock::timeline&) noexcept override;
   driver::status grant(void const*, int) override;
   bool granted(void const*, int) const noexcept override;
+  driver::status open_to(clock::timeline*, std::uint64_t) override;
+  std::uint64_t readers(clock::timeline& home) override { return memory_of(home).readers.load(); }
   std::size_t empty_cache() override;
   void set_limit(std::size_t bytes) override { counts_.set_limit(bytes); }
   memory_statistics statistics() const override;
@@ -187,6 +240,13 @@ class device_allocator final : public allocator {
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
 
+  // Memory that is open to peers (visible.cpp)
+  driver::status open_handles(stream_memory&, std::uint64_t readers);  // Requires: traffic is halted
+  std::uint64_t living(std::uint64_t devices) const noexcept;          // those that are not lost
+  bool may_lend(stream_memory const& other, stream_memory const& mine) const noexcept { return (mine.readers.load() & ~other.readers.load()) == 0; }
+  void note_readers(stream_memory&, handle&, std::uint64_t more) noexcept;  // Requires: its lock
+  void validate_readers(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;  // likewise
+
   // Reuse (reuse.cpp): memory that is mapped and was used elsewhere, cheapest first. Null: nothing, or the options forbid it.
   void* reuse(stream_memory& mine, request const&);
   void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
@@ -250,7 +310,9 @@ class device_allocator final : public allocator {
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
-  mutable base::mutex making_;                                   // guards the two below
+  traffic traffic_;
+  mutable base::mutex making_;                                   // guards the three below
+  std::uint64_t readers_ = 0;                                    // whom memory of a stream that comes is open to
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
   base::atomic<std::size_t> streams_{0};                         // = memories_.size()

@@ -141,7 +141,7 @@ driver::status device_allocator::grant(void const* p, int reader) {
     driver::status const s = machine_.grant(h.at, h.bytes, reader);
     if (!s.ok()) return s;
     base::owned_lock hold(m.lock);
-    m.handles[h.at].readers |= bit;
+    note_readers(m, m.handles[h.at], bit);
   }
   return {};
 }
@@ -164,7 +164,12 @@ bool device_allocator::granted(void const* p, int reader) const noexcept {
 
 memory_statistics device_allocator::statistics() const {
   auto const all = tallies();
-  return counts_.read(all, lent());
+  auto out = counts_.read(all, lent());
+  for (stream_memory const* m : memories()) {
+    base::owned_lock hold(m->lock);
+    out.peer_visible_bytes += m->open_bytes;
+  }
+  return out;
 }
 
 observe::lent_slots device_allocator::lent() const {
@@ -233,6 +238,7 @@ std::vector<std::string> device_allocator::validate() const {
     m->pieces.validate(wrong, who);
     m->small.validate(wrong, who);
     validate_ghosts(*m, wrong, who);
+    validate_readers(*m, wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_pieces += m->pieces.free_pieces();

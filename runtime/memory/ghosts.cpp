@@ -14,7 +14,7 @@ struct device_allocator::onlooker {
   static ghost_sight::fate judge(void const* who, ghost const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(who);
     address const home = g.of->at;
-    if (g.granted && (home < lo || home >= hi)) {
+    if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
       region const& r = *in.space_.find(reinterpret_cast<void const*>(home));
       if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.own_bit() && mine.pieces.free_around(*g.of)) return ghost_sight::fate::comes_home;
     }
@@ -64,7 +64,7 @@ driver::status device_allocator::lay_ghosts(stream_memory& mine, growth& g, mapp
 
 // false: the handle holds something, is on its way elsewhere, or nothing orders what used it before what is to come.
 bool device_allocator::come_home(stream_memory& mine, ghost& g, mapped& out) {
-  if (!g.granted) return false;
+  if (!g.granted || mine.readers.load()) return false;  // a ghost is open to its own device alone
   address const at = ghosts_.home(g);
   stream_memory& from = *space_.find(reinterpret_cast<void const*>(at))->owner.load();
   section const hold(from);

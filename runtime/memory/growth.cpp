@@ -21,6 +21,7 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
 
 driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out) {
   if (!space_.maps()) return grow_segment(mine, r, out);
+  traffic::flowing const coming(traffic_);
   growth g;
   {
     section const hold(mine);
@@ -50,6 +51,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     auto place = made.places.extract(h.at);
     static_cast<handle&>(place.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
+    if (h.readers & ~own_bit()) mine.open_bytes += h.bytes;
     counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
     tell_mapped(mine, h, observe::action::map);

@@ -146,6 +146,7 @@ std::size_t device_allocator::return_handles(std::size_t want) {
 }
 
 std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t want) {
+  traffic::flowing const going_back(traffic_);
   std::size_t bytes = 0;
   std::vector<released> again;
   {
@@ -210,6 +211,7 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
   section const hold(m);
   for (handle const& h : std::span(g.handles).first(gone)) {
     g.in->set_pages(h, nullptr);
+    if (h.readers & ~own_bit()) m.open_bytes -= h.bytes;
     m.handles.erase(h.at);
     counts_.handle_gone();
     m.counts.mapped(-static_cast<std::int64_t>(h.bytes));

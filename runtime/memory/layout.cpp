@@ -52,9 +52,14 @@ std::vector<mapped_range> device_allocator::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range) all.push_back({p->at, 0, stream, true, {}});
+        if (!in_range) all.push_back({p->at, 0, stream, true, ~own_bit(), {}});
         in_range = true;
         mapped_range& now = all.back();
+        for (address a = p->at; a < p->end();) {
+          handle const* const h = r->page(a);
+          now.readers &= h ? h->readers : 0;
+          a = h ? h->at + h->bytes : p->end();
+        }
         switch (p->is) {
           case state::slab: add_slots(now, *p); break;
           case state::live: add(now, {p->at, p->bytes, p->requested, use::live}); break;

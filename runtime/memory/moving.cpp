@@ -15,7 +15,8 @@ namespace weir::memory {
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), sizes_(a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
+      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())),
+        sizes_(mine.readers.load() ? a.space_.handles_that_stay() : a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
     bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
     charge_within_bound(g.missing_bytes);
   }
@@ -65,9 +66,10 @@ class device_allocator::filling {
       return s;
     }
     out_.handles.push_back(h);
-    if (auto const s = a_.machine_.grant(h.at, h.bytes, a_.device_); !s.ok()) return s;
-    out_.handles.back().readers = a_.own_bit();
-    return {};
+    std::uint64_t const readers = a_.own_bit() | peers_;
+    auto const s = peers_ ? a_.machine_.grant_all(h.at, h.bytes, readers) : a_.machine_.grant(h.at, h.bytes, a_.device_);
+    if (s.ok()) out_.handles.back().readers = readers;
+    return s;
   }
 
   // false: no handle is wholly free and complete.
@@ -76,9 +78,9 @@ class device_allocator::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    if (h.bytes > left) {  // too large here: it goes, and as much as is needed is made
+    if (h.bytes > left || mine_.readers.load()) {  // too large here, or not open to peers: it goes, and as much as is needed is made
       if (!a_.release(*from, victim)) return false;
-      n = sizes_.next(left);
+      n = sizes_.next(std::min(left, h.bytes));
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
       return true;
     }
@@ -92,6 +94,7 @@ class device_allocator::filling {
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_memory*& from) {
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
+      if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
       auto all = a_.memories();
       std::stable_partition(all.begin(), all.end(), [&](stream_memory* m) { return m != &mine_; });  // others' first: what lies idle there serves nobody
       for (stream_memory* m : all) {
@@ -134,6 +137,7 @@ class device_allocator::filling {
   stream_memory& mine_;
   mapped& out_;
   std::size_t const page_;
+  std::uint64_t const peers_;  // that what is made is open to
   handle_sizes const sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made

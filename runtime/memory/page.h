@@ -173,6 +173,8 @@ class address_space {  // one a device
   // is reserved; the largest only where the program's blocks are large, or few; never so small that a device takes more than some 512
   // of them; and small where `epsilon` leaves little idle memory to round up with.
   handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
+  // Where none is moved and each costs as much again for every peer: as few as can be, up to 128 pages, 256 MiB on GPUs.
+  handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
   driver::device_info const& info() const noexcept { return info_; }
 
   region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left

@@ -129,7 +129,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
-    if (other == &mine) continue;
+    if (other == &mine || !may_lend(*other, mine)) continue;
     section const hold(*other);
     step(1);
     other->sought = fences_when_sought;
@@ -160,7 +160,7 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r,
   std::size_t const first = all.size() > streams ? turn_.load(base::memory_order_relaxed) : 0;
   for (std::size_t i = 0; i < all.size() && streams > 0; ++i) {
     stream_memory* const m = all[(first + i) % all.size()];
-    if (m == &mine) continue;
+    if (m == &mine || !may_lend(*m, mine)) continue;
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
     {
@@ -295,7 +295,7 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   for (stream_memory* other : memories()) {
-    if (other == &mine) continue;
+    if (other == &mine || !may_lend(*other, mine)) continue;
     clock::stamp oldest;
     {
       section const hold(*other);

@@ -70,6 +70,7 @@ std::string sentences(memory_statistics const& n, memory_report const& now, std:
   if (worth(cached, reserved) && hole < cached / 2) out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) + " free: a larger block moves free memory together, or takes more.\n";
   if (worth(rounding, reserved)) out += in_units(rounding) + " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
   if (worth(n.reserved_bytes.all.peak - reserved, reserved)) out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " + in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
+  if (n.peer_visible_bytes) out += in_units(static_cast<std::int64_t>(n.peer_visible_bytes)) + " are open to other devices, and stay where they are.\n";
   if (n.exported_bytes.current) out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
   if (n.imported_bytes.current) out += in_units(n.imported_bytes.current) + " of other processes are mapped here.\n";
   if (worth(outside(n, now), static_cast<std::int64_t>(now.capacity))) {
@@ -136,6 +137,7 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   scalar("num_ooms", num_ooms);
   scalar("num_sync_all_streams", 0);  // weir never does
   scalar("num_device_alloc", pages_mapped);
+  scalar("peer_visible_bytes", peer_visible_bytes);
   scalar("num_device_free", static_cast<std::uint64_t>(segment.all.freed));
   scalar("cache_hits", cache_hits);
   scalar("fences", fences);

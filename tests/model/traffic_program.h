@@ -17,7 +17,7 @@ namespace weir::tests {
 class traffic_program {
  public:
   explicit traffic_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 3), large_(below(16) == 0), n_(static_cast<std::size_t>(large_ ? 1'100'000 + below(300'000) : 1 + below(6000))), machine_(like(seed), short_of_pinned()) {
+      : random_(seed * 0x9e3779b97f4a7c15u + 3), large_(below(16) == 0), n_(static_cast<std::size_t>(large_ ? 1'100'000 + below(300'000) : 1 + below(6000))), machine_(like(seed), short_of_pinned(seed)) {
     for (int i = 0; i < streams; ++i) on_.emplace_back(device(i / 2));
   }
 
@@ -70,8 +70,9 @@ class traffic_program {
     auto const peers = below(4) == 0 ? simulated::links::none : simulated::links::all;
     return {.devices = 2, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed, .peers = peers};
   }
-  options short_of_pinned() {  // then copies wait for slots, and pages come and go
+  options short_of_pinned(std::uint64_t seed) {  // then copies wait for slots, and pages come and go
     options o;
+    o.peer_visible = seed % 4 == 2;
     o.check_races = below(2) != 0;
     if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;  // pinned blocks never move: half of what is held may lie in holes that are too small
     return o;

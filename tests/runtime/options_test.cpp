@@ -76,6 +76,8 @@ TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
 }
 
 TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
+  EXPECT_FALSE(parse_options("").peer_visible);
+  EXPECT_TRUE(parse_options("peer_visible:true").peer_visible);
   EXPECT_EQ(parse_options("").chains_from, 0u);
   EXPECT_EQ(parse_options("chains_from:256MiB").chains_from, 256_MiB);
   EXPECT_EQ(parse_options("chains_from:1").chains_from, 1u);

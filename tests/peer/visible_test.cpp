@@ -1,0 +1,374 @@
+// Memory that is open to peers as a whole: from its first handle on, whatever is taken, given back, moved or refused on the way.
+// Threads: one, but where a test says so.
+#include <random>
+
+#include "peer/links.h"
+#include "tests/memory/counted_calls.h"
+#include "tests/peer/machine_fixture.h"
+#include "weir/launch.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+using driver::call;
+
+simulated three(std::uint64_t seed = 1) { return {.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}; }
+
+// A kernel of that device reads it where it lies. What the machine does not let through is among its findings.
+void read_in_place(void const* at, size_t bytes, int reader) {
+  launch(current_stream(device(reader)), {reads(at, bytes)}, [](auto) {}, [] {});
+}
+
+void expect_open(test::machine& m, void const* at, size_t bytes, std::vector<int> const& readers) {
+  int const home = m.get().part<memory::device_memory>().owner(at)->device();
+  for (int const r : readers) {
+    EXPECT_TRUE(m.memory(home).granted(at, r)) << "for gpu:" << r;
+    current_stream(device(r)).wait(current_stream(device(home)));
+    read_in_place(at, bytes, r);
+    current_stream(device(home)).wait(current_stream(device(r)));
+  }
+}
+
+void expect_whole(test::machine& m) {
+  for (int d = 0; d < device_count(); ++d) synchronize(device(d));
+  for (int d = 0; d < device_count(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+  EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+}
+
+TEST(visible, a_streams_memory_is_open_from_its_first_handle_on_with_one_call_a_handle) {
+  test::machine m(three());
+  stream const s{device(0)};
+  open_memory(s, {device(1), device(2)});
+  EXPECT_EQ(memory_readers(s), (std::vector<device>{device(1), device(2)}));
+  EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
+  tests::counted_calls calls(m.control());
+  stream_guard const on(s);
+  buffer const large(6_MiB, {.on = device(0)}), small(48, {.on = device(0)});
+  EXPECT_EQ(calls.of({call::grant}), calls.of({call::map})) << "owner and readers at once";
+  EXPECT_EQ(calls.of({call::copy_peer, call::synchronize_stream}), 0u) << "nothing was tried, nothing had to be worth it";
+  EXPECT_EQ(explain_copy(large.data(), buffer(4_KiB, {.on = device(1)}).data(), 4_KiB).by, route::peer);
+  expect_open(m, large.data(), large.size(), {1, 2});
+  expect_open(m, small.data(), small.size(), {1, 2});
+  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
+  for (auto const& segment : memory_snapshot(device(0))) EXPECT_EQ(segment.readers, 0b110u);
+  expect_whole(m);
+}
+
+TEST(visible, what_a_stream_holds_by_then_is_opened_used_and_free_alike) {
+  test::machine m(three());
+  buffer const kept(3_MiB, {.on = device(0)});
+  buffer(5_MiB, {.on = device(0)});
+  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, 0u);
+  open_memory(default_stream(device(0)), {device(2), device(0)});
+  expect_open(m, kept.data(), kept.size(), {2});
+  tests::counted_calls calls(m.control());
+  buffer const again(5_MiB, {.on = device(0)});
+  EXPECT_EQ(calls.of({call::create, call::map, call::grant}), 0u) << "what was free";
+  expect_open(m, again.data(), again.size(), {2});
+  EXPECT_FALSE(m.memory(0).granted(kept.data(), 1)) << "nobody asked for that one";
+  expect_whole(m);
+}
+
+TEST(visible, of_a_device_all_streams_are_meant_those_to_come_as_well) {
+  test::machine m(three());
+  stream const before{device(1)};
+  buffer first;
+  {
+    stream_guard const on(before);
+    first = buffer(1_MiB, {.on = device(1)});
+  }
+  open_memory(device(1), {device(0)});
+  stream const after{device(1)};
+  stream_guard const on(after);
+  buffer const second(1_MiB, {.on = device(1)});
+  expect_open(m, first.data(), first.size(), {0});
+  expect_open(m, second.data(), second.size(), {0});
+  buffer const other(1_MiB, {.on = device(0)});
+  EXPECT_FALSE(m.memory(0).granted(other.data(), 1)) << "it has a direction";
+  expect_whole(m);
+}
+
+TEST(visible, its_handles_are_few_and_stay_where_they_are) {
+  test::machine m({.devices = 2, .memory = 4_GiB});
+  size_t const page = m.driver().info(0).value.granularity;
+  open_memory(device(0), {device(1)});
+  buffer const odd(5 * page, {.on = device(0)});
+  EXPECT_EQ(memory_stats(device(0)).segment.all.current, 2) << "that of the trial, and one for all five pages";
+  tests::counted_calls calls(m.control());
+  buffer const large(300 * page, {.on = device(0)});
+  EXPECT_EQ(calls.of({call::create}), 3u) << "128, 128 and the rest";
+  std::vector<buffer> all;
+  for (int i = 0; i < 8; ++i) all.emplace_back(4 * page, buffer_options{.on = device(0)});
+  for (size_t i = 0; i < all.size(); i += 2) all[i].reset();
+  calls.forget();
+  buffer const wide(12 * page, {.on = device(0)});
+  EXPECT_EQ(calls.of({call::unmap, call::release}), 0u) << "free handles are not moved there";
+  expect_open(m, wide.data(), wide.size(), {1});
+  expect_whole(m);
+}
+
+TEST(visible, a_stream_that_peers_read_takes_over_no_memory_that_is_closed_to_them) {
+  test::machine m(three());
+  stream const open{device(0)}, closed{device(0)};
+  open_memory(open, {device(1)});
+  auto const take = [](stream_ref s, size_t n) {
+    stream_guard const on(s);
+    return buffer(n, {.on = device(0)});
+  };
+  take(closed, 8_MiB).reset();
+  synchronize(device(0));
+  buffer const mine = take(open, 8_MiB);
+  expect_open(m, mine.data(), mine.size(), {1});
+  take(open, 4_MiB).reset();
+  synchronize(device(0));
+  buffer const theirs = take(closed, 4_MiB);  // the other way round it may
+  expect_whole(m);
+}
+
+TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
+  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.device_limit = 24_MiB});
+  stream const open{device(0)}, closed{device(0)};
+  open_memory(open, {device(1)});
+  {
+    stream_guard const on(closed);
+    buffer(20_MiB, {.on = device(0)}).reset();
+  }
+  synchronize(device(0));
+  stream_guard const on(open);
+  for (int i = 0; i < 3; ++i) {
+    buffer const b(19_MiB + static_cast<size_t>(i) * 1_MiB, {.on = device(0)});
+    expect_open(m, b.data(), b.size(), {1});
+  }
+  EXPECT_THROW(buffer(25_MiB, {.on = device(0)}), out_of_memory);
+  empty_cache(device(0));
+  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
+  expect_whole(m);
+}
+
+std::string refusal(auto act) {
+  try {
+    act();
+  } catch (not_supported const& e) {
+    return "not_supported: " + std::string(e.operands());
+  } catch (invalid_use const& e) {
+    return "invalid_use: " + std::string(e.operands());
+  } catch (device_lost const& e) {
+    return "device_lost: " + std::string(e.operands());
+  }
+  return "";
+}
+
+TEST(visible, pairs_that_cannot_are_named_and_nothing_is_open_then) {
+  test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
+  EXPECT_EQ(refusal([] { open_memory(device(0), {device(1), device(2)}); }), "not_supported: gpu:2 -> gpu:0");
+  EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{}) << "not for gpu:1 either";
+  EXPECT_EQ(refusal([] { open_memory(device(0), {cpu}); }), "invalid_use: cpu");
+  EXPECT_NE(refusal([] { open_memory(device(0), {device(4)}); }), "");
+  EXPECT_NE(refusal([] { open_memory(cpu, {device(1)}); }), "");
+  stream gone{device(0)};
+  stream const taken(std::move(gone));
+  EXPECT_NE(refusal([&] { open_memory(gone, {device(1)}); }), "");  // NOLINT(bugprone-use-after-move)
+  EXPECT_NO_THROW(open_memory(device(0), {}));
+  m.control().corrupt(3, 2);
+  EXPECT_EQ(refusal([] { open_memory(device(2), {device(3)}); }), "not_supported: gpu:3 -> gpu:2");
+  buffer const b(1_MiB, {.on = device(2)});
+  EXPECT_EQ(memory_readers(default_stream(device(2))), std::vector<device>{});
+  EXPECT_EQ(explain_copy(b.data(), buffer(4_KiB, {.on = device(3)}).data(), 4_KiB).by, route::staged);
+}
+
+TEST(visible, it_is_open_to_eight_peers_and_the_ninth_is_named) {
+  test::machine m({.devices = 10, .memory = 64_MiB});
+  std::vector<device> eight;
+  for (int d = 1; d <= 8; ++d) eight.emplace_back(d);
+  open_memory(device(0), eight);
+  EXPECT_EQ(refusal([] { open_memory(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
+  buffer const b(1_MiB, {.on = device(0)});
+  expect_open(m, b.data(), b.size(), {1, 2, 3, 4, 5, 6, 7, 8});
+  expect_whole(m);
+}
+
+TEST(visible, memory_in_segments_cannot_be_opened) {
+  test::machine m({.devices = 2, .memory = 64_MiB, .maps = false});
+  EXPECT_NE(refusal([] { open_memory(device(0), {device(1)}); }), "");
+  buffer const b(1_MiB, {.on = device(0)});
+  EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
+}
+
+TEST(visible, a_reader_that_is_lost_is_left_out_and_the_owner_goes_on) {
+  test::machine m({.devices = 3, .memory = 64_MiB});
+  open_memory(device(0), {device(1), device(2)});
+  m.control().lose(1);
+  try {
+    synchronize(device(1));
+  } catch (device_lost const&) {}
+  buffer const b(8_MiB, {.on = device(0)});
+  expect_open(m, b.data(), b.size(), {2});
+  EXPECT_FALSE(m.memory(0).granted(b.data(), 1));
+  EXPECT_NE(refusal([] { open_memory(device(2), {device(1)}); }), "");
+  EXPECT_EQ(m.memory(0).validate(), std::vector<std::string>{});
+}
+
+TEST(visible, with_the_option_devices_that_meet_see_all_memory_of_each_other) {
+  test::machine m(three(), {.peer_visible = true});
+  buffer const a(4_MiB, {.on = device(0)}), b(4_MiB, {.on = device(1)}), c(4_MiB, {.on = device(2)});
+  EXPECT_FALSE(m.memory(0).granted(a.data(), 1)) << "they have nothing to do with each other yet";
+  copy(b.data(), a.data(), 64);
+  EXPECT_NE(std::string(explain_copy(b.data(), a.data(), 64).reason).find("granted"), std::string::npos);
+  expect_open(m, a.data(), a.size(), {1});
+  expect_open(m, b.data(), b.size(), {0});
+  EXPECT_FALSE(m.memory(0).granted(a.data(), 2));
+  stream const s{device(1)};
+  stream_guard const on(s);
+  buffer const later(9_MiB, {.on = device(1)});
+  expect_open(m, later.data(), later.size(), {0});
+  EXPECT_EQ(peer_data<char>(c, device(0)), c.data<char>());
+  expect_open(m, a.data(), a.size(), {1, 2});
+  EXPECT_FALSE(m.memory(2).granted(c.data(), 1));
+  expect_whole(m);
+}
+
+TEST(visible, with_the_option_copies_go_on_where_memory_cannot_be_opened) {
+  for (int how = 0; how < 3; ++how) {
+    test::machine m({.devices = 2, .memory = 64_MiB, .peers = how == 0 ? simulated::links::none : simulated::links::all, .maps = how != 1}, {.peer_visible = true});
+    if (how == 2) m.control().corrupt(0, 1);
+    buffer const a(1_MiB, {.on = device(0)}), b(1_MiB, {.on = device(1)});
+    auto const bytes = test::pattern(1_MiB, 6);
+    copy(a.data(), bytes.data(), bytes.size());
+    for (int i = 0; i < 3; ++i) {
+      set(b.data(), std::byte{0}, bytes.size());
+      copy(b.data(), a.data(), bytes.size());
+      EXPECT_TRUE(test::read_back(b.data(), bytes.size(), 1) == bytes) << how;
+    }
+    EXPECT_EQ(explain_copy(b.data(), a.data(), 1_MiB).by, how == 1 ? route::peer : route::staged);
+  }
+}
+
+// Each call of growth and of opening refused in its turn: what is not refused is open, and nothing is lost.
+TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_readers) {
+  for (auto const& [name, code] : {std::pair{"grant", driver::code::failed}, {"grant", driver::code::out_of_memory}, {"map", driver::code::failed}, {"create", driver::code::out_of_memory}, {"unmap", driver::code::failed}}) {
+    for (std::uint64_t k = 1; k <= 12; ++k) {
+      test::machine m(three(k));
+      stream const s{device(0)};
+      stream_guard const on(s);
+      std::vector<buffer> all;
+      bool open = false;
+      m.control().fail_call(name, k, code);
+      for (int i = 0; i < 12; ++i) {
+        try {
+          if (i == 3 || (i > 3 && !open)) open_memory(s, {device(1), device(2)}), open = true;
+          all.emplace_back(static_cast<size_t>(1 + i % 5) * 700'000, buffer_options{.on = device(0)});
+        } catch (driver_error const&) {
+        } catch (out_of_memory const&) {}
+        if (i == 7) all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2)), synchronize(device(0)), empty_cache(device(0));
+        for (buffer const& b : all) {
+          if (open) expect_open(m, b.data(), b.size(), {1, 2});
+        }
+      }
+      EXPECT_TRUE(open) << name << " " << k;
+      m.control().forget_failures();
+      SCOPED_TRACE(std::string(name) + " " + std::to_string(k));
+      expect_whole(m);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+bool opens(auto act) {
+  try {
+    act();
+    return true;
+  } catch (out_of_memory const&) {  // the link could not be tried
+    return false;
+  }
+}
+
+// Streams of three devices whose memory is opened now and then, beside others whose is not; after each step every block of an open
+// stream is read by all who may.
+TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open) {
+  for (auto const seed : tests::seeds("visible", 150)) {
+    std::mt19937_64 random(seed);
+    auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    bool const is_short = below(3) == 0;
+    test::machine m(three(seed), {.device_limit = is_short ? 6_MiB : size_t{0}, .deterministic = below(4) == 0, .peer_visible = below(6) == 0});
+    struct member {
+      stream s;
+      std::vector<int> readers{};
+    };
+    struct block {
+      buffer b;
+      size_t of;
+      std::vector<int> readers;  // by the time it was taken, or opened
+    };
+    std::vector<member> members;
+    for (int i = 0; i < 5; ++i) members.push_back({stream(device(i % 3))});
+    std::vector<block> blocks;
+    for (int i = 0; i < 40 && !::testing::Test::HasFailure(); ++i) {
+      auto const at = static_cast<size_t>(below(5));
+      member& its = members[at];
+      stream_guard const on(its.s);
+      int const kind = below(12);
+      if (kind == 0) {
+        int const reader = (its.s.device().index() + 1 + below(2)) % 3;
+        if (!opens([&] { open_memory(its.s, {device(reader)}); })) continue;
+        its.readers.push_back(reader);
+      } else if (kind == 1 && below(3) == 0) {
+        int const reader = (its.s.device().index() + 1) % 3;
+        if (!opens([&] { open_memory(its.s.device(), {device(reader)}); })) continue;
+        for (member& one : members) {
+          if (one.s.device() == its.s.device()) one.readers.push_back(reader);
+        }
+        for (block& one : blocks) {
+          if (members[one.of].s.device() == its.s.device()) one.readers.push_back(reader);
+        }
+      } else if (kind == 2) {
+        empty_cache(its.s.device());
+      } else if (kind < 6 && !blocks.empty()) {
+        blocks.erase(blocks.begin() + below(static_cast<int>(blocks.size())));
+      } else {
+        try {
+          blocks.push_back({buffer(below(3) ? static_cast<size_t>(below(2'000'000)) : static_cast<size_t>(below(3000)) + 1, {.on = its.s.device()}), at, its.readers});
+        } catch (out_of_memory const&) {}
+      }
+      for (block const& one : blocks) {
+        if (one.b.size() == 0) continue;
+        stream_guard const home(members[one.of].s);
+        expect_open(m, one.b.data(), one.b.size(), one.readers);
+      }
+      for (int d = 0; d < 3; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+    }
+    blocks.clear();
+    expect_whole(m);
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "WEIR_TEST_SEED=" << seed;
+  }
+}
+
+TEST(visible, threads_take_and_give_back_while_memory_is_opened) {
+  test::machine m({.devices = 3, .memory = 256_MiB});
+  std::vector<base::thread> all;
+  for (int t = 0; t < 3; ++t) {
+    all.emplace_back([&m, t] {
+      runtime_guard const in(m.own);
+      stream const s{device(0)};
+      stream_guard const on(s);
+      std::vector<buffer> mine;
+      for (int i = 0; i < 60; ++i) {
+        mine.emplace_back(static_cast<size_t>(1 + (i * 7 + t) % 9) * 300'000, buffer_options{.on = device(0)});
+        if (mine.size() > 4) mine.erase(mine.begin());
+        if (i % 20 == 10 + t) empty_cache(device(0));
+        if (i == 20 + t) open_memory(s, {device(1)});
+        if (i > 20 + t) {
+          EXPECT_TRUE(m.memory(0).granted(mine.back().data(), 1));
+        }
+      }
+    });
+  }
+  open_memory(device(0), {device(2)});
+  buffer const b(1_MiB, {.on = device(0)});
+  EXPECT_TRUE(m.memory(0).granted(b.data(), 2));
+  for (auto& t : all) t.join();
+  expect_whole(m);
+}
+
+}  // namespace
+}  // namespace weir
