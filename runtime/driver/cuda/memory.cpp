@@ -187,7 +187,7 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
   if (!devices) return invalid;
   call in(*this, std::countr_zero(devices), call::mode::survives);
   if (in.refused()) return in.refusal();
-  if (bytes == 0 || wraps(at, bytes) || std::bit_width(devices) > device_count()) return invalid;
+  if (bytes == 0 || wraps(at, bytes) || static_cast<int>(std::bit_width(devices)) > device_count()) return invalid;
   {
     auto b = books_.lock();
     address next = at;
