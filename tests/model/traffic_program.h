@@ -26,6 +26,7 @@ class traffic_program {
     control().at_end([&left](std::vector<std::string> const& census) { left = census; });
     try {
       stream_guard const first(on_[0]), second(on_[2]);
+      if (opens_) open_all();
       for (int d = 0; d < 2; ++d) add_device_place(d), add_device_place(d);
       for (int i = 0, steps = 5 + below(large_ ? 10 : 40); i < steps && wrong_.ok(); ++i) step();
       for (auto& p : places_) look_from_host(p);
@@ -73,6 +74,7 @@ class traffic_program {
   options short_of_pinned(std::uint64_t seed) {  // then copies wait for slots, and pages come and go
     options o;
     o.peer_visible = seed % 4 == 2;
+    opens_ = seed % 8 == 2;
     o.check_races = below(2) != 0;
     if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;  // pinned blocks never move: half of what is held may lie in holes that are too small
     return o;
@@ -98,6 +100,13 @@ class traffic_program {
     p.users.clear();
   }
 
+  void open_all() {  // before there is any
+    for (int d = 0; d < 2; ++d) {
+      try {
+        open_memory(device(d), {device(1 - d)});
+      } catch (not_supported const&) {}
+    }
+  }
   void add_device_place(int d) {
     auto b = buffer(n_, {.on = device(d)});
     say("gpu:", d, " ", b.data(), ", ", n_, " B");
@@ -212,6 +221,7 @@ class traffic_program {
   }
 
   std::mt19937_64 random_;
+  bool opens_ = false;  // all memory to the peer, from the start
   bool const large_;
   std::size_t const n_;
   verdict wrong_, checked_;
