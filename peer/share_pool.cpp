@@ -45,44 +45,59 @@ void pool_books::hand_down(exported& from, exported& to) noexcept {
   }
 }
 
+bool pool_books::tighter::operator()(range const& a, range const& b) const noexcept {
+  if (a.bytes != b.bytes) return a.bytes < b.bytes;
+  return a.of == b.of ? a.offset < b.offset : a.of->pages->serial < b.of->pages->serial;
+}
+
 bool pool_books::cut(books& b, exported& block) {
-  handle* in = nullptr;
-  std::map<std::size_t, std::size_t>::iterator best;
-  for (auto& [serial, h] : b.handles) {
-    if (h.spoilt) continue;
-    for (auto it = h.free.begin(); it != h.free.end(); ++it) {
-      if (it->second >= block.room && (!in || it->second < best->second)) in = &h, best = it;
-    }
+  auto const best = b.free.lower_bound(block.room, tighter{});
+  if (best == b.free.end()) return false;
+  range& r = *best;
+  handle& in = *r.of;
+  if (r.bytes > block.room) {
+    range& rest = in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true}).first->second;
+    b.free.erase(best);
+    b.free.insert(rest);
+    r.bytes = block.room;
+  } else {
+    b.free.erase(best);
   }
-  if (!in) return false;
-  in->taken.emplace(best->first, block.room);
-  block.within = in->pages;
-  block.offset = best->first;
-  auto rest = in->free.extract(best);
-  if (rest.mapped() > block.room) {
-    rest.key() += block.room;
-    rest.mapped() -= block.room;
-    in->free.insert(std::move(rest));
-  }
-  ++in->blocks, ++b.live;
+  r.free = false;
+  block.within = in.pages;
+  block.offset = r.offset;
+  ++in.blocks, ++b.live;
   b.allocated += block.room, b.requested += block.bytes;
   return true;
 }
 
-// Beside what is free next to it. No memory is asked for: the entry itself moves.
-void pool_books::set_free(handle& h, std::size_t offset) noexcept {
-  auto entry = h.taken.extract(offset);
-  auto const after = h.free.find(offset + entry.mapped());
-  if (after != h.free.end()) entry.mapped() += after->second, h.free.erase(after);
-  auto const next = h.free.upper_bound(offset);
-  if (next != h.free.begin()) {
-    auto const before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += entry.mapped();
-      return;
-    }
+// Beside what is free next to it. No memory is asked for: the range is there already.
+void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
+  auto at = h.ranges.find(offset);
+  auto const leave = [&](range& r) {
+    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+  };
+  if (auto const after = std::next(at); after != h.ranges.end() && after->second.free) {
+    leave(after->second);
+    at->second.bytes += after->second.bytes;
+    h.ranges.erase(after);
   }
-  h.free.insert(std::move(entry));
+  if (at != h.ranges.begin() && std::prev(at)->second.free) {
+    auto const before = std::prev(at);
+    leave(before->second);
+    before->second.bytes += at->second.bytes;
+    h.ranges.erase(at);
+    at = before;
+  }
+  at->second.free = true;
+  if (!h.spoilt) b.free.insert(at->second);
+}
+
+// It serves nobody from now on.
+void pool_books::shut(books& b, handle& h) noexcept {
+  for (auto& [offset, r] : h.ranges) {
+    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+  }
 }
 
 // Requires: nobody else looks at it.
@@ -125,9 +140,10 @@ void pool_books::settle(books& b, exported& block, now is) noexcept {
   b.held_bytes -= block.room;
   if (is == now::lost) {
     h.spoilt = true;
+    shut(b, h);
     b.lost += block.room, h.lost += block.room;
   } else {
-    set_free(h, block.offset);
+    set_free(b, h, block.offset);
     hand_down(block, *h.pages);  // importers see by the last loans that the memory is still there
     auto& kept = h.pages->loans;
     if (kept.size() > h.most_kept) {
@@ -147,6 +163,7 @@ void pool_books::take_out(books& b, std::vector<handle>& into, Which which) {
       continue;
     }
     b.reserved -= it->second.pages->pages.bytes(), b.lost -= it->second.lost;
+    shut(b, it->second);
     into.push_back(std::move(it->second));
     it = b.handles.erase(it);
   }
@@ -208,12 +225,13 @@ void pool_books::grow(std::size_t bytes, std::size_t room, here at) {
     auto b = books_.lock();
     auto& h = b->handles[made->serial];
     try {
-      h.free.emplace(0, want);
+      h.ranges.try_emplace(0, range{&h, 0, want, true});
     } catch (...) {
       b->handles.erase(made->serial);
       throw;
     }
     h.pages = made;
+    b->free.insert(h.ranges.at(0));
   } catch (...) {
     refund(want);
     if (made) exports_.keep(*made, false);
@@ -270,16 +288,14 @@ std::vector<std::string> pool_books::validate() const {
   std::size_t reserved = 0, free = 0, taken = 0;
   for (auto const& [serial, h] : b->handles) {
     std::size_t next = 0;
-    auto f = h.free.begin(), t = h.taken.begin();
-    for (bool last_free = false; f != h.free.end() || t != h.taken.end();) {
-      bool const is_free = t == h.taken.end() || (f != h.free.end() && f->first < t->first);
-      auto& at = is_free ? f : t;
-      if (at->first != next) wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(at->first));
-      if (is_free && last_free) wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " + std::to_string(at->first));
-      next = at->first + at->second;
-      (is_free ? free : taken) += at->second;
-      last_free = is_free;
-      ++at;
+    bool last_free = false;
+    for (auto const& [offset, r] : h.ranges) {
+      if (offset != next || r.offset != offset || r.of != &h) wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
+      if (r.free && last_free) wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " + std::to_string(offset));
+      if (r.size.is_linked() != (r.free && !h.spoilt)) wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " + std::to_string(offset));
+      next = offset + r.bytes;
+      (r.free ? free : taken) += r.bytes;
+      last_free = r.free;
     }
     if (next != h.pages->pages.bytes()) wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
     reserved += h.pages->pages.bytes();

@@ -1,12 +1,14 @@
 // A share_pool's books: handles that can be exported, cut into blocks; which range serves whom, which waits for an importer or a stream.
 // Threads: any. The lock is held over no driver call and, but for looking at loans that are over, no call of the system.
 //
-// Invariants: the free and taken ranges of a handle lie side by side and are all of it;
+// Invariants: the free and taken ranges of a handle lie side by side and are all of it, no two free ones next to each other;
+//             what is free of a handle that is not spoilt is in the order by size, from which the tightest is taken;
 //             reserved = allocated + held + cached + lost, in bytes;
 //             a range is free only when each loan of the block that was there is over and its own streams are there.
 // A block whose importer was killed with it open is lost: kernels of that process may still write there. Its handle serves no new
 // block from then on, and goes to the driver after its last one.
 #pragma once
+#include <boost/intrusive/set.hpp>
 #include <map>
 #include <string>
 
@@ -33,16 +35,29 @@ class pool_books {
   weir::runtime::impl& owner() const noexcept { return runtime_; }
 
  private:
-  using ranges = std::map<std::size_t, std::size_t>;  // offset: bytes
+  struct handle;
+  struct range {
+    handle* of;
+    std::size_t offset, bytes;
+    bool free;                                // else: taken by what is live, held or lost
+    boost::intrusive::set_member_hook<> size{};
+  };
+  struct tighter {
+    bool operator()(range const& a, range const& b) const noexcept;  // the smaller; of equals the lowest of the oldest handle
+    bool operator()(range const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
+  };
+  using by_size = boost::intrusive::set<range, boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>, boost::intrusive::compare<tighter>,
+                                        boost::intrusive::constant_time_size<false>>;
   struct handle {
     std::shared_ptr<exported> pages;          // of the whole, with the last loans of its blocks
-    ranges free, taken;                       // taken: by what is live, held or lost
+    std::map<std::size_t, range> ranges;      // by offset
     std::size_t blocks = 0, lost = 0;         // live and held; bytes
     std::size_t most_kept = 32;               // loans, before those that nobody watches are looked for
     bool spoilt = false;                      // something of it is lost
   };
   struct books {
     std::map<std::uint64_t, handle> handles;      // by serial
+    by_size free;                                 // ends before them
     std::vector<std::shared_ptr<exported>> held;  // given back, and not yet free; with room for all that are live
     std::size_t look_again = 32;                  // at what is held, when it is more
     std::size_t live = 0, reserved = 0, allocated = 0, requested = 0, held_bytes = 0, lost = 0;
@@ -52,9 +67,10 @@ class pool_books {
   now look(exported&) noexcept;
   void collect() noexcept;                      // what is held, and is free or lost by now
   static void settle(books&, exported&, now) noexcept;
-  static void set_free(handle&, std::size_t offset) noexcept;
+  static void set_free(books&, handle&, std::size_t offset) noexcept;
+  static void shut(books&, handle&) noexcept;   // its ranges leave the order by size
   static void hand_down(exported& from, exported& to) noexcept;
-  static bool cut(books&, exported&);           // from the smallest free range that it fits in
+  static bool cut(books&, exported&);           // from the smallest free range that it fits in, found in some log n steps
   template <class Which>
   static void take_out(books&, std::vector<handle>& into, Which);
   void grow(std::size_t bytes, std::size_t room, here);

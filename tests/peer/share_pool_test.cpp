@@ -63,6 +63,26 @@ TEST(a_pool, has_many_buffers_in_one_handle_that_the_other_process_maps_once) {
   expect_sums(pool);
 }
 
+TEST(a_pool, takes_the_tightest_of_what_is_free_and_of_equals_the_lowest_of_the_oldest_handle) {
+  test::machine m(small());
+  share_pool pool({.handle_bytes = 2_MiB});
+  std::vector<shared_buffer> all;
+  for (std::size_t i = 0; i < 600; ++i) all.push_back(pool.allocate(std::size_t{8192}));  // of three handles
+  ASSERT_GE(pool.statistics().handles, 3u);
+  auto const at = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(all[i].data()); };
+  auto const two_wide = at(300), three_wide = at(20), one_wide = at(560), as_wide = at(100);
+  for (std::size_t const i : {20, 21, 22, 300, 301, 560, 100}) all[i].reset();
+  synchronize(device(0));
+  (void)pool.statistics();  // which looks at what came back
+  auto const take = [&](std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(all.emplace_back(pool.allocate(bytes)).data()); };
+  EXPECT_EQ(take(8192 + 512), two_wide);
+  EXPECT_EQ(take(3 * 8192), three_wide);
+  EXPECT_EQ(take(8192 - 512), two_wide + 8192 + 512) << "what is left of the first";
+  EXPECT_EQ(take(8192), as_wide) << "the older handle's";
+  EXPECT_EQ(take(4096), one_wide);
+  EXPECT_EQ(take(512), one_wide + 4096) << "what is left of it";
+}
+
 TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
   test::machine m(small());
   share_pool pool({.on = 0, .readers = {1}});
