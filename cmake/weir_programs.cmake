@@ -14,6 +14,9 @@ function(weir_program_files target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE weir::weir)
+  if(WEIR_UNITY AND NOT target STREQUAL "weir_bench")  # its files each take other namespaces' names for their own
+    weir_unity(${target} ${files})
+  endif()
 endfunction()
 
 # weir_program(name glob...): one program from all .cpp and .cu files that match.

@@ -31,7 +31,7 @@ weir_own_code(weir_test_headers)
 
 # Tests' own code is compiled quicker than it is run: the library under it is what takes the time.
 add_library(weir_test_flags INTERFACE)
-target_compile_options(weir_test_flags INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+target_compile_options(weir_test_flags INTERFACE $<$<AND:$<OR:$<CONFIG:Release>,$<BOOL:${WEIR_SANITIZE}>>,$<COMPILE_LANGUAGE:CXX>>:-O0>)
 if(WEIR_SANITIZE MATCHES undefined)  # a third of the compiler's time, and it is the library's behaviour that is looked at
   target_compile_options(weir_test_flags INTERFACE -fno-sanitize=undefined)
 endif()
@@ -80,7 +80,7 @@ function(weir_test_runs name label)
     # Once more, all cases of a program at once, with the checker before the machine of every runtime. Some programs make none.
     if(NOT label MATCHES "^(base|driver|conformance|fuzz)$")
       add_test(NAME checked.${name} COMMAND ${name})
-      set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")
+      set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked COST 20 ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")
     endif()
   endif()
 endfunction()
@@ -209,7 +209,7 @@ endif()
 foreach(script ${scripts})
   string(REPLACE "_test.sh" "" name ${script})
   add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
-  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools)
+  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # the longest begin first
 endforeach()
 set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 

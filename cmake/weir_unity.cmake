@@ -2,7 +2,8 @@
 # Not these: a name of their own stands in another file of the folder too, and what a planted defect replaces must be a member of the library.
 set(weir_alone
   peer/collective_streams.cpp peer/nvlinks.cpp runtime/base/os_socket.cpp runtime/driver/check/memory.cpp runtime/memory/window.cpp
-  runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/context.cpp streams/pinned_pages.cpp streams/staging.cpp)
+  runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/context.cpp streams/pinned_pages.cpp streams/staging.cpp
+  tools/weir/bench_alloc.cpp tools/weir/bench_share.cpp tools/weir/bench_staged.cpp tools/weir/trace.cpp)
 
 function(weir_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
