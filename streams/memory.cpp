@@ -90,7 +90,7 @@ void detail::deallocate_slowly(void* p, here at) {
 }
 
 void deallocate(stream_ref last_use, void* p, here at) {
-  if (!p || process_was_forked()) return;
+  if (memory::quick_deallocate_used(detail::stream_access::line(last_use), p) || !p || process_was_forked()) return;
   clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
   note_end(p, at);
   if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);

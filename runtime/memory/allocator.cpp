@@ -79,6 +79,10 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     section const hold(*m);
     clock::timeline& old = *m->home.load();
     if (old.alive() != clock::life::retired || !clocks_.complete(old.now())) continue;
+    for (thread_cache* c : m->caches) {
+      c->shut();
+      (void)send_home(*m, *c);
+    }
     settle(*m);
     if (!m->pending.empty()) continue;
     by_stream_.emplace(heir.id(), m.get());
@@ -86,10 +90,7 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     m->pieces.forget_stamps();  // none is a number of the new stream
     m->home.store(&heir);
     m->readers.store(readers_);
-    for (thread_cache* c : m->caches) {
-      c->shut();
-      empty(*m, *c);
-    }
+    for (thread_cache* c : m->caches) empty(*m, *c);
     return m.get();
   }
   return nullptr;
@@ -311,7 +312,8 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
   stream_memory& m = *r->owner.load();
   std::vector<clock::timeline*> to_fence;  // whoever used it elsewhere, or
   clock::timeline* at_home = nullptr;
-  thread_cache* const cache = last_use ? nullptr : cache_of(m);
+  bool const used = last_use && last_use != m.home.load();
+  thread_cache* const cache = used && !may_wait_in_outbox(*r, p, *last_use) ? nullptr : cache_of(m);
   {
     section const hold(m);
     located const b = must_locate(p, r, "deallocate", at);
@@ -348,8 +350,11 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     std::size_t const requested = b.cut ? b.cut->requested(b.index) : b.whole->requested;
     if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
-    if (someone_waits) {
-      bool const due = deterministic_ || m.held_since_fence + rounded >= fence_after(m, 8);
+    bool due = false;
+    if (someone_waits && cache && b.cut && !n && post(m, *cache, {b.cut, b.index}, *last_use, stamps.front(), due)) {
+      if (due) to_fence.push_back(last_use);
+    } else if (someone_waits) {
+      due |= deterministic_ || m.held_since_fence + rounded >= fence_after(m, 8);
       for (clock::stamp const s : stamps) {
         clock::timeline* const other = clock::find(s.stream);
         if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);

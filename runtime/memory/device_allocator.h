@@ -198,6 +198,10 @@ class device_allocator final : public allocator {
   bool open(stream_memory&, thread_cache&) noexcept;            // false: it is not to be. Requires: the lock, the cache's own thread
   std::size_t empty(stream_memory&, thread_cache&) noexcept;    // bytes. Requires: shut
   std::size_t empty_caches(stream_memory&);                     // of all threads. Requires: no lock held
+  std::size_t empty_outboxes(stream_memory&);                   // likewise: what is in them is pending then
+  bool may_wait_in_outbox(region const&, void const*, clock::timeline const& user) const noexcept;
+  bool post(stream_memory&, thread_cache&, slabs::taken, clock::timeline& user, clock::stamp, bool& due) noexcept;  // false: not by the outbox. Requires: as open()
+  std::size_t send_home(stream_memory&, thread_cache&) noexcept;  // bytes. Requires: shut, or by its own thread; the lock
   slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }
   observe::lent_slots lent() const;
 
@@ -251,6 +255,7 @@ class device_allocator final : public allocator {
   void* reuse(stream_memory& mine, request const&);
   void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
   void* own_pending(stream_memory& mine, request const&);
+  void* own_in_outboxes(stream_memory& mine, request const&);
   void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
   void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock

@@ -226,8 +226,12 @@ std::vector<std::string> device_allocator::validate() const {
     base::owned_lock hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
-    std::size_t in_caches = 0, marked_cached = 0;
+    std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
     for (thread_cache* c : m->caches) {
+      for (slabs::taken const s : c->out.slots()) {
+        waiting += s.from->size;
+        if (s.from->at(s.index) != slot::cached || s.from->owner != m) wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
+      }
       c->each([&](cached_slot s) {
         region const* const in = space_.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
@@ -263,8 +267,9 @@ std::vector<std::string> device_allocator::validate() const {
       }
     }
     if (held != queued || queued != m->pending.bytes()) wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
-    if (in_caches != marked_cached) wrong.push_back(who + ": a slot is in at most one cache, and its state is cached exactly then");
-    pending += held;
+    if (in_caches + waiting != marked_cached) wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
+    pending += held + waiting;
+    cached -= waiting;
   }
   std::size_t orphaned = 0;
   for (handle const& h : *orphans_.lock()) orphaned += h.bytes;

@@ -71,7 +71,10 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   for (int round = 0; round < most_rounds; ++round) {
     if (step("pending blocks", [&] {
           std::size_t bytes = 0;
-          for (stream_memory* m : memories()) bytes += poll_pending(*m);
+          for (stream_memory* m : memories()) {
+            (void)empty_outboxes(*m);
+            bytes += poll_pending(*m);
+          }
           return bytes;
         })) {
       return out;

@@ -22,7 +22,8 @@ void add(mapped_range& to, part const& p) {
   }
 }
 
-void add_slots(mapped_range& to, piece const& run) {
+// waiting: where slots start that are in an outbox, ascending.
+void add_slots(mapped_range& to, piece const& run, std::vector<address> const& waiting) {
   slab const& s = *run.cut;
   address end = run.at;
   for (std::uint32_t i = 0; i < s.slots; ++i) {
@@ -31,7 +32,7 @@ void add_slots(mapped_range& to, piece const& run) {
     switch (s.at(i)) {
       case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
       case slot::pending: add(to, {s.start(i), s.size, 0, use::pending}); break;
-      default: add(to, {s.start(i), s.size, 0, use::free}); break;
+      default: add(to, {s.start(i), s.size, 0, std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free}); break;
     }
   }
   if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
@@ -43,7 +44,12 @@ std::vector<mapped_range> device_allocator::layout() const {
   std::vector<mapped_range> all;
   for (stream_memory* m : memories()) {
     base::owned_lock hold(m->lock);
-    for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    std::vector<address> waiting;
+    for (thread_cache* c : m->caches) {
+      c->shut();  // nothing moves while it is looked at
+      for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
+    }
+    std::sort(waiting.begin(), waiting.end());
     std::uint64_t const stream = m->home.load()->id();
     for (region* r : m->pieces.regions()) {
       bool in_range = false;
@@ -61,7 +67,7 @@ std::vector<mapped_range> device_allocator::layout() const {
           a = h ? h->at + h->bytes : p->end();
         }
         switch (p->is) {
-          case state::slab: add_slots(now, *p); break;
+          case state::slab: add_slots(now, *p, waiting); break;
           case state::live: add(now, {p->at, p->bytes, p->requested, use::live}); break;
           case state::pending: add(now, {p->at, p->bytes, 0, use::pending}); break;
           default: add(now, {p->at, p->bytes, 0, use::free}); break;
@@ -90,6 +96,9 @@ std::vector<stream_memory_use> device_allocator::by_stream() const {
     if (found == all.end()) continue;
     std::map<std::uint64_t, std::size_t> waits;
     m->pending.each([&](held_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+    for (thread_cache const* c : m->caches) {
+      if (c->out.count()) waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
+    }
     for (auto const& [stream, bytes] : waits) found->second.waits_for.push_back({stream, bytes});
   }
   std::vector<stream_memory_use> out;

@@ -188,6 +188,7 @@ void device_allocator::note_live() noexcept try {
 std::size_t device_allocator::pending_bytes() const {
   std::int64_t bytes = 0;
   for (stream_memory* m : memories()) bytes += m->counts.bytes_pending();
+  bytes += lent().waiting_bytes;
   return static_cast<std::size_t>(bytes);
 }
 

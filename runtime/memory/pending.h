@@ -9,6 +9,7 @@
 #include <boost/intrusive/list.hpp>
 #include <boost/intrusive/set.hpp>
 #include <map>
+#include <memory>
 #include <new>
 #include <span>
 #include <vector>
@@ -21,13 +22,32 @@ struct held_block {
   piece* whole = nullptr;  // a block of the arena, or
   slab* cut = nullptr;     // a slot of a slab
   std::uint32_t index = 0;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;   // in all
   std::vector<clock::stamp> stamps;  // all must be passed
   std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
   std::uint64_t turn = 0;            // given back as the so many-th; push() says
+  std::vector<slabs::taken> more{};  // slots that were given back with that one, and wait for the same
+
+  std::size_t slots() const noexcept { return cut ? 1 + more.size() : 0; }
+  template <class Do>
+  void each_slot(Do act) const {     // Requires: of slots
+    act(slabs::taken{cut, index});
+    for (slabs::taken const s : more) act(s);
+  }
 };
 
 class pending_blocks {
+  using list_hook = boost::intrusive::list_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  using set_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  struct node : held_block {
+    list_hook in_queue, in_turns;
+    set_hook in_sizes;
+  };
+  using no_size = boost::intrusive::constant_time_size<false>;
+  using line = boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
+  using queues = std::map<std::uint64_t, line>;
+  using numbers = std::map<std::uint64_t, std::uint64_t>;
+
  public:
   pending_blocks() = default;
   pending_blocks(pending_blocks const&) = delete;
@@ -43,18 +63,51 @@ class pending_blocks {
     node& n = spare_.front();
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: there is room already
     n.whole = b.whole, n.cut = b.cut, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
+    n.more.clear();
     for (clock::stamp const s : stamps) {
       std::uint64_t& newest = newest_[s.stream];
       newest = std::max(newest, s.n);
     }
     auto& queue = queues_[stamps.front().stream];
     spare_.pop_front(), --spares_;
-    n.turn = ++turns_;
-    queue.push_back(n);
-    by_turn_.push_back(n);
-    if (n.whole) by_size_.insert(n);
-    bytes_ += n.bytes;
-    ++size_;
+    enter(n, queue);
+  }
+  // Host memory for slots of one stream that will wait together, had before they are given back.
+  class room {
+   public:
+    explicit operator bool() const noexcept { return block_ && !queue_.empty() && !newest_.empty(); }
+
+   private:
+    friend class pending_blocks;
+    std::unique_ptr<node> block_;
+    queues::node_type queue_;
+    numbers::node_type newest_;
+  };
+  static constexpr std::size_t most_together = 64;  // slots
+  static void make(room& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes what is missing
+    if (!r.block_) r.block_ = std::make_unique<node>();
+    r.block_->stamps.reserve(1);
+    r.block_->more.reserve(most_together - 1);
+    if (r.queue_.empty()) {
+      queues one;
+      one[stream];
+      r.queue_ = one.extract(one.begin());
+    }
+    if (r.newest_.empty()) r.newest_ = numbers{{stream, 0}}.extract(stream);
+    r.queue_.key() = r.newest_.key() = stream;
+  }
+  // Needs no memory. Requires: a room made for that stream; not empty. Ensures: it must be made again for the next ones
+  void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s, std::uint64_t since) noexcept {
+    node& n = *r.block_.release();
+    n.stamps.assign(1, s);
+    n.whole = nullptr, n.cut = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
+    n.more.assign(slots.begin() + 1, slots.end());
+    auto newest = newest_.find(s.stream);
+    if (newest == newest_.end()) newest = newest_.insert(std::move(r.newest_)).position;
+    newest->second = std::max(newest->second, s.n);
+    auto queue = queues_.find(s.stream);
+    if (queue == queues_.end()) queue = queues_.insert(std::move(r.queue_)).position;
+    enter(n, queue->second);
   }
   // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block for whose next wait
   // the host has no memory stays where it is, until the next time.
@@ -148,20 +201,19 @@ class pending_blocks {
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:
-  using list_hook = boost::intrusive::list_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
-  using set_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
-  struct node : held_block {
-    list_hook in_queue, in_turns;
-    set_hook in_sizes;
-  };
   struct below {
     bool operator()(node const& a, node const& b) const noexcept { return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn; }
     bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
     bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
   };
-  using no_size = boost::intrusive::constant_time_size<false>;
-  using line = boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
-
+  void enter(node& n, line& queue) noexcept {
+    n.turn = ++turns_;
+    queue.push_back(n);
+    by_turn_.push_back(n);
+    if (n.whole) by_size_.insert(n);
+    bytes_ += n.bytes;
+    ++size_;
+  }
   template <class Settled>
   void leave(node& b, Settled settled) noexcept {  // Requires: out of its queue
     by_turn_.erase(by_turn_.iterator_to(b));
@@ -181,12 +233,12 @@ class pending_blocks {
   }
 
   static constexpr std::size_t most_spares = 1024, most_kept = 4;
-  std::map<std::uint64_t, line> queues_;  // by stream; some may be empty
+  queues queues_;                         // by stream; some may be empty
   line spare_;                            // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
   std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>, boost::intrusive::compare<below>, no_size> by_size_;  // blocks of the arena
-  std::map<std::uint64_t, std::uint64_t> newest_;  // number, by stream; 0: nothing has waited for it since all was empty
+  numbers newest_;                        // number, by stream; 0: nothing has waited for it since all was empty
   std::uint64_t turns_ = 0;
   std::size_t size_ = 0, bytes_ = 0;
 };

@@ -26,7 +26,7 @@ constexpr std::size_t ahead_in_order = 2;            // deterministic
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (deterministic_) return in_order_of_calls(mine, r);
   if (void* const p = own_pending(mine, r)) return p;
-  if (r.size_class >= 0) return nullptr;
+  if (r.size_class >= 0) return own_in_outboxes(mine, r);
   if (streams_.load(base::memory_order_relaxed) > 1) {
     if (void* const p = from_others(mine, r, r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
@@ -64,13 +64,16 @@ void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r)
 }
 
 void device_allocator::settled(stream_memory& m, held_block const& b, std::uint64_t freed) noexcept {
-  m.counts.held_no_more(b.cut ? observe::size_pool::small : observe::size_pool::large, b.bytes);
-  tell_held(observe::action::settled, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes, 0);
   if (b.whole) {
-    m.pieces.give(*b.whole, freed);
-  } else if (m.small.give(*b.cut, b.index)) {
-    return_run(m, *b.cut);
+    m.counts.held_no_more(observe::size_pool::large, b.bytes);
+    tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
+    return m.pieces.give(*b.whole, freed);
   }
+  m.counts.held_no_more(observe::size_pool::small, b.bytes, b.slots());
+  b.each_slot([&](slabs::taken s) {
+    tell_held(observe::action::settled, s.from->start(s.index), s.from->size, 0);
+    if (m.small.give(*s.from, s.index)) return_run(m, *s.from);
+  });
 }
 
 std::size_t device_allocator::settle(stream_memory& m) {
@@ -121,6 +124,12 @@ void* device_allocator::own_pending(stream_memory& mine, request const& r) {
   if (!poll_pending(mine, asked_a_miss)) return nullptr;
   section const hold(mine);
   return warm(mine, r);
+}
+
+// What threads have not sent home yet, before the memory grows.
+void* device_allocator::own_in_outboxes(stream_memory& mine, request const& r) {
+  if (!empty_outboxes(mine)) return nullptr;
+  return own_pending(mine, r);
 }
 
 void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most) {

@@ -70,8 +70,10 @@ void thread_cache::shut() noexcept {
   if (shut_) return;
   shut_ = true;
   each_used([&](std::uint32_t c) { set_sign(c); });
+  out.set_shut();
   base::fence_owners();
   each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
+  out.wait_for_end();
 }
 
 void thread_cache::open() noexcept {
@@ -82,6 +84,7 @@ void thread_cache::open() noexcept {
     set_sign(c);
   });
   emptied_ = false;
+  out.open();
 }
 
 void thread_cache::empty() noexcept {  // its thread sets the counts to 0 when it opens it again
@@ -163,6 +166,9 @@ observe::lent_slots thread_cache::counted() const noexcept {
     n.taken += taken, n.taken_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
+  n.given += out.given(), n.given_bytes += out.given_bytes();
+  n.waited = out.given(), n.waited_bytes = out.given_bytes();
+  n.waiting_bytes = out.held_bytes(), n.held_bytes += out.held_bytes();
   n.unused_bytes = unused_taken_.get() - unused_given_.get();
   n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given_.get();
   return n;
@@ -177,6 +183,7 @@ void thread_cache::forget() noexcept {
   });
   unused_taken_.set(0), unused_given_.set(0);
   granted_ = 0;
+  out.forget();
 }
 
 void thread_caches::forget() noexcept {
@@ -257,6 +264,14 @@ region const* mapped_spaces::find(address a) noexcept {
   return nullptr;
 }
 
+bool look_for_slots(thread_table& mine, address a) noexcept {
+  region const* const r = mapped_spaces::find(a);
+  if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
+  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;  // slots lie in whole granules
+  mine.last = {from, r->base + r->bytes - from, r->slabs() + (from - first) / granule, r};
+  return a - from < mine.last.bytes;
+}
+
 bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   region const* const r = mapped_spaces::find(a);
@@ -265,9 +280,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
     mine.blocks = {r->base, r->runs - r->base, r};
     return deallocate_large(mine, *r, a);
   }
-  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;  // slots lie in whole granules
-  mine.last = {from, r->base + r->bytes - from, r->slabs() + (from - first) / granule, r};
-  return deallocate_of(mine, p);
+  return look_for_slots(mine, a) && deallocate_of(mine, p);
 }
 
 // Of device_allocator: what a thread's cache gives back, all at once, with the memory's lock.
@@ -281,6 +294,7 @@ std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept 
   });
   c.empty();
   if (slots) m.counts.returned(slots, bytes);
+  (void)send_home(m, c);
   return bytes;
 }
 
@@ -293,6 +307,7 @@ void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
   c.of.store(nullptr);
   m.lock.disown(c.own);
   std::erase(m.caches, &c);
+  c.out.end();
 }
 
 std::size_t device_allocator::empty_caches(stream_memory& m) {

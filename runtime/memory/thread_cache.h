@@ -2,9 +2,9 @@
 // Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from outside, also while the
 // thread is parked somewhere. Its thread opens it again, with that lock.
 //
-// Invariant: a slot is in at most one cache, and its state is `cached` exactly then.
-// What a cache may hold: at most `most_bytes` over all sizes, so the memory of a device is at most threads × streams × most_bytes
-// above what its blocks and the slabs' own rounding need.
+// Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
+// What a cache may hold: at most `most_bytes` over all sizes, and its outbox outbox::most_bytes, so the memory of a device is at most
+// threads × streams × the two above what its blocks and the slabs' own rounding need.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "runtime/base/process.h"
 #include "runtime/memory/page.h"
-#include "runtime/memory/slab.h"
+#include "runtime/memory/outbox.h"
 #include "runtime/observe/counters.h"
 
 namespace weir::memory {
@@ -60,6 +60,11 @@ class thread_cache {
     return true;
   }
 
+  // The same for a slot that another stream has used: it goes to the outbox.
+  [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was) noexcept {
+    return out.put(user, from, index, state, was, unused_given_);
+  }
+
   // The owner's, with the lock of its memory held.
   void open() noexcept;
   std::uint32_t wants(std::uint32_t size_class) noexcept;                            // how many more of this size it would like, now that it has none. Requires: open
@@ -82,6 +87,7 @@ class thread_cache {
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
   base::owners_word own;                     // its thread holds that memory, by the way without the lock
+  outbox out;                                // shut and opened with the cache
 
  private:
   friend class thread_caches;
@@ -206,6 +212,7 @@ bool deallocate_large(thread_table const&, region const&, address) noexcept;
 }
 
 bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_of, and the next block near this one is found without a search
+bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true when it lies in the stretch that is remembered now
 
 [[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
@@ -224,6 +231,21 @@ bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_o
   return e.memory == s->owner && e.cache->give(*s, state, was, a);
 }
 
+// Used by `user`, whose work given so far comes before the block's next use.
+inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
+  auto const a = reinterpret_cast<address>(p);
+  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
+  slab* const s = mine.last.slabs[(a - mine.last.base) / granule];
+  std::uint32_t i;
+  if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
+  slot_byte& state = s->byte(i);
+  std::uint8_t const was = state.get();
+  if ((was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
+  auto const& e = mine.entries[s->way];
+  if (e.memory != s->owner) [[unlikely]] return false;
+  return user == e.line ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
+}
+
 [[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();
   return mine.holds_quick() ? allocate_of(mine, line, bytes, alignment) : nullptr;
@@ -231,6 +253,10 @@ bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_o
 [[gnu::always_inline]] inline bool quick_deallocate(void* p) noexcept {
   thread_table& mine = thread_table::mine();
   return mine.holds_quick() && deallocate_of(mine, p);
+}
+inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds_quick() && deallocate_used(mine, user, p);
 }
 inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();

@@ -46,6 +46,8 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
     for (auto const& s : {allocation, active}) s[p]->allocated += lent.taken, s[p]->freed += lent.given;
     allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
     requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
+    now[static_cast<std::size_t>(level::active)][p] += lent.waited, active[p]->freed -= lent.waited;
+    now[static_cast<std::size_t>(level::active_bytes)][p] += lent.waited_bytes, pending[p]->allocated += lent.waited_bytes;
   }
   for (std::size_t p = 0; p < 3; ++p) {
     now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
@@ -55,6 +57,7 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
       with_peak[k][p]->peak = std::max(known, now[k][p]);
     }
     pending[p]->current = active_bytes[p]->current - allocated[p]->current;
+    pending[p]->peak = std::max(pending[p]->peak, pending[p]->current);
     active_bytes[p]->allocated = allocated[p]->allocated;
     active_bytes[p]->freed = allocated[p]->freed - pending[p]->allocated + pending[p]->freed;
     cached[p]->current = reserved[p]->current - active_bytes[p]->current;

@@ -25,10 +25,13 @@ enum class size_pool : std::uint8_t { small, large };  // small: a slot of a sla
 // What thread caches know better than the tally of their memory: it counts the slots they hold as taken.
 struct lent_slots {
   std::int64_t held = 0, held_bytes = 0;   // now in a cache
+  std::int64_t waiting_bytes = 0;                        // of those that wait for another stream in an outbox
   std::int64_t unused_bytes = 0;           // of slots taken from caches less those given back there: their size less what was asked
   std::int64_t taken = 0, taken_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;  // ever
+  std::int64_t waited = 0, waited_bytes = 0;             // of those given: in an outbox, ever
   lent_slots& operator+=(lent_slots const& o) noexcept {
-    held += o.held, held_bytes += o.held_bytes, unused_bytes += o.unused_bytes;
+    held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited, waited_bytes += o.waited_bytes;
+    unused_bytes += o.unused_bytes;
     taken += o.taken, taken_bytes += o.taken_bytes, taken_requested += o.taken_requested;
     given += o.given, given_bytes += o.given_bytes, given_requested += o.given_requested;
     return *this;
@@ -120,9 +123,16 @@ class tally {
     for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
     drift(rounded);
   }
-  void held_no_more(size_pool p, std::size_t rounded) noexcept {
+  // Slots come home from an outbox, and others may still use them.
+  void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
+    give(size_pool::small, slots, bytes, bytes, returned_);
+    sent_.add(slots, bytes, 0);
+    for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
+    drift(static_cast<std::size_t>(bytes));
+  }
+  void held_no_more(size_pool p, std::size_t rounded, std::size_t blocks = 1) noexcept {
     falls();
-    at(settled_, p).add(1, as(rounded), 0);
+    at(settled_, p).add(as(blocks), as(rounded), 0);
     drift(rounded);
     cached_rose(p, as(rounded));
   }
@@ -224,7 +234,7 @@ class tally {
   }
   std::int64_t of(pools const& s, std::size_t p, cell sums::* what) const noexcept { return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get(); }
   std::int64_t live(std::size_t p, cell sums::* what) const noexcept { return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what); }
-  std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) - of(settled_, p, &sums::bytes); }
+  std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) - of(settled_, p, &sums::bytes); }
   std::int64_t cached(std::size_t p) const noexcept {
     return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p);
   }
@@ -241,6 +251,8 @@ class tally {
       out[3][p] = out[2][p] + held_[p].bytes.get() - settled_[p].bytes.get();
       out[4][p] = live_of(&sums::requested);
     }
+    constexpr std::size_t small = 0;
+    out[1][small] += sent_.blocks.get(), out[3][small] += sent_.bytes.get();
     for (by_pool& l : out) l[all] = l[0] + l[1];
     return out;
   }
@@ -282,6 +294,7 @@ class tally {
   }
 
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
+  sums sent_{};                             // of small: held in an outbox before, which the caches count
   std::array<cell, 2> mapped_{};
   std::array<std::array<cell, 3>, levels> peaks_{};
   std::array<cell, 3> pending_peak_{}, cached_peak_{};

@@ -15,9 +15,20 @@ TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut
   std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;  // with a point at each atomic a run takes longer, and says more
   tests::explore_program("caches", runs);
   using tests::cache_program;
-  std::printf("calls without the lock %llu, with it %llu\n", static_cast<unsigned long long>(cache_program::quick), static_cast<unsigned long long>(cache_program::slow));
+  std::printf("calls without the lock %llu, with it %llu; frees that name a stream, without it %llu\n", static_cast<unsigned long long>(cache_program::quick), static_cast<unsigned long long>(cache_program::slow),
+              static_cast<unsigned long long>(cache_program::gathered));
   if (base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES")) {  // under a checker every call takes the lock
     EXPECT_GT(cache_program::quick, cache_program::slow / 4);
+    EXPECT_GT(cache_program::gathered, runs);
+  }
+}
+
+TEST(explore_caches, what_goes_home_together_is_nobodys_before_the_last_to_use_it_is_done) {
+  tests::explore_program("handed_over", tests::points_at_atomics ? 100 : 300);
+  using program = tests::handed_over_among_threads;
+  std::printf("frees without the lock %llu, with it %llu\n", static_cast<unsigned long long>(program::gathered), static_cast<unsigned long long>(program::alone));
+  if (base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES")) {
+    EXPECT_GT(program::gathered, program::alone / 8);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "runtime/memory/thread_cache.h"
 #include "tests/explore/explore.h"
 #include "tests/explore/policies.h"
 
@@ -103,7 +104,8 @@ class memory_among_threads {
             order(b->written_on, b->home);
             read(*b, b->home, "before its free");
           }
-          on(device_of(b->home)).deallocate(b->at, b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr, here::current());
+          clock::timeline* const user = b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr;
+          if (!user || !memory::quick_deallocate_used(user, b->at)) on(device_of(b->home)).deallocate(b->at, user, here::current());
         }
         break;
       }

@@ -11,6 +11,7 @@
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
+#include "tests/model/handoff_program.h"
 #include "tests/model/verdict.h"
 
 namespace weir::tests {
@@ -39,6 +40,7 @@ inline constexpr explored explored_programs[] = {
     {"clocks_among_threads", [](trial& t) { clocks_among_threads run(t); }, explored::watched::by_a_ledger},
     {"captures_among_threads", [](trial& t) { captures_among_threads run(t); }, explored::watched::by_a_checker},
     {"caches", small_blocks_among_threads},
+    {"handed_over", [](trial& t) { handed_over_among_threads run(t); }},
     {"owned_lock", owned_lock_among_threads},
     {"given_back", memory_given_back_among_threads},
     {"knowledge", knowledge_among_threads},

@@ -1,5 +1,5 @@
 // Blocks of two streams among host threads, small ones and such as are no slots: taken and given back by the ways without a lock wherever these are open, also by
-// threads that did not take them, while threads end, caches are shut and emptied, and memory is short.
+// threads that did not take them or name another stream as the last to use them, while threads end, caches are shut and emptied, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
 #include <map>
@@ -16,6 +16,7 @@ class cache_program {
   explicit cache_program(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = 1 << 20})), lines_{&t.stream(0), &t.stream(0)} {}
 
   inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, by the way they went
+  inline static std::uint64_t gathered = 0;         // of them: frees that name a stream, without the lock
 
   // In one run of four all is written down meanwhile, which closes the ways without a lock: the book has the same blocks.
   void run() {
@@ -65,9 +66,11 @@ class cache_program {
     if (!live_.erase(at)) return;  // another thread was quicker
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     observe::note(observe::action::free, p, 0, 0, 0, 0, here::current());
-    bool const gone = memory::quick_deallocate(p);
-    ++(gone ? quick : slow);
-    if (!gone) device().deallocate(p, nullptr, here::current());
+    clock::timeline* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;  // who used it last; its home or the other one
+    bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
+    if (user) gathered += gone;
+    else ++(gone ? quick : slow);
+    if (!gone) device().deallocate(p, user, here::current());
   }
   void give_some() {
     if (!live_.empty()) give(std::next(live_.begin(), static_cast<std::ptrdiff_t>(t_.draw(64) % live_.size()))->first);

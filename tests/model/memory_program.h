@@ -214,6 +214,9 @@ class memory_program {
     }
   }
 
+  void free_used(piece_of_memory const& b, int by) {
+    if (!memory::quick_deallocate_used(&line(by), b.at)) on(device_of(b.home)).deallocate(b.at, &line(by), here::current());
+  }
   void free_block() {
     piece_of_memory* const b = some_block();
     if (!b) return;
@@ -223,7 +226,7 @@ class memory_program {
       look(*b, b->home, "on its home stream before its free");
     }
     if (b->ordered != b->home && below(2)) {
-      on(device).deallocate(b->at, &line(b->ordered), here::current());  // also when it was marked: an exact last use
+      free_used(*b, b->ordered);  // also when it was marked: an exact last use
     } else if (!memory::quick_deallocate(b->at)) {
       on(device).deallocate(b->at, nullptr, here::current());
     }
@@ -256,7 +259,7 @@ class memory_program {
     order(b->ordered, t);
     look(*b, t, "on the stream its free names");
     say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last used on ", t);
-    on(device_of(b->home)).deallocate(b->at, &line(t), here::current());
+    free_used(*b, t);
     *b = blocks_.back();
     blocks_.pop_back();
   }
@@ -369,7 +372,7 @@ class memory_program {
     piece_of_memory* const b = some_block();
     if (!b) return;
     say("free ", static_cast<void const*>(b->at), " of ", b->home);
-    on(device_of(b->home)).deallocate(b->at, &line(b->ordered), here::current());
+    free_used(*b, b->ordered);
     *b = blocks_.back();
     blocks_.pop_back();
   }

@@ -38,6 +38,7 @@ std::span<kind_of_program const> programs() {
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
       {"chains", [](std::uint64_t seed) { return chain_program(seed).run(); }},
       {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},
+      {"handed over among threads", [](std::uint64_t seed) { return by_seed(seed, "handed_over"); }},
       {"history among threads", [](std::uint64_t seed) { return by_seed(seed, "history"); }},
   };
   return all;

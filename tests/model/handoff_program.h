@@ -1,0 +1,123 @@
+// Small blocks from hand to hand: taken and written on one stream, read on another by whichever thread, and given back several at a time as used there,
+// by the way without the lock wherever it is open, while threads end, caches are emptied and memory is short.
+// Threads: those of a run.
+#pragma once
+#include <cstring>
+#include <vector>
+
+#include "runtime/memory/thread_cache.h"
+#include "tests/explore/explore.h"
+
+namespace weir::tests {
+
+class handed_over_among_threads {
+ public:
+  explicit handed_over_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{256} << (10 + t.draw(3))})) {
+    for (auto*& l : lines_) l = &t.stream(0);
+    t.among_threads(8, 16, [this](int n) {
+      for (int k = 0; k < n && !t_.failed(); ++k) step();
+    });
+    if (!t.failed()) end();
+  }
+
+  inline static std::uint64_t gathered = 0, alone = 0;  // frees of all runs so far, by the way they went
+
+ private:
+  struct block {
+    unsigned char* at;
+    std::size_t bytes;
+    unsigned char value;
+    int home;
+  };
+  struct look {
+    trial* t;
+    block seen;
+  };
+  memory::allocator& device() { return bench_.on(0); }
+  clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
+  int some_line() { return static_cast<int>(t_.draw(4)); }
+  void must(driver::status s, char const* what) {
+    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+  }
+
+  void read(block const& b, clock::timeline& on) {
+    driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
+    must(bench_.machine().enqueue(0, on.handle(), {&all, 1},
+                                  {[](void* p) {
+                                     auto const& [t, b] = *static_cast<look*>(p);
+                                     if (b.at[0] != b.value || std::memcmp(b.at, b.at + 1, b.bytes - 1) != 0) t->fail("somebody wrote into a block that another stream still read");
+                                   },
+                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
+         "enqueue");
+  }
+  void make_some() {
+    static constexpr std::size_t sizes[] = {9000, 20'000};  // a run has seven, or three: many calls miss
+    int const s = t_.draw(4) == 3;
+    std::size_t const bytes = sizes[t_.draw(2)];
+    for (std::uint32_t n = 1 + t_.draw(8); n > 0; --n) {
+      void* p = memory::quick_allocate(&line(s), bytes, 0);
+      try {
+        if (!p) p = device().allocate(line(s), bytes, 0, here::current());
+      } catch (out_of_memory const&) {
+        return;
+      }
+      block const b{static_cast<unsigned char*>(p), bytes, static_cast<unsigned char>(1 + t_.draw(200)), s};
+      must(bench_.machine().fill(0, line(s).handle(), b.at, b.value, 1, b.bytes), "fill");
+      blocks_.lock()->push_back(b);
+    }
+  }
+  void use_some() {
+    clock::timeline& user = line(t_.draw(8) == 7 ? 0 : 2 + static_cast<int>(t_.draw(2)));
+    std::vector<block> mine;
+    {
+      auto all = blocks_.lock();
+      std::size_t const n = std::min<std::size_t>(all->size(), 1 + t_.draw(12));
+      mine.assign(all->end() - static_cast<std::ptrdiff_t>(n), all->end());
+      all->resize(all->size() - n);
+    }
+    for (int home : {0, 1}) must(user.wait(line(home).now()), "wait");
+    for (std::uint32_t n = t_.draw(24); n > 0; --n) must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");  // so that it is behind
+    for (block const& b : mine) {
+      read(b, user);
+      bool const quick = memory::quick_deallocate_used(&user, b.at);
+      ++(quick ? gathered : alone);
+      if (!quick) device().deallocate(b.at, &user, here::current());
+    }
+  }
+  void step() {
+    switch (t_.draw(8)) {
+      case 0: case 1: case 2: return make_some();
+      case 3: case 4: case 5: return use_some();
+      case 6: return must(bench_.clocks().poll(line(some_line()).now()).is, "poll");
+      default: rare();
+    }
+  }
+  void rare() {
+    switch (t_.draw(4)) {
+      case 0: return must(line(some_line()).fence().is, "fence");
+      case 1: return must(line(some_line()).wait(line(some_line()).now()), "wait");
+      case 2: return void(device().empty_cache());
+      default:
+        for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others are in a call
+          if (what.find("slot") != std::string::npos) t_.fail(what);
+        }
+    }
+  }
+  void end() {
+    while (!t_.failed() && !blocks_.lock()->empty()) use_some();
+    for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
+    for (auto const& w : device().validate()) t_.fail(w);
+    device().empty_cache();
+    if (auto const n = device().statistics(); n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current) {
+      t_.fail("after all was given back and complete, " + std::to_string(n.reserved_bytes.all.current) + " B stay reserved");
+    }
+    for (auto const& w : device().validate()) t_.fail(w);
+  }
+
+  trial& t_;
+  memory_bench& bench_;
+  clock::timeline* lines_[4];  // two that blocks are of, two that use them
+  base::guarded<std::vector<block>> blocks_;
+};
+
+}  // namespace weir::tests
