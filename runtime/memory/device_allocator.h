@@ -284,6 +284,7 @@ class device_allocator final : public allocator {
   std::size_t return_handles(std::size_t want);                  // complete and wholly free ones, to the driver
   std::size_t return_handles_of(stream_memory&, std::size_t want);
   std::size_t release(stream_memory&, released&);
+  std::size_t release_segment(stream_memory&, released&);
   std::size_t return_orphans();
 
   // Is all that s stands for done, or ordered before what `by` is given next?

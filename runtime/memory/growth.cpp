@@ -108,7 +108,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
     mine.pieces.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);
-    if (in) space_.drop_segment(in);
+    if (in) space_.drop(space_.set_aside(*in));
     if (machine_.release_segment(device_, h.at).ok()) counts_.refund(bytes);
     throw;
   }

@@ -197,18 +197,17 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
 
 // Unmaps what was reserved, and commits. Returns: bytes the driver has back.
 std::size_t device_allocator::release(stream_memory& m, released& g) {
+  if (g.handles.front().physical == driver::memory_handle::none) return release_segment(m, g);
   std::size_t gone = 0;  // so many of the handles, moved to the front
   mapped back;
   std::size_t bytes = 0;
-  bool segment = false;
   for (handle& h : g.handles) {
-    segment = h.physical == driver::memory_handle::none;
-    if (!segment && !drop_ghosts(homed(m, h), 0)) continue;  // memory that is mapped anywhere does not go
-    driver::status const s = segment ? machine_.release_segment(device_, h.at) : machine_.unmap(h.at, h.bytes);
+    if (!drop_ghosts(homed(m, h), 0)) continue;  // memory that is mapped anywhere does not go
+    driver::status const s = machine_.unmap(h.at, h.bytes);
     note(s);
     if (!s.ok()) continue;
     bytes += h.bytes;
-    if (!segment) release(h.physical, h.bytes, back);
+    release(h.physical, h.bytes, back);
     std::swap(h, g.handles[gone++]);
   }
   section const hold(m);
@@ -221,7 +220,6 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
     tell_mapped(m, h, observe::action::unmap);
   }
   counts_.refund(bytes - back.orphaned);
-  if (segment && gone == 0) g.in->set_pages(g.handles.front(), &m.handles.at(g.handles.front().at));
   if (gone == 0 && !(g.handles.front().readers & own_bit())) {
     try {
       m.unusable.push_back(std::move(g));
@@ -229,11 +227,37 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
     return 0;
   }
   m.pieces.release_done(*g.place);
-  if (segment && gone > 0) {
-    m.pieces.drop_region(*g.in);
-    space_.drop_segment(g.in);
-  }
   return bytes - back.orphaned;
+}
+
+// As release(). All that knows a segment by its address forgets it first: once the driver has it, another thread may be given one there.
+std::size_t device_allocator::release_segment(stream_memory& m, released& g) {
+  handle const h = g.handles.front();
+  address_space::segment whole;
+  decltype(m.handles)::node_type its_place;
+  {
+    section const hold(m);
+    whole = space_.set_aside(*g.in);
+    its_place = m.handles.extract(h.at);
+    tell_mapped(m, h, observe::action::unmap);
+  }
+  driver::status const s = machine_.release_segment(device_, h.at);
+  note(s);
+  section const hold(m);
+  if (!s.ok()) {
+    space_.put_back(std::move(whole));
+    g.in->set_pages(h, &m.handles.insert(std::move(its_place)).position->second);
+    tell_mapped(m, h, observe::action::map);
+    m.pieces.release_done(*g.place);
+    return 0;
+  }
+  counts_.handle_gone();
+  m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  counts_.refund(h.bytes);
+  m.pieces.release_done(*g.place);
+  m.pieces.drop_region(*g.in);
+  space_.drop(std::move(whole));
+  return h.bytes;
 }
 
 std::size_t device_allocator::empty_cache() {

@@ -179,13 +179,20 @@ region* address_space::adopt_segment(address at, std::size_t bytes, stream_memor
   return plain;
 }
 
-void address_space::drop_segment(region* r) noexcept {
+address_space::segment address_space::set_aside(region const& r) noexcept {
   base::lock_guard hold(lock_);
-  auto const found = segments_.find(r->base);
-  if (found == segments_.end()) return;
+  return segments_.extract(r.base);
+}
+
+void address_space::put_back(segment&& s) noexcept {
+  base::lock_guard hold(lock_);
+  segments_.insert(std::move(s));
+}
+
+void address_space::drop(segment&& s) noexcept {
+  base::lock_guard hold(lock_);
   if (dropped_.size() == most_dropped) dropped_.erase(dropped_.begin());
-  dropped_.push_back(std::move(found->second));
-  segments_.erase(found);
+  dropped_.push_back(std::move(s.mapped()));
 }
 
 region* address_space::find(void const* p) const noexcept {

@@ -179,7 +179,11 @@ class address_space {  // one a device
 
   region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left
   region* adopt_segment(address, std::size_t bytes, stream_memory& owner);
-  void drop_segment(region*) noexcept;
+  // A segment is in no book any more when the driver gets it: its addresses may come back at once, to another thread.
+  using segment = std::map<address, std::unique_ptr<region>>::node_type;
+  segment set_aside(region const&) noexcept;
+  void put_back(segment&&) noexcept;  // the driver would not take it
+  void drop(segment&&) noexcept;
   // Threads: any, without a lock where the device maps.
   region* find(void const*) const noexcept;
   address base() const noexcept { return base_; }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -127,6 +128,42 @@ TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
   for (void* p : all) d.deallocate(p, nullptr, at);
   EXPECT_NE(d.allocate(s, 3'500'000, 0, at), nullptr) << "the ladder gives whole segments back";
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+// What another thread does as soon as the driver has a segment back.
+struct meanwhile final : weir::driver::faulty {
+  using faulty::faulty;
+  weir::driver::status release_segment(int device, weir::driver::address at) override {
+    auto const s = faulty::release_segment(device, at);
+    if (s.ok() && then) std::exchange(then, nullptr)();
+    return s;
+  }
+  std::function<void()> then;
+};
+
+TEST(allocator_without_mapping, a_segment_comes_back_to_another_before_who_gave_it_away_has_returned) {
+  for (bool const same_stream : {true, false}) {
+    meanwhile* machine = nullptr;
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::seeded, .seed = 1, .maps = false}, {}, [&](auto inner) {
+      auto made = std::make_unique<meanwhile>(std::move(inner));
+      machine = made.get();
+      return made;
+    });
+    memory::allocator& d = bench.on(0);
+    clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+    void* const first = d.allocate(a, 1 << 20, 0, at);
+    void* second = nullptr;
+    d.deallocate(first, nullptr, at);
+    machine->then = [&] { second = d.allocate(same_stream ? a : b, 1 << 20, 0, at); };
+    d.empty_cache();
+    ASSERT_EQ(second, first) << "not the same addresses: nothing is shown";
+    ASSERT_TRUE(d.find(second)) << "nobody knows whose they are";
+    EXPECT_EQ(d.validate(), std::vector<std::string>{});
+    d.deallocate(second, nullptr, at);
+    d.empty_cache();
+    EXPECT_EQ(d.statistics().reserved_bytes.all.current, 0);
+    EXPECT_EQ(d.validate(), std::vector<std::string>{});
+  }
 }
 
 TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmapped_only_after_it) {
