@@ -11,60 +11,13 @@
 #include "runtime/memory/arena.h"
 #include "runtime/memory/pending.h"
 #include "runtime/memory/thread_cache.h"
+#include "runtime/memory/traffic.h"
 #include "runtime/observe/counters.h"
 #include "runtime/observe/history.h"
 
 namespace weir::memory {
 
 class device_allocator;
-
-// Handles come and go beside each other, or stay as they are while somebody looks at all of them.
-// Threads: any; who lets them come and go does not do so again inside. No lock of a stream's memory is held.
-class traffic {
- public:
-  class [[nodiscard]] flowing {
-   public:
-    explicit flowing(traffic& t) : of_(t) {
-      base::unique_lock hold(t.lock_);
-      t.changed_.wait(hold, [&] { return !t.halted_; });
-      ++t.under_way_;
-    }
-    ~flowing() {
-      base::lock_guard const hold(of_.lock_);
-      if (--of_.under_way_ == 0 && of_.halted_) of_.changed_.notify_all();
-    }
-    flowing(flowing const&) = delete;
-    flowing& operator=(flowing const&) = delete;
-
-   private:
-    traffic& of_;
-  };
-  class [[nodiscard]] halt {
-   public:
-    explicit halt(traffic& t) : of_(t) {
-      base::unique_lock hold(t.lock_);
-      t.changed_.wait(hold, [&] { return !t.halted_; });
-      t.halted_ = true;
-      t.changed_.wait(hold, [&] { return t.under_way_ == 0; });
-    }
-    ~halt() {
-      base::lock_guard const hold(of_.lock_);
-      of_.halted_ = false;
-      of_.changed_.notify_all();
-    }
-    halt(halt const&) = delete;
-    halt& operator=(halt const&) = delete;
-
-   private:
-    traffic& of_;
-  };
-
- private:
-  base::mutex lock_{base::quiet};  // that handles come and go is no choice of a schedule's: only a halt is, by its notifications
-  base::condition changed_;
-  int under_way_ = 0;    // under lock_
-  bool halted_ = false;  // under lock_
-};
 
 inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 

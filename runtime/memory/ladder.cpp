@@ -13,6 +13,8 @@
 namespace weir::memory {
 namespace {
 constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
+constexpr int most_rests = 200;                     // while other threads' pages are on their way
+constexpr std::int64_t rest_ns = 50'000;
 }  // namespace
 
 void* device_allocator::ladder(stream_memory& mine, request const& r, driver::status why) {
@@ -54,6 +56,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     return text;
   };
 
+  traffic::others others(traffic_);
   if (attempt()) return out;
   log_about const about{device_, r.home.id(), r.bytes};
   if (logs(runtime_, log_level::warning)) log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
@@ -68,7 +71,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     return collectives.empty();
   };
   bool called_back = false;
-  for (int round = 0; round < most_rounds; ++round) {
+  std::size_t const limit = counts_.limit(), most = limit ? limit : space_.info().total_memory;
+  for (int round = 0, rests = 0; round < most_rounds; ++round) {
     if (step("pending blocks", [&] {
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) {
@@ -111,7 +115,10 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
       section const hold(*m);
       settled += settle(*m);
     }
-    if (!settled) break;
+    if (!settled) {
+      if (!others.any() || r.rounded > most || ++rests > most_rests) break;
+      machine_.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
+    }
     if (attempt()) return out;
   }
   if (logs(runtime_, log_level::error)) log(log_level::error, about, "out of memory: " + describe_failure().text());

@@ -9,6 +9,7 @@
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/memory_program.h"
 #include "tests/explore/pinned_program.h"
+#include "tests/explore/short_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
 #include "tests/model/handoff_program.h"
@@ -46,6 +47,7 @@ inline constexpr explored explored_programs[] = {
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
     {"history", history_among_threads},
+    {"short", short_of_memory_among_threads},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };
 
