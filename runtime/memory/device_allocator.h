@@ -41,7 +41,7 @@ class stream_memory {
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
   observe::lent_slots lent_before;       // what caches counted that are gone
   std::size_t open_bytes = 0;            // of handles that other devices may use
-  base::atomic<std::uint64_t> readers{0};  // other devices that each handle is open to, a bit each. Changed while traffic is halted
+  base::atomic<std::uint64_t> readers{0};  // other devices that each handle is open to, a bit each. More while traffic is halted, fewer at any time: changed under making_
 
   // Frees on a foreign stream are fenced at once, so its memory has no caches.
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
@@ -199,6 +199,7 @@ class device_allocator final : public allocator {
 
   // Memory that is open to peers (visible.cpp)
   driver::status open_handles(stream_memory&, std::uint64_t readers);  // Requires: traffic is halted
+  void forget_readers(std::uint64_t devices);                          // they do not reach this device any more. Requires: no stream's lock held
   std::uint64_t living(std::uint64_t devices) const noexcept;          // those that are not lost
   bool may_lend(stream_memory const& other, stream_memory const& mine) const noexcept { return (mine.readers.load() & ~other.readers.load()) == 0; }
   void note_readers(stream_memory&, handle&, std::uint64_t more) noexcept;  // Requires: its lock

@@ -69,7 +69,19 @@ class device_allocator::filling {
     std::uint64_t const readers = a_.own_bit() | peers_;
     auto const s = peers_ ? a_.machine_.grant_all(h.at, h.bytes, readers) : a_.machine_.grant(h.at, h.bytes, a_.device_);
     if (s.ok()) out_.handles.back().readers = readers;
-    return s;
+    return s.what == driver::code::not_supported && peers_ ? place_without_those_refused(out_.handles.back()) : s;
+  }
+  driver::status place_without_those_refused(handle& h) {  // a link may have gone
+    if (auto const s = a_.machine_.grant(h.at, h.bytes, a_.device_); !s.ok()) return s;
+    h.readers = a_.own_bit();
+    for (std::uint64_t left = peers_; left; left &= left - 1) {
+      std::uint64_t const one = left & (~left + 1);
+      auto const s = a_.machine_.grant(h.at, h.bytes, std::countr_zero(one));
+      if (s.ok()) h.readers |= one;
+      else if (s.what == driver::code::not_supported) a_.forget_readers(one), peers_ &= ~one;
+      else return h.readers = 0, s;
+    }
+    return {};
   }
 
   // false: no handle is wholly free and complete.
@@ -137,7 +149,7 @@ class device_allocator::filling {
   stream_memory& mine_;
   mapped& out_;
   std::size_t const page_;
-  std::uint64_t const peers_;  // that what is made is open to
+  std::uint64_t peers_;  // that what is made is open to
   handle_sizes const sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made

@@ -3,6 +3,7 @@
 //
 // Invariants: a handle at rest in the memory of a stream is open to its readers, but those that are lost;
 //             none that is open to a peer moves, and none moves to where peers read.
+// A reader that the driver does not let in any more is none from then on: its owner goes on.
 #include <bit>
 
 #include "runtime/memory/device_allocator.h"
@@ -20,6 +21,12 @@ std::uint64_t device_allocator::living(std::uint64_t devices) const noexcept {
 void device_allocator::note_readers(stream_memory& m, handle& h, std::uint64_t more) noexcept {
   if (!(h.readers & ~own_bit()) && (more & ~own_bit())) m.open_bytes += h.bytes;
   h.readers |= more;
+}
+
+void device_allocator::forget_readers(std::uint64_t devices) {
+  base::lock_guard const hold(making_);
+  for (auto const& m : memories_) m->readers.store(m->readers.load() & ~devices);
+  readers_ &= ~devices;
 }
 
 driver::status device_allocator::open_handles(stream_memory& m, std::uint64_t readers) {
@@ -50,6 +57,7 @@ driver::status device_allocator::open_to(clock::timeline* home, std::uint64_t re
   traffic::halt const stay(traffic_);
   if (one) {
     if (auto const s = open_handles(*one, readers); !s.ok()) return s;
+    base::lock_guard const hold(making_);
     one->readers.store(one->readers.load() | readers);
     return {};
   }

@@ -194,8 +194,13 @@ std::string peers() {
   copy(on[2].data(), on[0].data(), 200'000);                       // through pinned memory
   copy(on[1].data<char>() + 100'000, on[2].data(), 200'000);
   for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to be worth a grant
+  try {
+    open_memory(device(1), {device(0)});
+  } catch (not_supported const&) {}
+  on.emplace_back(400'000, buffer_options{.on = device(1)});  // in handles of its own
+  copy(on[3].data(), on[0].data(), 300'000);
   unsigned char host[8];
-  for (int d = 0; d < 3; ++d) {
+  for (int d = 0; d < 4; ++d) {
     copy(host, on[static_cast<std::size_t>(d)].data<char>(), 4);
     copy(host + 4, on[static_cast<std::size_t>(d)].data<char>() + 299'000, 4);
     seen += bytes_of(host, 8);

@@ -11,7 +11,7 @@
 namespace weir {
 namespace {
 
-std::unique_ptr<test::machine> machine_here(options o = {}) {
+std::unique_ptr<test::machine> machine_for_peers(options o = {}) {
   ::setenv("WEIR_DEVICES", "cuda", 1);
   std::unique_ptr<test::machine> made;
   try {
@@ -40,7 +40,7 @@ void expect_read_in_place(test::machine& m, void const* at, test::bytes_of_host 
   EXPECT_TRUE(test::read_back(mine.data(), expected.size(), reader.index()) == expected) << "for gpu:" << reader.index();
 }
 
-void write(void* to, test::bytes_of_host const& bytes) {
+void fill_with(void* to, test::bytes_of_host const& bytes) {
   copy(to, bytes.data(), bytes.size());
   synchronize(device(0));
 }
@@ -49,7 +49,7 @@ void write(void* to, test::bytes_of_host const& bytes) {
   if ((readers).empty()) GTEST_SKIP() << "no other device reaches device 0; there are " << device_count()
 
 TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
-  auto const m = machine_here();
+  auto const m = machine_for_peers();
   auto const readers = readers_of(0);
   NEED_READERS(readers);
   open_memory(device(0), readers);
@@ -59,7 +59,7 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
     for (auto const& b : all) {
       auto const bytes = test::pattern(std::min<size_t>(b.size(), 4'000'000), b.size());
       char* const last = b.data<char>() + (b.size() - bytes.size());
-      write(last, bytes);
+      fill_with(last, bytes);
       for (device const r : readers) {
         EXPECT_TRUE(m->memory(0).granted(b.data(), r.index()));
         expect_read_in_place(*m, last, bytes, r);
@@ -78,13 +78,13 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
 }
 
 TEST(visible_here, what_is_held_by_then_is_opened_under_work_that_uses_it) {
-  auto const m = machine_here();
+  auto const m = machine_for_peers();
   auto const readers = readers_of(0);
   NEED_READERS(readers);
   buffer const early(9'000'000, {.on = device(0)});
   buffer(20'000'000, {.on = device(0)}).reset();
   auto const bytes = test::pattern(early.size(), 3);
-  write(early.data(), bytes);
+  fill_with(early.data(), bytes);
   (void)links();  // so that nothing is tried while the stream is held
   {
     test::held const gate(*m, default_stream(device(0)));
@@ -99,13 +99,13 @@ TEST(visible_here, what_is_held_by_then_is_opened_under_work_that_uses_it) {
 }
 
 TEST(visible_here, with_the_option_a_first_copy_opens_all_and_goes_straight) {
-  auto const m = machine_here({.peer_visible = true});
+  auto const m = machine_for_peers({.peer_visible = true});
   auto const readers = readers_of(0);
   NEED_READERS(readers);
   device const other = readers.front();
   buffer const near(6'000'000, {.on = device(0)}), far(6'000'000, {.on = other});
   auto const bytes = test::pattern(near.size(), 4);
-  write(near.data(), bytes);
+  fill_with(near.data(), bytes);
   copy(far.data(), near.data(), near.size());
   EXPECT_TRUE(m->memory(0).granted(near.data(), other.index()));
   EXPECT_TRUE(test::read_back(far.data(), far.size(), other.index()) == bytes);
@@ -116,7 +116,7 @@ TEST(visible_here, with_the_option_a_first_copy_opens_all_and_goes_straight) {
 
 // What it costs, for docs/copies.md: printed, not judged.
 TEST(visible_here, the_price_of_a_handle_is_printed) {
-  auto const m = machine_here();
+  auto const m = machine_for_peers();
   auto const readers = readers_of(0);
   NEED_READERS(readers);
   (void)links();

@@ -1,5 +1,5 @@
 // Memory that is open to peers as a whole: from its first handle on, whatever is taken, given back, moved or refused on the way.
-// Threads: one, but where a test says so.
+// Threads: one.
 #include <random>
 
 #include "peer/links.h"
@@ -146,7 +146,7 @@ TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
   expect_whole(m);
 }
 
-std::string refusal(auto act) {
+std::string what_is_refused(auto act) {
   try {
     act();
   } catch (not_supported const& e) {
@@ -161,17 +161,17 @@ std::string refusal(auto act) {
 
 TEST(visible, pairs_that_cannot_are_named_and_nothing_is_open_then) {
   test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
-  EXPECT_EQ(refusal([] { open_memory(device(0), {device(1), device(2)}); }), "not_supported: gpu:2 -> gpu:0");
+  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {device(1), device(2)}); }), "not_supported: gpu:2 -> gpu:0");
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{}) << "not for gpu:1 either";
-  EXPECT_EQ(refusal([] { open_memory(device(0), {cpu}); }), "invalid_use: cpu");
-  EXPECT_NE(refusal([] { open_memory(device(0), {device(4)}); }), "");
-  EXPECT_NE(refusal([] { open_memory(cpu, {device(1)}); }), "");
+  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {cpu}); }), "invalid_use: cpu");
+  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(4)}); }), "");
+  EXPECT_NE(what_is_refused([] { open_memory(cpu, {device(1)}); }), "");
   stream gone{device(0)};
   stream const taken(std::move(gone));
-  EXPECT_NE(refusal([&] { open_memory(gone, {device(1)}); }), "");  // NOLINT(bugprone-use-after-move)
+  EXPECT_NE(what_is_refused([&] { open_memory(gone, {device(1)}); }), "");  // NOLINT(bugprone-use-after-move)
   EXPECT_NO_THROW(open_memory(device(0), {}));
   m.control().corrupt(3, 2);
-  EXPECT_EQ(refusal([] { open_memory(device(2), {device(3)}); }), "not_supported: gpu:3 -> gpu:2");
+  EXPECT_EQ(what_is_refused([] { open_memory(device(2), {device(3)}); }), "not_supported: gpu:3 -> gpu:2");
   buffer const b(1_MiB, {.on = device(2)});
   EXPECT_EQ(memory_readers(default_stream(device(2))), std::vector<device>{});
   EXPECT_EQ(explain_copy(b.data(), buffer(4_KiB, {.on = device(3)}).data(), 4_KiB).by, route::staged);
@@ -182,7 +182,7 @@ TEST(visible, it_is_open_to_eight_peers_and_the_ninth_is_named) {
   std::vector<device> eight;
   for (int d = 1; d <= 8; ++d) eight.emplace_back(d);
   open_memory(device(0), eight);
-  EXPECT_EQ(refusal([] { open_memory(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
+  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
   buffer const b(1_MiB, {.on = device(0)});
   expect_open(m, b.data(), b.size(), {1, 2, 3, 4, 5, 6, 7, 8});
   expect_whole(m);
@@ -190,7 +190,7 @@ TEST(visible, it_is_open_to_eight_peers_and_the_ninth_is_named) {
 
 TEST(visible, memory_in_segments_cannot_be_opened) {
   test::machine m({.devices = 2, .memory = 64_MiB, .maps = false});
-  EXPECT_NE(refusal([] { open_memory(device(0), {device(1)}); }), "");
+  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(1)}); }), "");
   buffer const b(1_MiB, {.on = device(0)});
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
 }
@@ -205,8 +205,28 @@ TEST(visible, a_reader_that_is_lost_is_left_out_and_the_owner_goes_on) {
   buffer const b(8_MiB, {.on = device(0)});
   expect_open(m, b.data(), b.size(), {2});
   EXPECT_FALSE(m.memory(0).granted(b.data(), 1));
-  EXPECT_NE(refusal([] { open_memory(device(2), {device(1)}); }), "");
+  EXPECT_NE(what_is_refused([] { open_memory(device(2), {device(1)}); }), "");
   EXPECT_EQ(m.memory(0).validate(), std::vector<std::string>{});
+}
+
+TEST(visible, a_reader_whose_link_vanishes_is_none_any_more_and_the_others_are) {
+  test::machine m({.devices = 3, .memory = 64_MiB});
+  open_memory(device(0), {device(1), device(2)});
+  buffer const before(1_MiB, {.on = device(0)});
+  m.control().cut(1, 0);
+  for (size_t const n : {3_MiB, 5_MiB}) {
+    buffer const b(n, {.on = device(0)});
+    expect_open(m, b.data(), b.size(), {2});
+    EXPECT_FALSE(m.memory(0).granted(b.data(), 1));
+    auto const bytes = test::pattern(n, 4);
+    buffer const there(n, {.on = device(1)});
+    copy(b.data(), bytes.data(), n);
+    copy(there.data(), b.data(), n);
+    EXPECT_TRUE(test::read_back(there.data(), n, 1) == bytes) << "by the driver's way";
+  }
+  EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{device(2)});
+  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(1)}); }), "");
+  expect_whole(m);
 }
 
 TEST(visible, with_the_option_devices_that_meet_see_all_memory_of_each_other) {
@@ -341,33 +361,6 @@ TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open)
     expect_whole(m);
     ASSERT_FALSE(::testing::Test::HasFailure()) << "WEIR_TEST_SEED=" << seed;
   }
-}
-
-TEST(visible, threads_take_and_give_back_while_memory_is_opened) {
-  test::machine m({.devices = 3, .memory = 256_MiB});
-  std::vector<base::thread> all;
-  for (int t = 0; t < 3; ++t) {
-    all.emplace_back([&m, t] {
-      runtime_guard const in(m.own);
-      stream const s{device(0)};
-      stream_guard const on(s);
-      std::vector<buffer> mine;
-      for (int i = 0; i < 60; ++i) {
-        mine.emplace_back(static_cast<size_t>(1 + (i * 7 + t) % 9) * 300'000, buffer_options{.on = device(0)});
-        if (mine.size() > 4) mine.erase(mine.begin());
-        if (i % 20 == 10 + t) empty_cache(device(0));
-        if (i == 20 + t) open_memory(s, {device(1)});
-        if (i > 20 + t) {
-          EXPECT_TRUE(m.memory(0).granted(mine.back().data(), 1));
-        }
-      }
-    });
-  }
-  open_memory(device(0), {device(2)});
-  buffer const b(1_MiB, {.on = device(0)});
-  EXPECT_TRUE(m.memory(0).granted(b.data(), 2));
-  for (auto& t : all) t.join();
-  expect_whole(m);
 }
 
 }  // namespace
