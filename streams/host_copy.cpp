@@ -13,28 +13,13 @@ namespace {
 
 #if defined(__SSE2__)
 constexpr std::size_t line = 64;
-constexpr std::size_t page = 4096;
-constexpr std::size_t pages = 4;  // in turn
+constexpr std::size_t page = 4096;  // bytes that are handed on at a time
 
 void stream_line(char* to, char const* from) noexcept {
   auto const* const in = reinterpret_cast<__m128i const*>(from);
   auto* const out = reinterpret_cast<__m128i*>(to);
   __m128i const a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
   _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b), _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
-}
-
-// Two lines of each page, again and again. Ahead of them is what the same page has next, and in time where the next pages are.
-void stream_pages(char* to, char const* from) noexcept {
-  constexpr std::size_t ahead = 8 * line;
-  for (std::size_t p = 0; p < pages; ++p) _mm_prefetch(from + (pages + p) * page, _MM_HINT_T0);
-  for (std::size_t at = 0; at < page; at += 2 * line) {
-    for (std::size_t p = 0; p < pages; ++p) {
-      char const* const in = from + p * page + at;
-      char* const out = to + p * page + at;
-      _mm_prefetch(in + ahead, _MM_HINT_T0), _mm_prefetch(in + ahead + line, _MM_HINT_T0);
-      stream_line(out, in), stream_line(out + line, in + line);
-    }
-  }
 }
 
 // A hint (CLDEMOTE) that processors without it take for nothing.
@@ -60,9 +45,6 @@ void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noex
     std::size_t const before = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(dst) % line) % line);
     std::memcpy(to, from, before);
     step(before);
-    if (by == stores::pages_at_once) {
-      for (; bytes >= pages * page; step(pages * page)) stream_pages(to, from);
-    }
     for (; bytes >= line; step(line)) stream_line(to, from);
     std::memcpy(to, from, bytes);
     _mm_sfence();  // before anybody is told that it is done

@@ -10,7 +10,6 @@ enum class stores : std::uint8_t {
   plain,          // as the C library does
   past_caches,    // whole lines go to memory without being read first, and push nothing else out of the caches
   to_shared_cache,  // plain, and what was written is handed on from the core's own caches to the one that all share, where there is a way to say so
-  pages_at_once,  // the same, several pages in turn: more of the memory's banks are busy, and where pages lie is asked for in time
 };
 
 // Requires: the ranges do not overlap. Ensures: what was written is seen by whoever sees what this thread does next, an engine too.

@@ -20,11 +20,12 @@ namespace weir::streams {
 namespace {
 
 constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
-constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot: an engine may find smaller ones in a cache still
+constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
 constexpr std::size_t fetch_slots = 12;
 constexpr std::size_t few_shares = 8;
+constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
 constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
@@ -133,7 +134,7 @@ struct staging::state {
   staging_crews crews;
   std::vector<base::guarded<device_room>> rooms;
 
-  base::guarded<manner> to_fill{std::in_place, filling()}, to_fetch{std::in_place, fetching()};
+  base::guarded<manner> to_fill, to_fetch;
 
   std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) { return crews.of(pinned.node_near(line.device())); }
 
@@ -417,7 +418,7 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);
-  std::size_t chunk = std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, largest_chunk));
+  std::size_t chunk = std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
   std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
   my.wait_for_room(to, wanted * chunk, where);
   std::vector<slot> slots;

@@ -12,7 +12,6 @@ namespace weir::streams {
 
 class staging {  // a part of the runtime
  public:
-  static constexpr std::size_t largest_chunk = std::size_t{2} << 20;  // bytes of a slot: larger ones are not faster, and leave threads idle at the ends
   static constexpr std::size_t smallest_chunk = std::size_t{64} << 10;  // when pinned memory is short, slots shrink to this
   static constexpr std::size_t room = std::size_t{64} << 20;          // bytes a device
 
@@ -42,17 +41,16 @@ class staging {  // a part of the runtime
   // All throw: out_of_memory (no room for even the smallest slot), device_lost, driver_error, invalid_use (a captured stream).
   // After a throw nothing reads src or writes dst on the host any more, and slots come back; bytes of dst are unspecified.
 
-  // How bytes go through slots. The defaults were the fastest of what `weir bench copy 'stage_*'` compares on machines of H200s.
+  // How bytes go through slots. The defaults are the fastest of what `weir bench copy 'stage_*'` compares on machines of H200s:
+  // docs/copies.md says what bounds them.
   struct manner {
-    std::size_t chunk = largest_chunk;  // bytes of a slot, up to largest_slot
-    std::size_t first = largest_chunk;  // bytes of the first slots to a device, each twice the one before; the last are smaller again
-    std::size_t piece = largest_slot;   // of a slot, that a thread takes at a time: several share it
-    stores by = stores::past_caches;    // of slots of 1 MiB and more: an engine may find smaller ones in a cache still
-    std::size_t room = std::size_t{48} << 20;  // bytes of slots that one copy has in hand. To a device: not with the engine yet
+    std::size_t chunk = std::size_t{4} << 20;    // bytes of a slot, up to largest_slot
+    std::size_t first = std::size_t{512} << 10;  // bytes of the first slots to a device, each twice the one before; the last are smaller again
+    std::size_t piece = std::size_t{256} << 10;  // of a slot, that a thread takes at a time: several share it
+    stores by = stores::plain;                   // of slots of 1 MiB and more
+    std::size_t room = std::size_t{48} << 20;    // bytes of slots that one copy has in hand. To a device: not with the engine yet
   };
   static constexpr std::size_t largest_slot = std::size_t{8} << 20;
-  static manner filling() noexcept { return {}; }
-  static manner fetching() noexcept { return {.by = stores::plain}; }
   void fill_by(manner) noexcept;   // copies to a device, from now on
   void fetch_by(manner) noexcept;  // copies to a caller who waits
   void work_by(copy_crew::manner) noexcept;  // threads: 0 as usual

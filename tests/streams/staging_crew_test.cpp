@@ -72,7 +72,7 @@ TEST_P(staging_crew, stores_past_the_caches_bring_every_byte_and_no_other_at_any
     crew.finish(one);
     EXPECT_EQ(to, want) << bytes << " B at " << into;
   };
-  for (auto const by : {stores::past_caches, stores::pages_at_once, stores::to_shared_cache}) {
+  for (auto const by : {stores::past_caches, stores::to_shared_cache}) {
     for (std::size_t const into : {0u, 1u, 15u, 63u, 64u}) {
       for (std::size_t const bytes : {0u, 1u, 63u, 64u, 65u, 127u, 200u, 3000u, 16'384u, 16'600u, 65'536u}) brings(into, bytes, by);
     }

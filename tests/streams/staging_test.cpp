@@ -39,10 +39,12 @@ TEST(staging, whatever_the_manner_every_byte_comes_both_ways_and_the_room_is_kep
   auto& staging = m.get().part<streams::staging>();
   using streams::stores;
   streams::staging::manner const ways[] = {
+      {},
       {.chunk = 1_KiB},
+      {.chunk = 2_MiB, .first = 2_MiB, .piece = streams::staging::largest_slot, .by = stores::past_caches},
       {.chunk = 64_KiB, .by = stores::plain},
       {.chunk = 512_KiB, .first = 64_KiB, .piece = 64_KiB},
-      {.chunk = 2_MiB, .first = 256_KiB, .piece = 128_KiB, .by = stores::pages_at_once, .room = 4_MiB},
+      {.chunk = 2_MiB, .first = 256_KiB, .piece = 128_KiB, .by = stores::to_shared_cache, .room = 4_MiB},
       {.chunk = 1_GiB, .first = 1, .piece = 1, .room = 0},
   };
   std::uint64_t salt = 1;

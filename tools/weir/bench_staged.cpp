@@ -256,7 +256,7 @@ std::string text_of(variant const& v) {
   std::string out = "slots of " + bytes_text(h.chunk);
   if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
   if (h.piece < h.chunk) out += " in pieces of " + bytes_text(h.piece);
-  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : h.by == stores::pages_at_once ? ", pages at once" : ", to the shared cache";
+  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : ", to the shared cache";
   out += ", " + bytes_text(h.room) + " in hand";
   if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
   if (v.crew.helps) out += ", caller helps";
@@ -275,7 +275,7 @@ row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
     up ? it->fill_by(v.how) : it->fetch_by(v.how);
     it->work_by(v.crew);
     double const rate = as_usual();
-    up ? it->fill_by(staging::filling()) : it->fetch_by(staging::fetching());
+    up ? it->fill_by(staging::manner{}) : it->fetch_by(staging::manner{});
     it->work_by({.threads = 0});
     return rate;
   };
@@ -284,12 +284,12 @@ row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
 
 std::vector<variant> const& variants() {
   constexpr auto past = stores::past_caches, plain = stores::plain, shared = stores::to_shared_cache;
-  constexpr auto p = 256_KiB, first = 512_KiB;
+  constexpr auto p = 256_KiB, first = 512_KiB, whole = staging::largest_slot;
   constexpr std::int64_t spin = 100'000;
   static std::vector<variant> const all{
-      {"whole_2m", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .by = past}},
-      {"whole_2m_plain", ways::both, {.chunk = 2_MiB, .first = 2_MiB, .by = plain}},
-      {"whole_2m_shared", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .by = shared}},
+      {"whole_2m", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = past}},
+      {"whole_2m_plain", ways::both, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = plain}},
+      {"whole_2m_shared", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = shared}},
       {"4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}},
       {"8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}},
       {"8m_all", ways::up, {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
@@ -332,7 +332,7 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
     if (fits(threads)) add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
   };
   auto const named = [](stores by) {
-    return std::string(by == stores::plain ? "plain" : by == stores::past_caches ? "past" : by == stores::pages_at_once ? "pages" : "shared");
+    return std::string(by == stores::plain ? "plain" : by == stores::past_caches ? "past" : "shared");
   };
   constexpr stores some[] = {stores::plain, stores::past_caches, stores::to_shared_cache};
   for (int const threads : {1, 8, 16}) {
