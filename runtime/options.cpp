@@ -43,7 +43,7 @@ constexpr option_row table[] = {
     {"chains_from", &options::chains_from, "as measured; simulated devices: never", nullptr,
      "Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; such a call waits until all ranks have asked. 1: all of them; 1024TiB: none. See collectives.md."},
     {"peer_visible", &options::peer_visible, "", nullptr,
-     "Once two devices have something to do with each other, all memory of either is open to the other, that which is taken later from its first byte on. Each handle costs some 0.2 ms more a peer, and is not moved. See copies.md."},
+     "Once two devices have something to do with each other, all memory of either is open to the other, that which is taken later from its first byte on. Each handle costs some 0.15 ms more, 50 us for each peer after the first, and is not moved. See copies.md."},
     {"log", &options::log, "", nullptr,
      "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, a device lost; `warning`: memory was short; "
      "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},

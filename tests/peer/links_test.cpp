@@ -141,6 +141,27 @@ TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_
   }
 }
 
+TEST(links, one_that_vanishes_is_named_and_copies_go_on_with_the_right_bytes) {
+  test::machine m;
+  std::size_t const n = 2_MiB;
+  buffer const near(n, {.on = device(0)}), far(n, {.on = device(1)}), other(9_MiB, {.on = device(1)});
+  grant_access(far.data(), device(0));
+  m.control().cut(0, 1);
+  for (std::uint64_t i = 0; i < 12; ++i) {  // also when it would be worth a grant
+    auto const bytes = test::pattern(n, i);
+    copy(near.data(), bytes.data(), n);
+    copy(i % 2 ? other.data() : far.data(), near.data(), n);
+    ASSERT_TRUE(test::read_back(i % 2 ? other.data() : far.data(), n, 1) == bytes) << "copy " << i;
+  }
+  try {
+    grant_access(other.data(), device(0));
+    ADD_FAILURE() << "it is gone";
+  } catch (not_supported const& e) {
+    EXPECT_NE(std::string(e.operands()).find("for gpu:0"), std::string::npos) << e.operands();
+  }
+  EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+}
+
 TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_memory) {
   test::machine m;
   m.control().corrupt(0, 1);
