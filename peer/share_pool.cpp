@@ -12,6 +12,8 @@
 namespace weir::peer {
 namespace {
 
+constexpr std::int64_t rest_ns = 50'000;
+constexpr int most_rests = 200;  // for one block, while other threads change what there is room for
 constexpr std::size_t granule = 512, first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
 }  // namespace
@@ -118,12 +120,17 @@ void pool_books::collect() noexcept try {
     for (auto const& one : b->held) {
       if (one->is == exported::state::idle) one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
     }
+    ++b->in_motion;
   }
   for (auto& [one, is] : all) is = look(*one);
   std::vector<handle> over;
   {
     auto b = books_.lock();
-    for (auto& [one, is] : all) settle(*b, *one, is);
+    --b->in_motion;
+    for (auto& [one, is] : all) {
+      b->changes += is != now::in_use;
+      settle(*b, *one, is);
+    }
     std::erase_if(b->held, [](auto const& one) { return one->is == exported::state::lent_out; });
     b->look_again = 2 * b->held.size() + 32;
     take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
@@ -195,7 +202,7 @@ void pool_books::refuse(std::size_t bytes, std::size_t reserved, here at) {
   throw out_of_memory(std::move(r), at);
 }
 
-void pool_books::grow(std::size_t bytes, std::size_t room, here at) {
+void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
   std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
   {
@@ -204,12 +211,22 @@ void pool_books::grow(std::size_t bytes, std::size_t room, here at) {
     std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
     if (left < least) {
       std::size_t const reserved = b->reserved;
+      bool const soon = least <= limit_ && (b->in_motion > 0 || b->changes != s.seen) && ++s.rests < most_rests;
       b.lock().unlock();  // a report looks at the device
-      refuse(bytes, reserved, at);
+      if (!soon) refuse(bytes, reserved, at);
+      return exports_.machine().moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
     }
     want = std::min(want, left / page_ * page_);
     b->reserved += want;
+    ++b->in_motion;
   }
+  struct leaves {
+    base::guarded<books>& of;
+    ~leaves() {
+      auto b = of.lock();
+      ++b->changes, --b->in_motion;
+    }
+  } const at_the_end{books_};
   auto const refund = [&](std::size_t bytes) { books_.lock()->reserved -= bytes; };
   std::shared_ptr<exported> made;
   try {
@@ -249,17 +266,19 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
   b.users.reserve(1);
   b.last_uses.reserve(1);
   b.users.push_back(&home);
-  for (bool collected = false;; collected = true) {
+  search s;
+  for (bool collects = true;; collects = !collects) {
     bool had = false, many = false;
     {
       auto books = self->books_.lock();
       books->held.reserve(books->held.size() + books->live + 1);  // put_back() asks for no memory
       had = self->cut(*books, b);
       many = books->held.size() > books->look_again;
+      if (collects) s.seen = books->changes;
     }
     if (had && many) self->collect();
     if (had) break;
-    collected ? self->grow(bytes, b.room, at) : self->collect();
+    collects ? self->collect() : self->grow(bytes, b.room, s, at);
   }
   b.is = exported::state::lent_out;
   b.pool = self;
@@ -273,6 +292,7 @@ void pool_books::put_back(std::shared_ptr<exported> block) noexcept {
   b->allocated -= block->room, b->requested -= block->bytes, b->held_bytes += block->room;
   block->is = exported::state::idle;
   b->held.push_back(std::move(block));
+  ++b->changes;
 }
 
 share_pool_statistics pool_books::statistics() {

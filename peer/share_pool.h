@@ -60,6 +60,8 @@ class pool_books {
     by_size free;                                 // ends before them
     std::vector<std::shared_ptr<exported>> held;  // given back, and not yet free; with room for all that are live
     std::size_t look_again = 32;                  // at what is held, when it is more
+    std::uint64_t changes = 0;                    // there is more room, or may be once somebody looks
+    std::size_t in_motion = 0;                    // threads that make a handle or look at what is held: nobody else finds that
     std::size_t live = 0, reserved = 0, allocated = 0, requested = 0, held_bytes = 0, lost = 0;
   };
   enum class now : std::uint8_t { in_use, free, lost };
@@ -73,7 +75,11 @@ class pool_books {
   static bool cut(books&, exported&);           // from the smallest free range that it fits in, found in some log n steps
   template <class Which>
   static void take_out(books&, std::vector<handle>& into, Which);
-  void grow(std::size_t bytes, std::size_t room, here);
+  struct search {
+    std::uint64_t seen = 0;  // changes, before it looked at what is held
+    int rests = 0;
+  };
+  void grow(std::size_t bytes, std::size_t room, search&, here);  // or a rest, when there may be room since it looked, or will be soon
   [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, here);
 
   exports& exports_;

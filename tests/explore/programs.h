@@ -9,6 +9,7 @@
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/memory_program.h"
 #include "tests/explore/pinned_program.h"
+#include "tests/explore/pool_program.h"
 #include "tests/explore/short_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
@@ -48,6 +49,7 @@ inline constexpr explored explored_programs[] = {
     {"crew", crew_among_threads},
     {"history", history_among_threads},
     {"short", short_of_memory_among_threads},
+    {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };
 
