@@ -31,7 +31,11 @@ weir_own_code(weir_test_headers)
 
 # Tests' own code is compiled quicker than it is run: the library under it is what takes the time.
 add_library(weir_test_flags INTERFACE)
-target_compile_options(weir_test_flags INTERFACE $<$<AND:$<OR:$<CONFIG:Release>,$<BOOL:${WEIR_SANITIZE}>>,$<COMPILE_LANGUAGE:CXX>>:-O0>)
+if(WEIR_SANITIZE)  # may have a comma, which no expression takes
+  target_compile_options(weir_test_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+else()
+  target_compile_options(weir_test_flags INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O0>)
+endif()
 if(WEIR_SANITIZE MATCHES undefined)  # a third of the compiler's time, and it is the library's behaviour that is looked at
   target_compile_options(weir_test_flags INTERFACE -fno-sanitize=undefined)
 endif()
