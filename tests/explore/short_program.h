@@ -30,16 +30,18 @@ inline void short_of_memory_among_threads(trial& t) {
       for (std::uint32_t i = 0; i < mine.steps && !t.failed(); ++i) {
         clock::timeline& line = *mine.lines[t.draw(3)];
         std::size_t const bytes = t.coin() ? share : t.coin() ? page : 2000;
-        void* p = nullptr;
+        void* p = memory::quick_allocate(&line, bytes, 0);
         try {
-          p = device.allocate(line, bytes, 0, here::current());
+          if (!p) p = device.allocate(line, bytes, 0, here::current());
         } catch (out_of_memory const& e) {
           if (maps) return t.fail(std::string("there is room, and memory is refused: ") + e.what());
           continue;  // a segment goes whole, and to the driver first
         }
         driver::touch const whole{reinterpret_cast<driver::address>(p), bytes, true};
         if (t.coin()) (void)line.owner().machine().enqueue(0, line.handle(), {&whole, 1}, {[](void*) {}, nullptr, nullptr});
-        device.deallocate(p, nullptr, here::current());
+        clock::timeline* const user = t.draw(3) == 2 ? mine.lines[t.draw(3)] : nullptr;
+        bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
+        if (!gone) device.deallocate(p, user, here::current());
       }
     });
   }
