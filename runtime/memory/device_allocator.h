@@ -213,6 +213,7 @@ class device_allocator final : public allocator {
   void* own_in_outboxes(stream_memory& mine, request const&);
   void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
   void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
+  held_block const* worth_a_wait(stream_memory& mine, request const&);
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
   void settled(stream_memory&, held_block const&, std::uint64_t freed) noexcept;  // nobody uses it after the arena's stamp `freed`. Requires: its lock
   std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});  // asks the driver about so many fronts, then settles

@@ -178,6 +178,15 @@ class pending_blocks {
       if (enough(static_cast<held_block const&>(*at))) return;
     }
   }
+  // In the order they were given back, from the first on or from the last back, until `enough(block)`, or `looks` were looked at.
+  template <class Enough>
+  void first_given(int looks, Enough enough) const {
+    for (auto at = by_turn_.begin(); at != by_turn_.end() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+  }
+  template <class Enough>
+  void last_given(int looks, Enough enough) const {
+    for (auto at = by_turn_.rbegin(); at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+  }
   std::vector<clock::stamp> fronts() const {  // what each queue waits for next
     std::vector<clock::stamp> all;
     for (auto const& [stream, queue] : queues_) {
@@ -199,6 +208,7 @@ class pending_blocks {
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t bytes_in_slots() const noexcept { return bytes_in_slots_; }
 
  private:
   struct below {
@@ -212,6 +222,7 @@ class pending_blocks {
     by_turn_.push_back(n);
     if (n.whole) by_size_.insert(n);
     bytes_ += n.bytes;
+    bytes_in_slots_ += n.cut ? n.bytes : 0;
     ++size_;
   }
   template <class Settled>
@@ -219,6 +230,7 @@ class pending_blocks {
     by_turn_.erase(by_turn_.iterator_to(b));
     if (b.whole) by_size_.erase(by_size_.iterator_to(b));
     bytes_ -= b.bytes;
+    bytes_in_slots_ -= b.cut ? b.bytes : 0;
     --size_;
     settled(static_cast<held_block&>(b));
     if (spares_ == most_spares) return delete &b;
@@ -240,7 +252,7 @@ class pending_blocks {
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>, boost::intrusive::compare<below>, no_size> by_size_;  // blocks of the arena
   numbers newest_;                        // number, by stream; 0: nothing has waited for it since all was empty
   std::uint64_t turns_ = 0;
-  std::size_t size_ = 0, bytes_ = 0;
+  std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
 };
 
 }  // namespace weir::memory

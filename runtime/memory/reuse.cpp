@@ -20,14 +20,16 @@ constexpr int fences_when_sought = 4;
 // So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of one stage serve the
 // next when they come free, two leave a pipeline of three stages no block that is not in use, and each hiccup stops all of them.
 constexpr std::size_t ahead = 3;
+constexpr std::size_t ahead_of_many = 32;            // of the newest 64, where hundreds wait
 constexpr std::size_t ahead_in_order = 2;            // deterministic
 }  // namespace
 
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (deterministic_) return in_order_of_calls(mine, r);
   if (void* const p = own_pending(mine, r)) return p;
-  if (r.size_class >= 0) return own_in_outboxes(mine, r);
-  if (streams_.load(base::memory_order_relaxed) > 1) {
+  if (r.size_class >= 0) {
+    if (void* const p = own_in_outboxes(mine, r)) return p;
+  } else if (streams_.load(base::memory_order_relaxed) > 1) {
     if (void* const p = from_others(mine, r, r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
       auto const all = memories();
@@ -211,46 +213,68 @@ device_allocator::behind device_allocator::put_behind(stream_memory& mine, clock
 
 // A host that runs ahead gives back what is not complete before it has gone on, and memory would grow with the distance. The block
 // given back first is waited for, when a fence is there that leaves others of its kind to those who still use them: so the stream
-// stays a few blocks ahead, and no wait covers more than it must.
+// stays a few blocks ahead, and no wait covers more than it must. Slots are so small that nothing is waited for before many of them wait.
 void* device_allocator::behind_oldest(stream_memory& mine, request const& r) {
   if (mine.home.load()->carries_collectives()) return nullptr;
-  held_block first;
+  std::vector<clock::stamp> stamps;
+  address at = 0;
+  std::size_t bytes = 0;
   {
     section const hold(mine);
-    if (mine.pending.size() <= ahead) return nullptr;
-    std::vector<held_block const*> alike;
-    mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
-      step(1);
-      if (b.bytes > 2 * r.rounded) return true;
-      if (round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end()) alike.push_back(&b);
-      return false;
-    });
-    if (alike.size() <= ahead) return nullptr;
-    held_block const& oldest = **std::min_element(alike.begin(), alike.end(), [](auto* a, auto* b) { return a->turn < b->turn; });
-    std::vector<clock::stamp> fences;  // the wait would be for these
-    for (clock::stamp const s : oldest.stamps) {
-      clock::timeline* const user = clock::find(s.stream);
-      if (user && user->carries_collectives()) return nullptr;
-      if (!user || passed(*mine.home.load(), s)) continue;
-      fences.push_back({s.stream, user->fence_covering(s.n)});
-      if (fences.back().n == 0) return nullptr;
-    }
-    auto const waits_beyond = [&](held_block const* b) {
-      return std::any_of(b->stamps.begin(), b->stamps.end(), [&](clock::stamp s) {
-        return std::none_of(fences.begin(), fences.end(), [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
-      });
-    };
-    if (static_cast<std::size_t>(std::count_if(alike.begin(), alike.end(), waits_beyond)) < ahead) return nullptr;
-    first = oldest;
+    held_block const* const oldest = worth_a_wait(mine, r);
+    if (!oldest) return nullptr;
+    stamps = oldest->stamps;
+    at = oldest->whole ? oldest->whole->at : oldest->cut->start(oldest->index);
+    bytes = oldest->bytes;
   }
-  for (clock::stamp const s : first.stamps) {
+  for (clock::stamp const s : stamps) {
     behind const now = put_behind(mine, s);
     if (now == behind::refused) return nullptr;
-    if (now == behind::waits) tell_wait(mine, s, first.whole->at, first.bytes);
+    if (now == behind::waits) tell_wait(mine, s, at, bytes);
   }
   section const hold(mine);
   (void)settle(mine);
   return warm(mine, r);
+}
+
+// Null: none, or too few others would be left. Requires: the lock.
+held_block const* device_allocator::worth_a_wait(stream_memory& mine, request const& r) {
+  bool const in_slots = r.size_class >= 0;
+  bool const many = (in_slots ? mine.pending.bytes_in_slots() : mine.pending.bytes()) > 2 * fence_after(mine, 8);
+  if (in_slots ? !many : mine.pending.size() <= ahead) return nullptr;
+  auto const alike = [&](held_block const& b) {
+    if (in_slots) return b.cut && b.cut->size_class == r.size_class;
+    return b.whole && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded && round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
+  };
+  held_block const* oldest = nullptr;
+  auto const older = [&](held_block const& b) {
+    step(1);
+    if (alike(b) && (!oldest || b.turn < oldest->turn)) oldest = &b;
+    return in_slots ? oldest != nullptr : b.bytes > 2 * r.rounded;
+  };
+  in_slots ? mine.pending.first_given(looks, older) : mine.pending.fitting(r.rounded, looks, older);
+  if (!oldest) return nullptr;
+
+  std::vector<clock::stamp> fences;  // the wait would be for these
+  for (clock::stamp const s : oldest->stamps) {
+    clock::timeline* const user = clock::find(s.stream);
+    if (user && user->carries_collectives()) return nullptr;
+    if (!user || passed(*mine.home.load(), s)) continue;
+    fences.push_back({s.stream, user->fence_covering(s.n)});
+    if (fences.back().n == 0) return nullptr;
+  }
+  bool enough_left = false;
+  auto const waits_on = [&](clock::stamp s) { return std::none_of(fences.begin(), fences.end(), [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; }); };
+  auto const enough = [&](std::size_t needed) {
+    return [&, needed, beyond = std::size_t{0}](held_block const& b) mutable {
+      step(1);
+      beyond += (in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on);
+      return enough_left = beyond == needed;
+    };
+  };
+  if (!in_slots) mine.pending.fitting(r.rounded, looks, enough(ahead));
+  if (!enough_left && many) mine.pending.last_given(looks, enough(ahead_of_many));  // those looked at above lie before one fence
+  return enough_left ? oldest : nullptr;
 }
 
 // Its own blocks: wait for what other streams still do with one that is large enough alone, the smallest and oldest; else with all.

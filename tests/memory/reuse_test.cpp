@@ -16,6 +16,7 @@ namespace {
 using tests::counted_calls;
 using tests::memory_bench;
 using waits = options::wait_policy;
+constexpr std::size_t size_classes_end = memory::size_classes::largest;
 
 // Nothing moves but what a test steps, or waits for on the host. As large as an H200: only what is mapped costs time.
 struct machine {
@@ -244,6 +245,39 @@ TEST(reuse, batches_of_small_blocks_take_no_more_than_a_few_fences_worth) {
   EXPECT_LE(m.most_reserved(), std::size_t{40} << 20);
   EXPECT_LE(m.stats().over_waits * 8, m.stats().waits_inserted) << "a poll's fence may be the first that covers";
   m.sound();
+}
+
+// Slots of slabs, and blocks of which hundreds lie before one fence.
+TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_host_runs_ahead) {
+  constexpr std::size_t fence = 2 << 20, all = 16 * fence;
+  for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
+    for (waits const policy : {waits::when_short, waits::before_growth}) {
+      machine m({.device_waits = policy, .fence_every = bytes > size_classes_end ? 4 * fence : fence}, std::size_t{1} << 30);
+      m.batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
+      if (policy == waits::when_short) {
+        EXPECT_GE(m.most_reserved(), all * 15 / 16) << bytes << ": what it is without";
+        EXPECT_EQ(m.stats().waits_inserted, 0u);
+      } else {
+        EXPECT_LE(m.most_reserved(), bytes > size_classes_end ? 13 * fence : 5 * fence) << bytes;
+        EXPECT_GE(m.stats().waits_inserted, 4u) << bytes;
+        if (bytes <= size_classes_end) {
+          EXPECT_LE(m.stats().over_waits * 8, m.stats().waits_inserted) << bytes << ": a poll's fence may be the first that covers";
+        }
+      }
+      m.sound();
+    }
+  }
+}
+
+TEST(reuse, no_wait_for_slots_beside_collectives_nor_for_few_of_them) {
+  constexpr std::size_t fence = 2 << 20;
+  for (int const who : {0, 1, 2}) {
+    machine m({.fence_every = fence}, std::size_t{1} << 30);
+    if (who != 2) (who ? m.a : m.b).set_carries_collectives(true);
+    m.batches(m.a, m.b, static_cast<int>((who == 2 ? 2 : 8) * fence / 32'768), 32'768);
+    EXPECT_EQ(m.stats().waits_inserted, 0u);
+    m.sound();
+  }
 }
 
 // Where it lies hangs on the calls alone; that it is nobody else's any more is the device's to see to.
