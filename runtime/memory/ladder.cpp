@@ -13,8 +13,8 @@
 namespace weir::memory {
 namespace {
 constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
-constexpr int most_rests = 200;                     // while other threads' pages are on their way
-constexpr std::int64_t rest_ns = 50'000;
+constexpr int most_rests = 8;                       // while other threads' pages are on their way: two that are both refused see each other
+constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
 
 void* device_allocator::ladder(stream_memory& mine, request const& r, driver::status why) {
