@@ -8,6 +8,7 @@
 
 #include "tests/peer/other_process.h"
 #include "tests/peer/share_fixture.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
@@ -305,7 +306,7 @@ TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
     std::uint64_t salt;
     void expect_at(void const* at) const { EXPECT_EQ(read(at, size), test::pattern(size, salt)); }
   };
-  for (std::uint64_t const seed : tests::seeds("pools", 20)) {
+  for (std::uint64_t const seed : tests::seeds("pools", tests::sanitized ? 5 : 20)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     std::mt19937_64 random(seed);
     auto const below = [&](std::size_t n) { return std::size_t(random() % n); };

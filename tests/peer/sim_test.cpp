@@ -99,7 +99,7 @@ class crowded {
 TEST(simulation, a_seed_takes_the_same_course_wherever_pages_lie_and_in_a_process_of_its_own) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0), first = only ? only : 1;
-  std::uint64_t const count = tests::number_from_environment("WEIR_TEST_PROCESSES", 2);
+  std::uint64_t const count = tests::number_from_environment("WEIR_TEST_PROCESSES", tests::sanitized ? 1 : 2);
   bool const fresh = ::testing::internal::InDeathTestChild();  // it comes to its own statement by way of the loop
   for (std::uint64_t seed = first; seed < first + (only ? 1 : count); ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));

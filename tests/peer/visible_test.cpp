@@ -5,6 +5,7 @@
 #include "peer/links.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/sanitized.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 
@@ -306,7 +307,7 @@ bool opens(auto act) {
 // Streams of three devices whose memory is opened now and then, beside others whose is not; after each step every block of an open
 // stream is read by all who may.
 TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open) {
-  for (auto const seed : tests::seeds("visible", 150)) {
+  for (auto const seed : tests::seeds("visible", tests::sanitized ? 40 : 150)) {
     std::mt19937_64 random(seed);
     auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
     bool const is_short = below(3) == 0;
