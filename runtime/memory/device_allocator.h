@@ -192,7 +192,6 @@ class device_allocator final : public allocator {
   // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
   std::size_t most_reserved(std::size_t asked, std::size_t pending);
   address_space::holdings holdings(std::size_t missing) const;
-  bool restless() const;  // it has made, moved and given back so many handles for what it did that their time is felt
   void note_live() noexcept;
   std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
@@ -269,7 +268,6 @@ class device_allocator final : public allocator {
   std::size_t const fence_every_;                                // bytes; 0: as fence_after() says
   base::atomic<std::size_t> turn_{0};                            // which streams a miss asks, where there are many
   base::atomic<std::uint64_t> steps_{0};
-  base::atomic<std::uint64_t> handled_{0};                       // handles made, moved and given back for windows
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it

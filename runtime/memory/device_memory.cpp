@@ -196,10 +196,7 @@ void device_allocator::reset_peak() {
   counts_.reset_peak();
 }
 
-void device_allocator::reset_accumulated() {
-  counts_.reset_accumulated(tallies(), lent());
-  handled_.store(0, base::memory_order_relaxed);  // compared with operations, which are counted anew
-}
+void device_allocator::reset_accumulated() { counts_.reset_accumulated(tallies(), lent()); }
 
 memory_report device_allocator::report() const {
   memory_report out{};

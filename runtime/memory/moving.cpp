@@ -15,8 +15,8 @@ namespace weir::memory {
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())), held_(a.holdings(g.missing_bytes)),
-        sizes_(mine.readers.load() ? a.space_.handles_that_stay() : a.space_.handles_under(g.bytes, held_, a.epsilon_)) {
+      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())),
+        sizes_(mine.readers.load() ? a.space_.handles_that_stay() : a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
     bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
     charge_within_bound(g.missing_bytes);
   }
@@ -57,7 +57,6 @@ class device_allocator::filling {
     return true;
   }
   driver::status make(address at, std::size_t n) {
-    a_.handled_.fetch_add(1, base::memory_order_relaxed);
     auto const h = a_.machine_.create(a_.device_, n);
     return h.ok() ? place({h.value, at, n}) : h.is;
   }
@@ -91,8 +90,6 @@ class device_allocator::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    if (held_.restless && complete_ && !mine_.readers.load() && 2 * h.bytes <= sizes_.next(left)) return merge(to, left, n, s, *from, victim);
-    a_.handled_.fetch_add(1, base::memory_order_relaxed);
     if (h.bytes > left || mine_.readers.load()) {  // too large here, or not open to peers: it goes, and as much as is needed is made
       if (!a_.release(*from, victim)) return false;
       n = sizes_.next(std::min(left, h.bytes));
@@ -104,33 +101,11 @@ class device_allocator::filling {
     return true;
   }
 
-  // Small ones go, all complete, and a large one is made of them: where handles move all the time fewer will.
-  bool merge(address to, std::size_t left, std::size_t& n, driver::status& s, stream_memory& of_first, released& first) {
-    std::size_t const want = sizes_.next(left);
-    std::size_t gone = 0;
-    stream_memory* from = &of_first;
-    for (released small = std::move(first); small.place; small = choose(want - gone, from, may::fit_complete)) {
-      std::size_t const bytes = small.handles.front().bytes;
-      a_.handled_.fetch_add(1, base::memory_order_relaxed);
-      if (!a_.release(*from, small)) break;
-      gone += bytes;
-      if (gone >= want) break;
-    }
-    if (!gone) {  // the driver keeps it, or what it did elsewhere is not complete: it can be moved all the same
-      held_.restless = false;
-      return move(to, left, n, s);
-    }
-    n = std::bit_floor(gone / page_) * page_;
-    s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
-    return true;
-  }
-
   // One to take: the largest that fits, of whichever stream, among what is complete, else among what is ordered before the stream's next
   // work; else the smallest of all, which goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
-  released choose(std::size_t left, stream_memory*& from, may last = may::go) {
+  released choose(std::size_t left, stream_memory*& from) {
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
-      if (how > last) break;
       if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
       auto all = a_.memories();
       std::stable_partition(all.begin(), all.end(), [&](stream_memory* m) { return m != &mine_; });  // others' first: what lies idle there serves nobody
@@ -138,7 +113,6 @@ class device_allocator::filling {
         released found = choose_of(*m, left, how);
         if (!found.place) continue;
         from = m;
-        complete_ = how != may::fit_ordered;
         return found;
       }
     }
@@ -176,13 +150,11 @@ class device_allocator::filling {
   mapped& out_;
   std::size_t const page_;
   std::uint64_t peers_;  // that what is made is open to
-  address_space::holdings held_;
   handle_sizes const sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
   bool may_move_ = !a_.deterministic_;  // which handles are complete is nothing that a program says
   bool patient_ = true;
-  bool complete_ = false;  // what choose() found last
 };
 
 driver::status device_allocator::fill(stream_memory& mine, growth& g, std::size_t asked, mapped& out) try {
@@ -213,21 +185,11 @@ std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pendi
 
 address_space::holdings device_allocator::holdings(std::size_t missing) const {
   address_space::holdings out{counts_.reserved() + missing};
-  out.restless = epsilon_ >= address_space::plenty && restless();
   for (stream_memory* m : memories()) {
     out.live += static_cast<std::size_t>(m->counts.bytes_live(observe::size_pool::large));
     out.blocks += static_cast<std::size_t>(m->counts.blocks_live(observe::size_pool::large));
   }
   return out;
-}
-
-// Beside its pages being made once, and once more, 50 ns an operation: a handle takes 26 to 48 us.
-bool device_allocator::restless() const {
-  constexpr std::uint64_t operations_a_handle = 900;
-  std::uint64_t const first = std::min(2 * (counts_.reserved() / space_.page_bytes()), address_space::small_pages), handled = handled_.load(base::memory_order_relaxed);
-  if (handled <= first) return false;
-  stat const all = statistics().allocation.all;
-  return (handled - first) * operations_a_handle > static_cast<std::uint64_t>(all.allocated + all.freed);
 }
 
 void device_allocator::note_live() noexcept try {

@@ -138,7 +138,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 
 // The figures: docs/decisions/placement.md.
 handle_sizes address_space::handles_under(std::size_t block, holdings const& now, double epsilon) const noexcept {
-  bool const plenty = epsilon >= address_space::plenty;
+  bool const plenty = epsilon >= 0.025;  // of idle memory: 16 pages at once are little
   std::size_t const pages = block / page_, held = now.reserved / page_, gib = std::max<std::size_t>(held / 512, 1);
   // Each free piece keeps a part of a handle idle at both its ends, and a program of many small blocks has many free pieces.
   double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
@@ -146,8 +146,7 @@ handle_sizes address_space::handles_under(std::size_t block, holdings const& now
   double const suits = usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024);  // pages
   if (plenty && pages >= 64 && suits >= 32) return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
   std::size_t const most = plenty ? 16 : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)), 1, 16);
-  std::size_t const fine = held >= 256 && held < small_pages && !now.restless ? static_cast<std::size_t>(std::clamp(suits * suits / 2, 1.0, 16.0)) : 16;
-  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, std::min(most, fine)));
+  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, most));
   return {page_, n * page_, plenty && n == 16 && goes_with_rest(now, suits, n) ? 24 * page_ : 0};
 }
 

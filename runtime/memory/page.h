@@ -168,13 +168,9 @@ class address_space {  // one a device
   struct holdings {
     std::size_t reserved = 0;              // bytes, what is missing for that block among them
     std::size_t live = 0, blocks = 0;      // of blocks that are no slots: bytes, and how many
-    bool restless = false;                 // it moves handles all the time
   };
-  static constexpr double plenty = 0.025;  // of epsilon: 16 pages at once are little, of what may be idle
-  static constexpr std::size_t small_pages = 1600;  // that a program reserves: a few percent of it are few pages, and each free piece keeps about one idle
   // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, the less so the more
-  // is reserved; the largest only where the program's blocks are large, or few; the smaller ones in a program of some GiB and many blocks,
-  // unless it is restless; never so small that a device takes more than some 512
+  // is reserved; the largest only where the program's blocks are large, or few; never so small that a device takes more than some 512
   // of them; and small where `epsilon` leaves little idle memory to round up with.
   handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
   // Where none is moved and each costs as much again for every peer: as few as can be, up to 128 pages, 256 MiB on GPUs.

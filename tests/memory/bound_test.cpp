@@ -3,17 +3,13 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <condition_variable>
 #include <iostream>
 #include <mutex>
-#include <random>
 #include <thread>
 
-#include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
-#include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
@@ -83,60 +79,6 @@ TEST(bound, holds_with_several_threads_that_give_back_each_others_blocks) {
     tests::bound_program p(seed, threads, [&](std::size_t who, std::function<void()> const& step) { all.run(who, step); });
     tests::verdict const wrong = p.run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; " << threads << " threads; replay with WEIR_TEST_SEED=" << seed;
-  }
-}
-
-// Blocks replaced at random move handles all the time: after a while these are large, and few are moved; the bound holds all the way.
-TEST(bound, holds_while_a_restless_programs_small_handles_become_large_ones) {
-  tests::seeds const wanted("bound_restless", tests::sanitized ? 1 : 4);
-  std::uint64_t moved_later = 0;
-  for (auto const seed : wanted) {
-    memory_bench bench({.devices = 1, .memory = 1 << 30, .how = simulated::running::stepped, .seed = 1}, options{.epsilon = 0.027});
-    tests::counted_calls calls(*bench.control);
-    auto& device = static_cast<memory::device_allocator&>(bench.on(0));
-    clock::timeline* const lines[] = {&bench.stream(0), &bench.stream(0)};
-    std::mt19937_64 random(seed);
-    std::vector<void*> blocks(200);
-    std::size_t most = 0, covered = 0;
-    auto const one = [&] {
-      auto const before = static_cast<std::size_t>(device.statistics().reserved_bytes.all.current);
-      std::size_t const covered_before = device.covered();  // what the step itself hears of may be complete
-      void*& b = blocks[random() % blocks.size()];
-      if (b) device.deallocate(std::exchange(b, nullptr), nullptr, at);
-      if (random() % 4 == 0) {
-        for (clock::timeline* l : lines) ASSERT_TRUE(bench.clocks().synchronize(l->now()).ok());
-      }
-      double const doublings = static_cast<double>(random() % 5000) / 1000;  // from half a page to 16 pages
-      auto const bytes = static_cast<std::size_t>(std::exp2(doublings) * page / 2) + 1;
-      clock::timeline& line = *lines[seed % 2 && random() % 8 == 0];
-      b = device.allocate(line, bytes, 0, at);
-      driver::touch const all{reinterpret_cast<driver::address>(b), bytes, false};
-      ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {&all, 1}, {[](void*) {}, nullptr, nullptr}).ok());
-      memory_statistics const n = device.statistics();
-      auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
-      most = std::max(most, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current));
-      std::size_t const first = most + static_cast<std::size_t>(static_cast<double>(most) * 0.027) + page;
-      if (reserved > before) covered = std::max({covered, covered_before, device.covered()});
-      ASSERT_LE(reserved, std::max(first, covered)) << "replay with WEIR_TEST_SEED=" << seed;
-    };
-    auto const maps_of = [&](int pairs) {
-      calls.forget();
-      for (int i = 0; i < pairs && !HasFatalFailure(); ++i) one();
-      return calls.of({driver::call::map});
-    };
-    (void)maps_of(tests::sanitized ? 3000 : 15000);
-    auto const later = maps_of(tests::sanitized ? 500 : 3000);
-    ASSERT_FALSE(HasFatalFailure());
-    moved_later += later;
-    EXPECT_EQ(device.validate(), std::vector<std::string>{});
-    EXPECT_TRUE(bench.control->findings().empty());
-    for (void* b : blocks) {
-      if (b) device.deallocate(b, nullptr, at);
-    }
-  }
-  std::cout << moved_later << " maps in the last 3000 pairs of " << wanted.count() << " programs\n";
-  if (wanted.count() >= 4 && !tests::sanitized) {
-    EXPECT_LT(moved_later, 150 * wanted.count()) << "three times that without large handles";
   }
 }
 
