@@ -17,23 +17,12 @@
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/staging.h"
+#include "tests/support/pattern.h"
 #include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/peer.h"
 
 namespace weir::test {
-
-using bytes_of_host = std::vector<std::byte>;
-
-inline bytes_of_host pattern(std::size_t n, std::uint64_t salt) {
-  bytes_of_host out(n);
-  std::uint64_t x = salt * 0x9e3779b97f4a7c15u + 1;
-  for (auto& b : out) {
-    x = x * 6364136223846793005u + 1442695040888963407u;
-    b = static_cast<std::byte>(x >> 56);
-  }
-  return out;
-}
 
 // A machine and its parts, as a thread of a program has them.
 struct machine {
