@@ -72,6 +72,20 @@ macro(weir_test_folder file result)
   endif()
 endmacro()
 
+# weir_is_of_part(K/N number result): whether that number leaves K when divided by N; an empty part is all.
+function(weir_is_of_part part number result)
+  set(${result} ON PARENT_SCOPE)
+  if(part MATCHES "^([0-9]+)/([1-9][0-9]*)$")
+    math(EXPR left "${number} % ${CMAKE_MATCH_2}")
+    if(NOT left EQUAL CMAKE_MATCH_1)
+      set(${result} OFF PARENT_SCOPE)
+    endif()
+  elseif(part)
+    message(FATAL_ERROR "WEIR_CHECKED_PART is '${part}': say which of how many parts, as 0/2")
+  endif()
+endfunction()
+set(WEIR_CHECKED_PART "" CACHE STRING "K/N: of every N programs that run once more with the checker the one whose number leaves K; all when empty")
+
 # weir_test_runs(name label): how ctest runs a program of tests.
 function(weir_test_runs name label)
   if(WEIR_SANITIZE)
@@ -82,7 +96,11 @@ function(weir_test_runs name label)
     gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
       PROPERTIES TIMEOUT 300 LABELS ${label})
     # Once more, all cases of a program at once, with the checker before the machine of every runtime. Some programs make none.
-    if(NOT label MATCHES "^(base|driver|conformance|fuzz)$")
+    get_property(number GLOBAL PROPERTY WEIR_CHECKED)
+    math(EXPR number "0${number} + 1")
+    set_property(GLOBAL PROPERTY WEIR_CHECKED ${number})
+    weir_is_of_part("${WEIR_CHECKED_PART}" ${number} wanted)
+    if(wanted AND NOT label MATCHES "^(base|driver|conformance|fuzz)$")
       add_test(NAME checked.${name} COMMAND ${name})
       set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked COST 20 ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")
     endif()
@@ -91,10 +109,12 @@ endfunction()
 
 file(GLOB_RECURSE tests CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/*_test.cpp tests/*_test.cu)
 list(FILTER tests EXCLUDE REGEX "^tests/consumer/")
-# With WEIR_UNITY five tests of these folders are one program: the headers they share are read once. Not those with a name of their own that stands in
+# With WEIR_UNITY five tests of these folders are one program, ten with a sanitizer: the headers they share are read once. Not those with a name of their own that stands in
 # another test of the folder, too, and without a sanitizer not those that tools/prove runs.
 set(weir_together base conformance driver memory peer streams tensor)
+set(weir_in_one 5)
 if(WEIR_SANITIZE)
+  set(weir_in_one 10)
   list(APPEND weir_together explore model)
 endif()
 set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_test model_memory_model_test peer_collective_test peer_route_test peer_share_kill_test peer_share_pool_test
@@ -140,7 +160,7 @@ endforeach()
 foreach(label IN LISTS weir_together)
   set(part 0)
   while(together_${label})
-    list(SUBLIST together_${label} 0 5 files)
+    list(SUBLIST together_${label} 0 ${weir_in_one} files)
     list(REMOVE_ITEM together_${label} ${files})
     list(GET files 0 file)
     weir_test_folder(${file} folder)
