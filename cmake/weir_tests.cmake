@@ -1,6 +1,7 @@
 # The tests: each tests/**/NAME_test.cpp (or .cu) is one program, named after its path, run case by case by ctest.
 find_package(GTest REQUIRED)
 include(GoogleTest)
+include(weir_part)
 
 file(GLOB support CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/support/*.cpp)
 if(support)
@@ -72,18 +73,6 @@ macro(weir_test_folder file result)
   endif()
 endmacro()
 
-# weir_is_of_part(K/N number result): whether that number leaves K when divided by N; an empty part is all.
-function(weir_is_of_part part number result)
-  set(${result} ON PARENT_SCOPE)
-  if(part MATCHES "^([0-9]+)/([1-9][0-9]*)$")
-    math(EXPR left "${number} % ${CMAKE_MATCH_2}")
-    if(NOT left EQUAL CMAKE_MATCH_1)
-      set(${result} OFF PARENT_SCOPE)
-    endif()
-  elseif(part)
-    message(FATAL_ERROR "WEIR_CHECKED_PART is '${part}': say which of how many parts, as 0/2")
-  endif()
-endfunction()
 set(WEIR_CHECKED_PART "" CACHE STRING "K/N: of every N programs that run once more with the checker the one whose number leaves K; all when empty")
 
 # weir_test_runs(name label): how ctest runs a program of tests.
@@ -99,7 +88,7 @@ function(weir_test_runs name label)
     get_property(number GLOBAL PROPERTY WEIR_CHECKED)
     math(EXPR number "0${number} + 1")
     set_property(GLOBAL PROPERTY WEIR_CHECKED ${number})
-    weir_is_of_part("${WEIR_CHECKED_PART}" ${number} wanted)
+    weir_is_of_part(WEIR_CHECKED_PART ${number} wanted)
     if(wanted AND NOT label MATCHES "^(base|driver|conformance|fuzz)$")
       add_test(NAME checked.${name} COMMAND ${name})
       set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked COST 20 ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")

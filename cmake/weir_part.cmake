@@ -1,0 +1,21 @@
+# weir_is_of_part(variable number result): whether that number is of the part that the variable names: K/N, all whose number leaves K when divided
+# by N. All are when it is empty.
+function(weir_is_of_part variable number result)
+  set(${result} ON PARENT_SCOPE)
+  if("${${variable}}" STREQUAL "")
+    return()
+  endif()
+  set(part 1)
+  set(parts 1)
+  if("${${variable}}" MATCHES "^([0-9]+)/([1-9][0-9]*)$")
+    set(part ${CMAKE_MATCH_1})
+    set(parts ${CMAKE_MATCH_2})
+  endif()
+  if(NOT part LESS parts)  # it would be none of them
+    message(FATAL_ERROR "${variable} is '${${variable}}': say which of how many parts, as 0/3")
+  endif()
+  math(EXPR left "${number} % ${parts}")
+  if(NOT left EQUAL part)
+    set(${result} OFF PARENT_SCOPE)
+  endif()
+endfunction()
