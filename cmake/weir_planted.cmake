@@ -10,7 +10,7 @@ set(by_the_byte OFF)  # with AddressSanitizer those alone that say `asan: yes`: 
 if(WEIR_SANITIZE MATCHES address)
   set(by_the_byte ON)
 endif()
-if(by_the_byte OR CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEIR_SANITIZE)
+if((by_the_byte AND WEIR_ASAN_ALL) OR (CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEIR_SANITIZE))  # OR and AND bind alike
   set(wanted ON)
 endif()
 option(WEIR_PLANTED "Build the planted defects" ${wanted})
