@@ -1,3 +1,4 @@
+// What overlapped with what, as rows of digits: one row a stage, one column a moment, the last digit of the batch that was there.
 #include <algorithm>
 #include <cstdio>
 

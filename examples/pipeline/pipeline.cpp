@@ -1,3 +1,4 @@
+// The pipeline itself: files at both ends, three streams between them, as many batches under way as there are slots, and a checksum of all words.
 #include "examples/pipeline/pipeline.h"
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// The bytes of one multiplicative generator: equal for equal salts on every machine.
 #include "tests/support/pattern.h"
 
 namespace weir::test {
