@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -59,26 +60,6 @@ struct of_driver {
   void give_after_use(void* p) const { give(p); }
 };
 
-// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of this get is what the
-// machine has for them: its clock when many cores work, and cores that others use, too.
-struct of_arithmetic {
-  mutable std::array<std::uint64_t, 4> chains{1, 2, 3, 4};
-  void* take(size_t) const {
-    auto [a, b, c, d] = chains;
-    for (int i = 0; i < 4; ++i) {
-      a = step(a), b = step(b), c = step(c), d = step(d);
-      asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
-    }
-    chains = {a, b, c, d};
-    return nullptr;
-  }
-  void give(void*) const {}
-  static std::uint64_t step(std::uint64_t x) {
-    x ^= x << 13, x ^= x >> 7;
-    return x ^ x << 17;
-  }
-};
-
 size_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");
   size_t all = 0, resident = 0;
@@ -86,19 +67,30 @@ size_t resident_bytes() {
   return resident * os::page_size();
 }
 
+double median_of(std::vector<double> some) {
+  auto const middle = some.begin() + static_cast<std::ptrdiff_t>(some.size() / 2);
+  std::nth_element(some.begin(), middle, some.end());
+  return *middle;
+}
+
 struct figures {
   std::vector<double> ns;
   std::optional<double> host_bytes_per_block, reserved_over_requested;
-  double median() const {
-    auto sorted = ns;
-    std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2), sorted.end());
-    return sorted[sorted.size() / 2];
+  std::vector<std::vector<double>> by_thread;
+  double median() const { return median_of(ns); }
+  std::string threads_ns() const {  // a list of JSON, or nothing
+    std::string list;
+    char text[32];
+    for (auto const& rounds : by_thread) std::snprintf(text, sizeof text, "%.2f", median_of(rounds)), list += (list.empty() ? "" : ", ") + std::string(text);
+    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]";
   }
 };
 
 struct pattern {
   std::string name;
-  int threads = 1;  // that work at once
+  int threads = 1;  // whose pairs are counted at once
+  int crew = 1;     // of threads, in all
+  patterns::threads_work how = patterns::threads_work::together;
 };
 
 struct contender {
@@ -110,10 +102,25 @@ constexpr int most_threads = 16;
 
 std::vector<pattern> all_patterns() {
   std::vector<pattern> all{{"pair512"}, {"pair64K"}, {"pair8M"}, {"churn16-4K"}, {"churn512-1M"}, {"churn64K-64M"}};
-  for (int t = 1; t <= most_threads; t *= 2) all.push_back({"threads" + std::to_string(t), t});
+  for (int t = 1; t <= most_threads; t *= 2) all.push_back({"threads" + std::to_string(t), t, t});
   all.push_back({"handoff"});
   all.push_back({"live516"});
   return all;
+}
+
+// Only when they are named: where the time of `threadsN` goes.
+std::vector<pattern> more_patterns() {
+  std::vector<pattern> all;
+  for (int t = 2; t <= most_threads; t *= 2) {
+    all.push_back({"beside" + std::to_string(t), 1, t, patterns::threads_work::beside_arithmetic});
+    all.push_back({"turns" + std::to_string(t), 1, t, patterns::threads_work::in_turn});
+  }
+  return all;
+}
+
+template <class Make>
+std::unique_ptr<measured> enter_threads(pattern const& p, Make make) {
+  return std::make_unique<patterns::threads<Make>>(make, os::processors_of_cores(), p.crew, p.how);
 }
 
 // make(t): the allocator as thread t sees it. reserved(): bytes held of the device, where one can know.
@@ -143,7 +150,7 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
     if constexpr (requires { a.alignment; }) a.alignment = static_cast<size_t>(live_alignment);
     return std::make_unique<patterns::crowd<allocator, std::function<void(bool)>>>(a, look);
   }
-  return std::make_unique<patterns::threads<Make>>(make, os::processors_of_cores(), p.threads);
+  return enter_threads(p, make);
 }
 
 std::vector<contender> contenders(std::vector<stream> const& streams) {
@@ -156,9 +163,8 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
   }});
   all.push_back({"malloc", [](pattern const& p, figures& f) { return enter(p, f, [](int) { return of_malloc{}; }, {}, 16); }});
   all.push_back({"arithmetic", [](pattern const& p, figures&) -> std::unique_ptr<measured> {
-    if (!p.name.starts_with("threads")) return nullptr;
-    auto const make = [](int) { return of_arithmetic{}; };
-    return std::make_unique<patterns::threads<decltype(make)>>(make, os::processors_of_cores(), p.threads);
+    bool const of_threads = p.crew > 1 || p.name == "threads1";
+    return of_threads ? enter_threads(p, [](int) { return patterns::arithmetic{}; }) : nullptr;
   }});
   if (get_device_properties(0).simulated) return all;
   void* const library = os::load_library("libcuda.so.1");
@@ -183,8 +189,8 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
   double const ns = f.median();
   double const pairs = p.threads * 1e3 / ns;
   if (json) {
-    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s}\n", p.name.c_str(), allocator.c_str(), ns,
-                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str());
+    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s%s}\n", p.name.c_str(), allocator.c_str(), ns,
+                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str(), f.threads_ns().c_str());
   } else {
     std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, "%.2f", "").c_str(),
                 number_or(f.reserved_over_requested, "%.4f", "").c_str());
@@ -214,12 +220,16 @@ void measure(pattern const& p, std::vector<contender> const& all, int rounds, bo
   for (entry const& e : entries) {
     if (e.who->name == "malloc") malloc_ns = e.got->median();
   }
+  for (entry& e : entries) {
+    if (e.run) e.got->by_thread = std::move(e.run->by_thread);
+  }
   for (entry const& e : entries) print(p, e.who->name, *e.got, malloc_ns, json);
 }
 
 std::vector<pattern> chosen(std::vector<std::string> const& names) {
-  auto const all = all_patterns();
+  auto all = all_patterns();
   if (names.empty()) return all;
+  std::ranges::copy(more_patterns(), std::back_inserter(all));
   std::vector<pattern> some;
   for (std::string const& name : names) {
     auto const found = std::find_if(all.begin(), all.end(), [&](pattern const& p) { return p.name == name; });

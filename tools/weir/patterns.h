@@ -20,6 +20,7 @@ class measured {
  public:
   virtual ~measured() = default;
   virtual double round() = 0;
+  std::vector<std::vector<double>> by_thread;  // nanoseconds of a pair, by round; of patterns of several threads
 };
 
 inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
@@ -94,43 +95,85 @@ class churn final : public measured {
   std::size_t next_ = 0, n_ = 0;
 };
 
-// Pairs of 512 B by several threads at once, each with an allocator view of its own and, where there are enough, a core of its own:
-// what two processors of one core take from each other is no allocator's. A round ends with the first that is done, and its figure
-// is what a pair took a thread on the average, by what all of them did.
+// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of this get is what the
+// machine has for them: its clock when many cores work, and cores that others use, too.
+struct arithmetic {
+  std::array<std::uint64_t, 4> chains{1, 2, 3, 4};
+  void* take(std::size_t) {
+    auto [a, b, c, d] = chains;
+    for (int i = 0; i < 4; ++i) {
+      a = step(a), b = step(b), c = step(c), d = step(d);
+      asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
+    }
+    chains = {a, b, c, d};
+    return nullptr;
+  }
+  void give(void*) const {}
+  static std::uint64_t step(std::uint64_t x) {
+    x ^= x << 13, x ^= x >> 7;
+    return x ^ x << 17;
+  }
+};
+
+// What else works while a thread's pairs are counted: all other threads at the same, all others at arithmetic (and only the first
+// one counts), or nobody: they take turns. Together / beside is what threads of one allocator cost each other, beside / turns what
+// the machine's other cores cost each, turns / one thread what cores and the places of their memory differ by.
+enum class threads_work { together, beside_arithmetic, in_turn };
+
+// Pairs of 512 B by several threads, each with an allocator view of its own and, where there are enough, a core of its own: what two
+// processors of one core take from each other is no allocator's. A round ends with the first that is done, and its figure is what a
+// pair took a thread on the average, by what all of them did.
 template <class Make>
 class threads final : public measured {
  public:
-  threads(Make make, std::vector<int> const& cores, int count) : make_(make), cores_(cores), count_(static_cast<std::size_t>(count)) {
+  threads(Make make, std::vector<int> const& cores, int count, threads_work how) : make_(make), cores_(cores), count_(static_cast<std::size_t>(count)), how_(how) {
     auto one = make_(0);
     n_ = pairs_for(round_ns, [&](std::size_t n) { run(one, n); });
   }
   double round() override {
-    base::atomic<std::size_t> ready{0};
-    base::atomic<bool> go{false}, over{false};
+    std::size_t const counted = how_ == threads_work::beside_arithmetic ? 1 : count_;
     std::vector<double> pairs_per_ns(count_);
-    std::vector<base::thread> all;
-    for (std::size_t t = 0; t < count_; ++t) {
-      all.emplace_back([&, t] {
-        if (cores_.size() >= count_) (void)os::run_this_thread_on({cores_[t]});
-        auto mine = make_(static_cast<int>(t));
-        run(mine, 1000);
-        ready.fetch_add(1);
-        while (!go.load(base::memory_order_acquire)) base::yield_thread();
-        std::size_t done = 0;
-        std::int64_t const from = base::now_ns();
-        for (; done < n_ && !over.load(base::memory_order_relaxed); done += at_a_time) run(mine, at_a_time);
-        over.store(true, base::memory_order_relaxed);
-        pairs_per_ns[t] = static_cast<double>(done) / static_cast<double>(base::now_ns() - from);
-      });
+    if (how_ == threads_work::in_turn) {
+      for (std::size_t t = 0; t < count_; ++t) {
+        signs alone;
+        alone.go.store(true);
+        base::thread([&] { pairs_per_ns[t] = work(t, n_ / count_, make_(static_cast<int>(t)), alone); }).join();
+      }
+    } else {
+      signs seen;
+      std::vector<base::thread> all;
+      for (std::size_t t = 0; t < count_; ++t) {
+        all.emplace_back([&, t] { pairs_per_ns[t] = t < counted ? work(t, n_, make_(static_cast<int>(t)), seen) : work(t, most, arithmetic{}, seen); });
+      }
+      while (seen.ready.load() < count_) base::yield_thread();
+      seen.go.store(true);
+      for (auto& t : all) t.join();
     }
-    while (ready.load() < count_) base::yield_thread();
-    go.store(true);
-    for (auto& t : all) t.join();
-    return static_cast<double>(count_) / std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
+    pairs_per_ns.resize(counted);
+    by_thread.resize(counted);
+    for (std::size_t t = 0; t < counted; ++t) by_thread[t].push_back(1 / pairs_per_ns[t]);
+    return static_cast<double>(counted) / std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
   }
 
  private:
-  static constexpr std::size_t at_a_time = 256;
+  static constexpr std::size_t at_a_time = 256, most = ~std::size_t{0} / 2;
+  struct signs {
+    base::atomic<std::size_t> ready{0};
+    base::atomic<bool> go{false}, over{false};
+  };
+  // Returns: pairs a nanosecond, of `n` or of those before another thread was done.
+  template <class Allocator>
+  double work(std::size_t t, std::size_t n, Allocator mine, signs& seen) const {
+    if (cores_.size() >= count_) (void)os::run_this_thread_on({cores_[t]});
+    run(mine, 1000);
+    seen.ready.fetch_add(1);
+    while (!seen.go.load(base::memory_order_acquire)) base::yield_thread();
+    std::size_t done = 0;
+    std::int64_t const from = base::now_ns();
+    for (; done < n && !seen.over.load(base::memory_order_relaxed); done += at_a_time) run(mine, at_a_time);
+    seen.over.store(true, base::memory_order_relaxed);
+    return static_cast<double>(done) / static_cast<double>(base::now_ns() - from);
+  }
   template <class Allocator>
   static void run(Allocator& a, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) a.give(a.take(512));
@@ -138,6 +181,7 @@ class threads final : public measured {
   Make make_;
   std::vector<int> const cores_;
   std::size_t const count_;
+  threads_work const how_;
   std::size_t n_;
 };
 
