@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/memory/allocator.h"
+
 namespace weir::streams {
 
 stream_pool::stream_pool(runtime::impl& r)
@@ -63,6 +65,8 @@ clock::timeline& stream_pool::lease(int device, priority p, here at) {
 
 void stream_pool::give_back(clock::timeline& line) noexcept {
   line.set_carries_collectives(false);
+  auto* const memory = runtime_.part_if_made<memory::device_memory>();
+  if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);  // before anybody leases it again
   auto leases = leases_.lock();
   auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
   if (it == leases->end()) return;

@@ -32,7 +32,8 @@ T* peer_data(buffer const& b, device reader, here at = here::current()) {
 // All memory that allocations of this stream, or of all streams of a device, those to come as well, draw on is open to these devices
 // from now on: what is held now, and each further handle before a block of it is handed out. No copy has to be worth it first, and
 // kernels read in place at once. Such memory is not moved, and streams that it is open for take over no memory that is not. It stays so
-// until the stream's memory passes to another stream; blocks handed out before from what other streams had left idle stay as they are.
+// until the stream ends: who leases it next begins with the device's readers. What was open then stays open; blocks handed out before from what other
+// streams had left idle stay as they are.
 // A reader that is lost later is left out. Blocks: some 0.15 ms for each handle, 50 us more for each reader after the first
 // Throws: not_supported, naming the pair (no link, one that gives wrong bytes, a ninth peer; memory in segments), invalid_use, out_of_memory, device_lost, driver_error; nothing is open from now on then that was not
 void open_memory(stream_ref, std::vector<device> const& readers, here = here::current());

@@ -61,6 +61,7 @@ class allocator {
   // All memory of that stream, null: of every stream, now and to come, is open to these devices, a bit each: each handle from when it
   // is mapped. Idempotent. Of what is refused nothing holds from then on but what did, and handles that were opened on the way.
   virtual driver::status open_to(clock::timeline* home, std::uint64_t readers) = 0;
+  virtual void forget_own_readers(clock::timeline& home) noexcept = 0;  // open_to() of that stream alone is over; what is open stays open. No driver call
   virtual std::uint64_t readers(clock::timeline& home) = 0;  // whom that stream's memory is open to, but its own device
 
   virtual std::size_t empty_cache() = 0;                // bytes given back to the driver; what is complete or can be waited for

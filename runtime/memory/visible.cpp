@@ -29,6 +29,12 @@ void device_allocator::forget_readers(std::uint64_t devices) {
   readers_ &= ~devices;
 }
 
+void device_allocator::forget_own_readers(clock::timeline& home) noexcept {
+  base::lock_guard const hold(making_);
+  auto const found = by_stream_.find(home.id());
+  if (found != by_stream_.end()) found->second->readers.store(found->second->readers.load() & readers_);
+}
+
 driver::status device_allocator::open_handles(stream_memory& m, std::uint64_t readers) {
   std::vector<handle> closed;
   {

@@ -127,6 +127,37 @@ TEST(visible, a_stream_that_peers_read_takes_over_no_memory_that_is_closed_to_th
   expect_whole(m);
 }
 
+TEST(visible, who_leases_a_stream_again_begins_with_the_devices_readers) {
+  test::machine m(three());
+  open_memory(device(0), {device(2)});
+  auto const take = [](stream_ref s, size_t n) {
+    stream_guard const on(s);
+    return buffer(n, {.on = device(0)});
+  };
+  buffer kept, left;
+  std::uint64_t before = 0;
+  {
+    stream const s{device(0)};
+    before = s.id();
+    open_memory(s, {device(1)});
+    EXPECT_EQ(memory_readers(s), (std::vector<device>{device(1), device(2)}));
+    kept = take(s, 3_MiB);
+    left = take(s, 3_MiB);
+  }
+  expect_open(m, kept.data(), kept.size(), {1, 2});  // a block that lives longer than its stream
+  left.reset();
+  stream const again{device(0)};
+  ASSERT_EQ(again.id(), before) << "this test is about the same stream";
+  EXPECT_EQ(memory_readers(again), std::vector<device>{device(2)});
+  buffer const reused = take(again, 3_MiB), fresh = take(again, 9_MiB);
+  EXPECT_FALSE(m.memory(0).granted(fresh.data(), 1)) << "nobody has asked for that since";
+  expect_open(m, fresh.data(), fresh.size(), {2});
+  expect_open(m, reused.data(), reused.size(), {2});
+  open_memory(again, {device(1)});
+  expect_open(m, fresh.data(), fresh.size(), {1, 2});
+  expect_whole(m);
+}
+
 TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
   test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.device_limit = 24_MiB});
   stream const open{device(0)}, closed{device(0)};
@@ -322,6 +353,7 @@ TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open)
       std::vector<int> readers;  // by the time it was taken, or opened
     };
     std::vector<member> members;
+    std::vector<std::vector<int>> of_devices(3);
     for (int i = 0; i < 5; ++i) members.push_back({stream(device(i % 3))});
     std::vector<block> blocks;
     for (int i = 0; i < 40 && !::testing::Test::HasFailure(); ++i) {
@@ -336,6 +368,7 @@ TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open)
       } else if (kind == 1 && below(3) == 0) {
         int const reader = (its.s.device().index() + 1) % 3;
         if (!opens([&] { open_memory(its.s.device(), {device(reader)}); })) continue;
+        of_devices[static_cast<size_t>(its.s.device().index())].push_back(reader);
         for (member& one : members) {
           if (one.s.device() == its.s.device()) one.readers.push_back(reader);
         }
@@ -344,6 +377,10 @@ TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open)
         }
       } else if (kind == 2) {
         empty_cache(its.s.device());
+      } else if (kind == 3 && below(3) == 0) {  // another one is leased, or one that ended before
+        its.s = stream(its.s.device());
+        its.readers = of_devices[static_cast<size_t>(its.s.device().index())];
+        set_stream(its.s);
       } else if (kind < 6 && !blocks.empty()) {
         blocks.erase(blocks.begin() + below(static_cast<int>(blocks.size())));
       } else {
