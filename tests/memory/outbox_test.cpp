@@ -1,37 +1,19 @@
 // Slots given back as used on another stream: they are pending wherever they are, and nothing that a thread gathers is out of reach.
 // Threads: as each test says.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
-#include "runtime/parts.h"
 #include "streams/context.h"
+#include "tests/memory/small_device.h"
 #include "weir/launch.h"
-#include "weir/memory.h"
-#include "weir/observe.h"
-#include "weir/runtime.h"
 
 namespace weir {
 namespace {
 
-struct outboxes : ::testing::Test {
-  runtime own{simulated{.devices = 1, .memory = 16_MiB}};
-  runtime_guard in{own};
+struct outboxes : tests::small_device {
   stream home, user;
   void SetUp() override {
     if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
   }
-  memory::allocator& device() { return own.get().part<memory::device_memory>().on(0); }
-  void sound() { EXPECT_EQ(device().validate(), std::vector<std::string>{}); }
-  std::vector<void*> some(std::size_t bytes, std::size_t n) {
-    std::vector<void*> all;
-    for (std::size_t i = 0; i < n; ++i) all.push_back(allocate(home.ref(), bytes));
-    return all;
-  }
+  std::vector<void*> some(std::size_t bytes, std::size_t n) { return small_device::some(home.ref(), bytes, n); }
   // By the way without the lock; by that with it where that is what is needed. Returns: how many went by the first.
   std::size_t give_back(std::vector<void*> const& all) {
     std::size_t quick = 0;
@@ -136,32 +118,8 @@ TEST_F(outboxes, go_home_with_their_thread) {
 }
 
 TEST_F(outboxes, of_a_thread_that_is_parked_serve_others_when_memory_is_short) {
-  base::mutex lock;
-  base::condition changed;
-  bool given = false, go = false;
   auto const all = some(4096, 200);
-  std::thread parked([&] {
-    runtime_guard const here_too(own);
-    give_back(all);
-    base::unique_lock hold(lock);
-    given = true;
-    changed.notify_all();
-    changed.wait(hold, [&] { return go; });
-  });
-  {
-    base::unique_lock hold(lock);
-    changed.wait(hold, [&] { return given; });
-  }
-  void* const whole = allocate(home.ref(), 16_MiB);  // every page of the device
-  EXPECT_NE(whole, nullptr);
-  sound();
-  deallocate(whole);
-  {
-    base::unique_lock hold(lock);
-    go = true;
-    changed.notify_all();
-  }
-  parked.join();
+  a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] { EXPECT_GT(give_back(all), 100u); }, home.ref());
 }
 
 // A miss looks there before the memory grows: what is complete by then serves again.

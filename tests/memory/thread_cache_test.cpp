@@ -1,30 +1,17 @@
 // Small blocks kept by threads: the short way and the long one count alike, and nothing a thread keeps is out of reach.
 // Threads: as each test says.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
-#include "runtime/parts.h"
 #include "streams/context.h"
-#include "weir/memory.h"
-#include "weir/observe.h"
-#include "weir/runtime.h"
+#include "tests/memory/small_device.h"
 
 namespace weir {
 namespace {
 
-struct thread_caches : ::testing::Test {
-  runtime own{simulated{.devices = 1, .memory = 16_MiB}};
-  runtime_guard in{own};
+struct thread_caches : tests::small_device {
   stream s;
-  memory::allocator& device() { return own.get().part<memory::device_memory>().on(0); }
-  void sound() { EXPECT_EQ(device().validate(), std::vector<std::string>{}); }
   void fill(std::vector<void*>& all, std::size_t bytes, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) all.push_back(allocate(s.ref(), bytes));
   }
@@ -128,33 +115,9 @@ TEST_F(large_blocks, another_thread_takes_the_lock_from_its_owner_and_becomes_it
 }
 
 TEST_F(thread_caches, what_a_thread_that_is_parked_keeps_serves_others_when_memory_is_short) {
-  base::mutex lock;
-  base::condition changed;
-  bool kept = false, go = false;
-  std::thread parked([&] {
-    runtime_guard const here_too(own);
-    std::vector<void*> all;
-    for (int i = 0; i < 200; ++i) all.push_back(allocate(s.ref(), 4096));
-    for (void* p : all) deallocate(p);
-    base::unique_lock hold(lock);
-    kept = true;
-    changed.notify_all();
-    changed.wait(hold, [&] { return go; });
-  });
-  {
-    base::unique_lock hold(lock);
-    changed.wait(hold, [&] { return kept; });
-  }
-  void* const whole = allocate(s.ref(), 16_MiB);  // every page of the device
-  EXPECT_NE(whole, nullptr);
-  sound();
-  deallocate(whole);
-  {
-    base::unique_lock hold(lock);
-    go = true;
-    changed.notify_all();
-  }
-  parked.join();
+  a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] {
+    for (void* p : some(s.ref(), 4096, 200)) deallocate(p);
+  }, s.ref());
 }
 
 TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
