@@ -98,6 +98,7 @@ relay::member_ptr relay::body_of(member& me) noexcept {
     if (!in.first_error_) in.first_error_ = std::current_exception();
   }
   me.body.reset();
+  me.ends = true;
   detail::end_thread_values();
   me.is = state::ended;
   in.not_ready(me);
@@ -124,7 +125,7 @@ std::string relay::join() {
 void relay::join(member& me, member& other) {
   point();
   while (other.is != state::ended) {
-    if (me.number != 0) throw_if_over();  // the first thread is where all comes to its end
+    if (me.number != 0) throw_if_over(me);  // the first thread is where all comes to its end
     me.is = state::thread;
     me.what = &other;
     block(me);
@@ -203,14 +204,20 @@ bool relay::give_back(member& me, mutex& m) noexcept {
 
 void relay::lock(member& me, mutex& m) {
   if (!m.quiet_) point();
+  if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // it takes and gives locks for ever
+  me.gave_up = false;
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
       lock_from_outside(m);
       break;
     }
-    throw_if_over();
+    if (me.gave_up) {
+      throw_if_over(me);
+      return me.not_retaken.push_back(&m);
+    }
     me.is = state::lock;
     me.what = &m;
+    me.firm = me.ends || std::uncaught_exceptions() > 0;
     block(me);
   }
   take(me, m);
@@ -252,7 +259,7 @@ void relay::retake(member& me, mutex& m) {
 }
 
 bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit_ns) {
-  throw_if_over();
+  throw_if_over(me);
   mutex& m = *lock.mutex();
   me.is = state::condition;
   me.what = &c;
@@ -265,7 +272,7 @@ bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit
   block(me);
   bool const in_time = !me.limit_passed;
   retake(me, m);
-  throw_if_over();
+  throw_if_over(me);
   return in_time;
 }
 
@@ -348,7 +355,10 @@ bool relay::jump_to_next_limit() noexcept {
 // Who waits in the machine is told, and goes on with an error; when nobody does, all unwind.
 void relay::nothing_moves() {
   std::string const text = circle();
-  if (over_) end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
+  if (over_) {
+    if (!wake_at_locks(false) && !wake_at_locks(true)) end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
+    return;
+  }
   choices_.stuck(text);
   for (auto const& t : threads_) {
     if (t->is != state::others) continue;
@@ -360,16 +370,27 @@ void relay::nothing_moves() {
   give_up();
 }
 
+bool relay::wake_at_locks(bool firm) noexcept {
+  for (auto const& t : threads_) {
+    if (t->is != state::lock || t->firm != firm) continue;
+    t->gave_up = true;
+    make_ready(*t);
+    return true;
+  }
+  return false;
+}
+
 void relay::give_up() noexcept {
   over_ = true;
+  over_at_ = points_;
   if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");  // its code may know nothing of what it is thrown
   for (auto const& t : threads_) {
     if (t->is != state::ready && t->is != state::ended) make_ready(*t);
   }
 }
 
-void relay::throw_if_over() const {
-  if (over_ && std::uncaught_exceptions() == 0) throw abandoned{};
+void relay::throw_if_over(member const& me) const {
+  if (over_ && !me.ends && std::uncaught_exceptions() == 0) throw abandoned{};
 }
 
 std::string relay::name_of(void const* what) const {

@@ -5,6 +5,10 @@
 // Invariant: exactly one thread of an active relay is not waiting for its `go`. A thread is in ready_ if and only if nothing
 // keeps it from going on. While a relay is active no lock of sync.h blocks its threads in the system: who cannot have it is not
 // ready until it is given back.
+//
+// A run that is over is unwound: who waits for a condition, a time or a thread's end is thrown `abandoned`, and who unwinds gives its
+// locks back to those that wait for them. Only where none comes back so is it thrown to who stands at one: locks are taken in functions
+// that must not throw, too. Nothing is thrown at a thread that unwinds or ends.
 #pragma once
 #include <exception>
 #include <functional>
@@ -72,6 +76,7 @@ class relay {
   bool wait_for_others(condition& c, unique_lock&, std::function<std::string()> const& why);
 
   static constexpr std::uint64_t endless = 5'000'000;   // switch points: a run that has more is over
+  static constexpr std::uint64_t patience = 1'000'000;  // switch points after which a run that is over throws at free locks, too
 
  private:
   friend struct detail::relay_thread;
@@ -108,7 +113,8 @@ class relay {
   bool jump_to_next_limit() noexcept;
   void nothing_moves();
   void give_up() noexcept;                              // all that wait are made ready, to unwind
-  void throw_if_over() const;
+  bool wake_at_locks(bool firm) noexcept;               // for good, one of those: a lock that never comes. false: there is none
+  void throw_if_over(member const&) const;
   void hand_to(int) noexcept;                           // and returns when the baton is back
   std::string circle() const;
   std::string state_of(member const&) const;
@@ -126,6 +132,7 @@ class relay {
   std::vector<held> held_;
   mutable std::vector<void const*> named_;              // locks and conditions, in the order they were first spoken of
   std::uint64_t points_ = 0;
+  std::uint64_t over_at_ = 0;                           // points passed when it was over
   std::size_t alive_ = 0;                               // threads that have not ended
   std::size_t limits_ = 0;                              // threads that wait with a limit
   bool over_ = false, choosing_ = false;

@@ -37,6 +37,8 @@ struct relay_thread {
   std::function<std::string()> const* why = nullptr;  // it waits in a call of the machine
   std::int64_t until_ns = never;
   bool limit_passed = false, gave_up = false;
+  bool ends = false;   // its values are being destroyed: nothing may be thrown at it
+  bool firm = false;   // at a lock: nothing may be thrown at it there
   int quiet = 0;       // quiet locks it holds
   std::vector<mutex const*> not_retaken{};  // after a wait, when all unwind
   baton_flag own_go{};

@@ -5,16 +5,18 @@
 #include <optional>
 #include <set>
 
-#include "runtime/driver/sim/machine.h"
 #include "runtime/base/sync_relay.h"
+#include "runtime/driver/sim/machine.h"
 #include "tests/support/memory_bench.h"
+#include "tests/support/seeds.h"
 
 namespace weir {
 namespace {
 
 using base::relay;
 
-std::uint64_t end_of_seeds(std::uint64_t many) { return 1 + tests::number_from_environment("WEIR_TEST_SEEDS", many); }
+tests::seeds orders(std::uint64_t n) { return {"relay", n}; }
+bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say in how many something is found
 
 // A seeded machine with one device and the relay of its host threads.
 struct rig {
@@ -36,6 +38,7 @@ struct rig {
 };
 
 TEST(relay, the_same_seed_gives_the_same_order_and_others_give_others) {
+  auto const wanted = orders(200);
   auto const order = [](std::uint64_t seed) {
     rig r(seed);
     std::string text;
@@ -51,19 +54,22 @@ TEST(relay, the_same_seed_gives_the_same_order_and_others_give_others) {
     r.run({body('a'), body('b'), body('c')});
     return std::pair(text, r.made.control->trace_hash());
   };
-  std::set<std::string> orders;
-  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+  std::set<std::string> seen;
+  for (auto const seed : wanted) {
     auto const once = order(seed);
     ASSERT_EQ(once, order(seed)) << "seed " << seed;
     ASSERT_EQ(once.first.size(), 12u);
-    orders.insert(once.first);
+    seen.insert(once.first);
   }
-  EXPECT_GT(orders.size(), end_of_seeds(200) / 10);
+  if (many(wanted)) {
+    EXPECT_GT(seen.size(), wanted.count() / 10);
+  }
 }
 
 TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
-  int lost = 0;
-  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+  auto const wanted = orders(200);
+  std::uint64_t lost = 0;
+  for (auto const seed : wanted) {
     rig r(seed);
     int locked = 0, unlocked = 0;
     base::mutex m, other;
@@ -84,7 +90,9 @@ TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
     ASSERT_EQ(locked, 9) << "seed " << seed;
     lost += unlocked != 9;
   }
-  EXPECT_GT(lost, static_cast<int>(end_of_seeds(200) / 10));
+  if (many(wanted)) {
+    EXPECT_GT(lost, wanted.count() / 10);
+  }
 }
 
 int initialised = 0;
@@ -121,7 +129,7 @@ TEST(relay, threads_that_come_to_a_static_while_another_makes_it_wait_for_it) {
 }
 
 TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
-  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+  for (auto const seed : orders(200)) {
     rig r(seed);
     base::mutex m;
     base::condition c;
@@ -156,8 +164,9 @@ TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
 }
 
 TEST(relay, a_circle_of_locks_is_named_and_unwound) {
-  int stuck = 0;
-  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+  auto const wanted = orders(200);
+  std::uint64_t stuck = 0;
+  for (auto const seed : wanted) {
     rig r(seed);
     base::mutex m, n;
     int ended = 0;
@@ -183,11 +192,70 @@ TEST(relay, a_circle_of_locks_is_named_and_unwound) {
     EXPECT_EQ(text, "stuck: " + r.why_over);
     EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which thread 1 (a) holds"), std::string::npos) << text;
   }
-  EXPECT_GT(stuck, static_cast<int>(end_of_seeds(200) / 50));
+  if (many(wanted)) {
+    EXPECT_GT(stuck, wanted.count() / 50);
+  }
+}
+
+// A value of a thread whose end takes a lock, as the end of a thread's caches does.
+base::mutex taken_at_the_end, taken_behind_it;
+struct ends_with_locks {
+  ~ends_with_locks() {
+    base::lock_guard one(taken_at_the_end);
+    base::lock_guard two(taken_behind_it);
+  }
+};
+base::per_thread<ends_with_locks>& ending() {
+  static base::per_thread<ends_with_locks> slot;
+  return slot;
+}
+
+TEST(relay, a_run_past_its_points_is_over_although_a_thread_ends_and_cannot_have_a_lock) {
+  rig r(1);
+  r.run({[] { (void)ending().get(); },
+         [&] {
+           base::lock_guard hold(taken_at_the_end);
+           while (!r.threads.over()) base::switch_point();
+           base::yield_thread();  // the other one goes on, and the lock is not there yet
+         }});
+  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
+}
+
+TEST(relay, a_circle_with_a_thread_that_ends_is_unwound_by_the_other_one) {
+  auto const wanted = orders(200);
+  std::uint64_t stuck = 0;
+  for (auto const seed : wanted) {
+    rig r(seed);
+    bool unwound = true;
+    r.run({[] { (void)ending().get(); },
+           [&] {
+             base::lock_guard two(taken_behind_it);
+             base::lock_guard one(taken_at_the_end);
+             unwound = false;
+           }});
+    ASSERT_EQ(unwound, !r.why_over.empty()) << "seed " << seed << ": " << r.why_over;
+    stuck += unwound;
+  }
+  if (many(wanted)) {
+    EXPECT_GT(stuck, wanted.count() / 50);
+  }
+}
+
+TEST(relay, a_thread_that_takes_and_gives_a_lock_for_ever_is_unwound) {
+  rig r(1);
+  base::mutex m;
+  bool never = false;
+  r.run({[&] {
+    for (bool seen = false; !seen;) {
+      base::lock_guard hold(m);
+      seen = never;
+    }
+  }});
+  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
 TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives) {
-  for (std::uint64_t seed = 1; seed < end_of_seeds(100); ++seed) {
+  for (auto const seed : orders(100)) {
     rig r(seed);
     bool inner_is_in = false;
     std::uint64_t id = 0, inner_id = 0;
@@ -210,7 +278,7 @@ TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives)
 }
 
 TEST(relay, a_stream_that_waits_for_another_hosts_gate_moves_when_that_is_opened) {
-  for (std::uint64_t seed = 1; seed < end_of_seeds(200); ++seed) {
+  for (auto const seed : orders(200)) {
     rig r(seed);
     auto& d = r.machine();
     auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
