@@ -11,23 +11,26 @@
 namespace weir {
 namespace {
 
+// How often says something of many runs only: one that is replayed may meet none. Under a checker every call takes the lock.
+bool meets_the_quick_ways(std::uint64_t runs_made) { return runs_made >= 50 && base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES"); }
+
 TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut_emptied_and_left_behind) {
   std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;  // with a point at each atomic a run takes longer, and says more
-  tests::explore_program("caches", runs);
+  auto const made = tests::explore_program("caches", runs);
   using tests::cache_program;
   std::printf("calls without the lock %llu, with it %llu; frees that name a stream, without it %llu\n", static_cast<unsigned long long>(cache_program::quick), static_cast<unsigned long long>(cache_program::slow),
               static_cast<unsigned long long>(cache_program::gathered));
-  if (base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES")) {  // under a checker every call takes the lock
+  if (meets_the_quick_ways(made)) {
     EXPECT_GT(cache_program::quick, cache_program::slow / 4);
-    EXPECT_GT(cache_program::gathered, runs);
+    EXPECT_GT(cache_program::gathered, made);
   }
 }
 
 TEST(explore_caches, what_goes_home_together_is_nobodys_before_the_last_to_use_it_is_done) {
-  tests::explore_program("handed_over", tests::points_at_atomics ? 100 : 300);
+  auto const made = tests::explore_program("handed_over", tests::points_at_atomics ? 100 : 300);
   using program = tests::handed_over_among_threads;
   std::printf("frees without the lock %llu, with it %llu\n", static_cast<unsigned long long>(program::gathered), static_cast<unsigned long long>(program::alone));
-  if (base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES")) {
+  if (meets_the_quick_ways(made)) {
     EXPECT_GT(program::gathered, program::alone / 8);
   }
 }
