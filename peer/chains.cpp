@@ -70,6 +70,7 @@ struct chains::state {
     auto const is = ways.known(from, to);
     if (is == links::trust::refused) return gpu(from) + " does not reach memory of " + gpu(to);
     if (is == links::trust::wrong) return "the link from " + gpu(from) + " to " + gpu(to) + " changed bytes when it was tried";
+    if (!ways.may_be_opened(to)) return "memory of " + gpu(to) + " comes in segments, which are not opened";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
     if (!block) return "rank " + std::to_string(h.to) + " gave memory that is not weir's";

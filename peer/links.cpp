@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -86,6 +87,7 @@ struct links::state {
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
     std::vector<std::uint64_t> connected{};                     // by device: the peers that memory was opened with, a bit each
     std::vector<bool> met{};                                    // pairs: all memory of `to` is open to `from`, or never will be
+    std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
   };
   struct look {  // at a stream that was not done with its collectives
     clock::stamp at;       // what it had been given
@@ -103,6 +105,7 @@ struct links::state {
     p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
     p->connected.resize(static_cast<std::size_t>(devices));
     p->met.resize(p->pairs.size());
+    p->maps.resize(p->connected.size());
   }
 
   weir::runtime::impl& owner;
@@ -250,7 +253,7 @@ links::trust links::known(int from, int to) {
 links::trust links::prove(int from, int to, here at) {
   if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
   auto is = known(from, to);
-  if (is != trust::claimed) return is;
+  if (is != trust::claimed || !may_be_opened(to)) return is;
   auto& my = *state_;
   base::lock_guard const alone(my.trying);
   is = known(from, to);
@@ -267,8 +270,11 @@ bool links::wants_to_meet(int from, int to) {
 void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
 memory::allocator& links::memory_of(int device) { return state_->memory.on(device); }
 bool links::may_be_opened(int device) {
+  auto const at = static_cast<std::size_t>(device);
+  if (auto const said = state_->in.lock()->maps[at]) return *said;
   auto const info = state_->owner.machine().info(device);
-  return info.ok() && info.value.maps;
+  if (info.ok()) state_->in.lock()->maps[at] = info.value.maps;
+  return !info.ok() || info.value.maps;  // else whoever opens it finds out
 }
 
 bool links::may_try() { return !state_->collectives_under_way(); }
@@ -278,7 +284,8 @@ void links::must_reach(int from, int to, std::string_view operation, here at) {
   if (is == trust::proven) return;
   std::string const why = is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
                           : is == trust::refused ? "These devices do not reach each other: copy instead"
-                                                 : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
+                          : !may_be_opened(to)    ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
+                                                  : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
   throw not_supported(std::string(operation), pair_text(from, to), why, at);
 }
 
@@ -334,15 +341,15 @@ std::vector<link> links() {
         table.push_back({device(from), device(to), link::kind::self, 0, true, true, true});
         continue;
       }
-      bool verified = false;
+      auto is = peer::links::trust::claimed;
       try {
-        verified = all.prove(from, to, here::current()) == peer::links::trust::proven;
+        is = all.prove(from, to, here::current());
       } catch (out_of_memory const&) {}  // not now
       auto told = all.told(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
       if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
       auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
-      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, verified});
+      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, is == peer::links::trust::proven, is == peer::links::trust::wrong});
     }
   }
   return table;

@@ -29,7 +29,10 @@ class links {  // a part of the runtime
 
   driver::result<driver::peer_info> told(int from, int to);  // the driver's word, asked once; when it would not say, again
   trust known(int from, int to);                       // no device work. Refused, too, when the driver would not say
-  trust prove(int from, int to, here);                 // Blocks: the first time. What cannot be tried now, or for want of connections, stays claimed. Throws: out_of_memory, device_lost, driver_error
+  // Blocks: the first time. What cannot be tried now, or never, for want of connections or because no memory of `to` could be opened, stays claimed.
+  // Throws: out_of_memory, device_lost, driver_error
+  trust prove(int from, int to, here);
+  bool may_be_opened(int device);                      // its memory is mapped; segments never are open. The driver is asked once
   // A trial, and the making of streams, may wait for work of all devices. Not while collectives are under way: it could be a rank
   // of this very thread that they wait for. No driver call unless there are some
   bool may_try();
@@ -40,7 +43,7 @@ class links {  // a part of the runtime
   bool meet(int a, int b, here) noexcept;
   // All memory that allocations of that stream of `to`, null: of all its streams, draw on is open to these devices. Throws: as open_memory
   void open_memory(int to, clock::timeline* home, std::span<int const> readers, here);
-  // Throws: not_supported (no link, one that gives wrong bytes, no connection left), naming the pair; as prove()
+  // Throws: not_supported (no link, one that gives wrong bytes, no connection left, memory in segments), naming the pair; as prove()
   void must_reach(int from, int to, std::string_view operation, here);
   // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the block is granted
   // to `from`, if the link is proven. Refusals are no errors here: copies work without.
@@ -50,7 +53,6 @@ class links {  // a part of the runtime
   bool wants_to_meet(int from, int to);  // options::peer_visible, and they have not yet
   void have_met(int from, int to);
   memory::allocator& memory_of(int device);
-  bool may_be_opened(int device);        // its memory is mapped; segments never are open
   struct state;
   std::unique_ptr<state> state_;
 };

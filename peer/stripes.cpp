@@ -75,7 +75,7 @@ struct stripes::state {
     for (int const one : lent) {
       if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end()) continue;
       auto const known = ways.known(device, one);
-      if (known == links::trust::claimed || known == links::trust::proven) all.push_back(one);
+      if ((known == links::trust::claimed || known == links::trust::proven) && ways.may_be_opened(one)) all.push_back(one);
     }
     return all;
   }

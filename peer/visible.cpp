@@ -25,8 +25,7 @@ void links::open_memory(int to, clock::timeline* home, std::span<int const> read
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
   }
   auto const refused = memory_of(to).open_to(home, all);
-  require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names,
-          refused.what == driver::code::not_supported ? "Memory that comes in segments cannot be opened: copy instead" : "Copy instead, or try again", at);
+  require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names, "Copy instead, or try again", at);
 }
 
 bool links::meet(int a, int b, here at) noexcept {

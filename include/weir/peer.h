@@ -14,6 +14,7 @@ struct link {
   bool access;                  // what the driver claims
   bool native_atomics;
   bool verified;                // bytes were written and read back, and were right
+  bool wrong = false;           // they were, and were not: copies go through host memory. Neither: not tried, as `to` has its memory in segments, or as many peers as it can
 };
 // All pairs, row by row. Opens every device. Blocks: the first call verifies each pair, about a millisecond each
 std::vector<link> links();

@@ -227,6 +227,9 @@ TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_
 
   rig apart({.devices = 2, .memory = 64_MiB, .peers = simulated::links::none});
   expect_way(apart, "parts on each stream: gpu:1 does not reach memory of gpu:0");
+
+  rig segments({.devices = 2, .memory = 64_MiB, .maps = false});
+  expect_way(segments, "parts on each stream: memory of gpu:0 comes in segments, which are not opened");
 }
 
 TEST(chains, a_rank_that_waits_for_the_others_is_let_go_by_abort_and_by_the_end_of_another) {

@@ -256,6 +256,68 @@ TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
   }
 }
 
+struct without_mapping final : driver::faulty {  // gpu:0 has its memory in segments, and gpu:1 too if told
+  using faulty::faulty;
+  bool both = true;
+  weir::driver::result<weir::driver::device_info> info(int device) override {
+    auto i = faulty::info(device);
+    i.value.maps &= device == 1 && !both;
+    return i;
+  }
+};
+
+template <class Act>
+std::string refusal_of(Act act) {
+  try {
+    act();
+  } catch (not_supported const& e) {
+    return std::string(e.operands()) + ": " + std::string(e.remedy());
+  }
+  return "";
+}
+
+// It was taken for a link that is refused from the first trial on: copies went through the host then, and the messages named a link.
+TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drivers_way_whatever_was_tried) {
+  for (bool const both : {true, false}) {
+    auto owned = std::make_unique<without_mapping>(driver::sim::make({.devices = 2, .memory = 256_MiB}).machine);
+    owned->both = both;
+    auto const machine = make_runtime(std::move(owned), {}, "two simulated devices");
+    runtime_guard const in(*machine);
+    std::size_t const n = 2_MiB;
+    buffer const a(n, {.on = device(0)}), b(n, {.on = device(1)}), back(n, {.on = device(0)});
+    auto const expect_copies = [&](std::string const& when) {
+      for (std::uint64_t i = 0; i < 9; ++i) {  // as often as would be worth a grant
+        auto const bytes = test::pattern(n, i);
+        copy(a.data(), bytes.data(), n);
+        copy(b.data(), a.data(), n);
+        copy(back.data(), b.data(), n);
+        ASSERT_TRUE(test::read_back(b.data(), n, 1) == bytes && test::read_back(back.data(), n, 0) == bytes) << when;
+      }
+      EXPECT_EQ(explain_copy(b.data(), a.data(), n).by, route::peer) << when;
+      EXPECT_EQ(explain_copy(a.data(), b.data(), n).by, route::peer) << when;
+    };
+    expect_copies("at first");
+    auto const all = links();
+    EXPECT_TRUE(all[2].access && !all[2].verified && !all[2].wrong) << "gpu:1 -> gpu:0";
+    EXPECT_EQ(all[1].verified, !both);
+    EXPECT_TRUE(can_access_peer(device(1), device(0)));
+    for (auto const& said : {refusal_of([&] { peer_data<char>(a, device(1)); }), refusal_of([&] { grant_access(a.data(), device(1)); }), refusal_of([] { open_memory(device(0), {device(1)}); })}) {
+      EXPECT_EQ(said, "gpu:1 -> gpu:0: Memory of gpu:0 comes in segments, which cannot be opened: copy instead");
+    }
+    if (both) EXPECT_THROW(grant_access(b.data(), device(0)), not_supported);
+    else EXPECT_EQ(peer_data<char>(b, device(0)), b.data<char>());
+    expect_copies("after links() and refusals");
+    buffer const host = pinned(16_MiB), large(16_MiB, {.on = device(1)});
+    device const lent[] = {0};
+    lend_links const lending(lent);
+    EXPECT_EQ(explain_copy(large.data(), host.data(), large.size()).by, route::engine) << "no lane could be opened";
+    copy(large.data(), host.data(), large.size());
+    auto const ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    expect_copies("after a communicator");
+    for (int d = 0; d < 2; ++d) EXPECT_EQ(machine->get().part<memory::device_memory>().on(d).validate(), std::vector<std::string>{});
+  }
+}
+
 TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
   test::machine m;
   auto& all = m.get().part<peer::links>();

@@ -28,13 +28,17 @@ TEST(topology, the_matrix_has_a_row_a_device_a_legend_of_what_occurs_and_names_w
   std::vector<device_properties> two(2);
   for (auto& p : two) p.simulated = true;
   using kind = link::kind;
-  std::vector<link> links{{0, 0, kind::self, 0, true, true, true}, {0, 1, kind::nvlink, 18, true, true, true}, {1, 0, kind::direct, 0, true, true, false}, {1, 1, kind::self, 0, true, true, true}};
+  std::vector<link> links{{0, 0, kind::self, 0, true, true, true}, {0, 1, kind::nvlink, 18, true, true, true}, {1, 0, kind::direct, 0, true, true, false, true}, {1, 1, kind::self, 0, true, true, true}};
   std::string const text = draw(two, links);
   EXPECT_NE(text.find("GPU0    X       NV18 "), std::string::npos) << text;
   EXPECT_NE(text.find("GPU1    SIM!    X "), std::string::npos) << text;
   EXPECT_NE(text.find("so many NVLinks"), std::string::npos) << text;
   EXPECT_EQ(text.find("PXB"), std::string::npos) << text;
   EXPECT_NE(text.find("NOT verified, copies go through host memory: gpu:1 -> gpu:0"), std::string::npos) << text;
+  links[2].wrong = false;  // nobody could try it
+  std::string const untried = draw(two, links);
+  EXPECT_EQ(untried.find("SIM!"), std::string::npos) << untried;
+  EXPECT_NE(untried.find("not tried, copies go by the driver, kernels do not read there: gpu:1 -> gpu:0"), std::string::npos) << untried;
 }
 
 }  // namespace

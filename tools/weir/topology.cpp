@@ -66,17 +66,19 @@ void end_line(std::string& text) {
 }
 
 std::string about_verified(std::vector<link> const& links) {
-  std::string wrong, refused;
+  std::string wrong, refused, untried;
   size_t right = 0;
   for (link const& l : links) {
     if (l.by == link::kind::self) continue;
     std::string const pair = l.from.str() + " -> " + l.to.str();
     if (l.verified) ++right;
-    else if (l.access) wrong += (wrong.empty() ? "" : ", ") + pair;
+    else if (l.wrong) wrong += (wrong.empty() ? "" : ", ") + pair;
+    else if (l.access) untried += (untried.empty() ? "" : ", ") + pair;
     else refused += (refused.empty() ? "" : ", ") + pair;
   }
   std::string text = "verified by writing and reading back: " + std::to_string(right) + (right == 1 ? " link\n" : " links\n");
   if (!wrong.empty()) text += "NOT verified, copies go through host memory: " + wrong + "\n";
+  if (!untried.empty()) text += "not tried, copies go by the driver, kernels do not read there: " + untried + "\n";
   if (!refused.empty()) text += "no access, copies go through host memory: " + refused + "\n";
   return text;
 }
@@ -113,8 +115,8 @@ std::string draw(std::vector<device_properties> const& all, std::vector<link> co
       link const& l = links[i * all.size() + k];
       std::string const word = cell(l, all, folders);
       seen.insert(word.starts_with("NV") ? "NV#" : word);
-      append(row, l.access && !l.verified ? word + "!" : word, width);
-      if (l.access && !l.verified) seen.insert("!");
+      append(row, l.wrong ? word + "!" : word, width);
+      if (l.wrong) seen.insert("!");
     }
     append(row, all[i].numa_node >= 0 ? ranges(os::processors_near(all[i].numa_node)) : "not known", 20);
     row += all[i].numa_node >= 0 ? std::to_string(all[i].numa_node) : "not known";
