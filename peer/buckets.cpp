@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "peer/collective.h"
+#include "runtime/base/round_up.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/observe/history.h"
 #include "runtime/parts.h"
@@ -18,8 +19,6 @@ namespace {
 
 constexpr std::size_t gap = 512;  // each one begins at a multiple of this many bytes
 constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
-
-std::size_t up(std::size_t bytes) noexcept { return (bytes + gap - 1) / gap * gap; }
 
 }  // namespace
 
@@ -79,14 +78,14 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
 
 void gradient_buckets::state::lay_out() {
   std::size_t total = 0;
-  for (one const& o : ones) total += up(static_cast<std::size_t>(o.count) * size_of(o.type));
+  for (one const& o : ones) total += base::round_up(static_cast<std::size_t>(o.count) * size_of(o.type), gap);
   std::size_t const full = options.bucket_bytes ? options.bucket_bytes : std::clamp(total / 4, least_bucket, most_bucket);
   std::size_t at = 0;
   for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
     if (buckets.empty() || buckets.back().type != o->type || buckets.back().end - buckets.back().begin >= full) buckets.push_back({o->type, at, at, 0, 0, {}});
     o->offset = at;
     o->bucket = static_cast<int>(buckets.size()) - 1;
-    at += up(static_cast<std::size_t>(o->count) * size_of(o->type));
+    at += base::round_up(static_cast<std::size_t>(o->count) * size_of(o->type), gap);
     buckets.back().end = at;
     buckets.back().missing = ++buckets.back().members;
   }

@@ -8,6 +8,7 @@
 
 #include "peer/links.h"
 #include "peer/own_stream.h"
+#include "runtime/base/round_up.h"
 #include "streams/engine.h"
 
 namespace weir::peer {
@@ -212,7 +213,7 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
   // (chunks + hops - 1) times what one costs: least for this.
   double const best = std::sqrt(static_cast<double>(bytes) * static_cast<double>(chunk_cost) / static_cast<double>(hops - 1));
   std::size_t const least = std::max(bytes / most_chunks, static_cast<std::size_t>(best));
-  return std::min(bytes, (least + chunk_unit - 1) / chunk_unit * chunk_unit);
+  return std::min(bytes, base::round_up(least, chunk_unit));
 }
 
 std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept try {

@@ -7,6 +7,7 @@
 #include "runtime/base/call_site.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
 #include "runtime/driver/witness.h"
 
 namespace weir::peer {
@@ -227,7 +228,7 @@ void exports::keep(exported& b, bool going) noexcept {
 std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) {
   std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
   auto const its = about(device, "shared_buffer", at);
-  std::size_t const page = its.granularity, handle_bytes = (bytes + page - 1) / page * page;
+  std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();
   made->device = device;
   made->home = this;

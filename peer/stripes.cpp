@@ -8,6 +8,7 @@
 
 #include "peer/links.h"
 #include "peer/own_stream.h"
+#include "runtime/base/round_up.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
 
@@ -240,7 +241,7 @@ bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::
   try {
     for (auto& one : lanes->lanes) all.begin(*one);
     std::size_t const shares = lanes->lanes.size() + 1;
-    std::size_t const fair = (bytes / (4 * shares) + smallest_chunk - 1) / smallest_chunk * smallest_chunk;
+    std::size_t const fair = base::round_up(bytes / (4 * shares), smallest_chunk);
     std::size_t const chunk = std::clamp(fair, smallest_chunk, largest_chunk);
     for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
       std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;

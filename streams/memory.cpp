@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "runtime/base/os.h"
+#include "runtime/base/round_up.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
@@ -53,7 +54,7 @@ void* pageable(size_t bytes, size_t alignment, here at) {
     throw invalid_use("buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
   }
   size_t const align = std::max<size_t>(alignment, 64);
-  if (void* const p = std::aligned_alloc(align, std::max(align, (bytes + align - 1) / align * align))) return p;
+  if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
   memory_report r{};
   r.on = cpu;
   r.capacity = os::memory_of_host();
