@@ -159,7 +159,11 @@ class cuda_driver final : public driver {
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
   bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
-  static std::optional<bool> in_books(books const&, address, std::size_t bytes, bool* pinned = nullptr) noexcept;  // pinned: set when it is found
+  struct extent { address begin = 0, end = 0; bool pinned = false; };
+  static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;  // where: set when it is found
+  seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
+  struct remembered;
+  void outdate() noexcept;
   status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 
@@ -170,6 +174,7 @@ class cuda_driver final : public driver {
   std::array<device_state, most_devices> devices_;
   base::mutex opening_;
   base::guarded<books> books_;
+  base::atomic<std::uint64_t> edition_{0};  // of the books: another one before ranges go
   base::guarded<gates> gates_;
   base::guarded<graphs> graphs_;
   struct pending {

@@ -11,6 +11,7 @@
 namespace weir::driver::cuda {
 
 cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(count) {
+  outdate();
   for (int i = 0; i < count_; ++i) {
     api_.cuDeviceGet(&at(i).id, i);
     if (auto const about = info(i); about.ok()) granularity_ = std::max(granularity_, about.value.granularity);

@@ -141,6 +141,7 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
     if (r == CUDA_SUCCESS) {
       b->mappings.find(at)->second.busy = false;
     } else {
+      outdate();
       b->mappings.erase(at);
     }
   }
@@ -168,6 +169,7 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
   {
     auto b = books_.lock();
     if (r == CUDA_SUCCESS) {
+      outdate();
       b->mappings.erase(at);
     } else {
       b->mappings.find(at)->second.busy = false;
@@ -240,6 +242,7 @@ status cuda_driver::release_segment(int device, address at) {
     auto b = books_.lock();
     auto const found = b->segments.find(at);
     if (found == b->segments.end() || found->second.device != device) return invalid;
+    outdate();
     node = b->segments.extract(found);
   }
   if (announcer_) announcer_->unusable(at);
@@ -265,6 +268,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
     if (r == CUDA_SUCCESS) {
       b->pins.find(at)->second.busy = false;
     } else {
+      outdate();
       b->pins.erase(at);
     }
   }
@@ -288,6 +292,7 @@ status cuda_driver::unpin(void* host) {
   {
     auto b = books_.lock();
     if (r == CUDA_SUCCESS) {
+      outdate();
       b->pins.erase(at);
     } else {
       b->pins.find(at)->second.busy = false;
@@ -326,28 +331,72 @@ result<place> cuda_driver::find(void const* p) {
 
 // Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies over
 // neighbouring mappings, not over neighbouring pins, and dies of a reserved address where nothing is mapped.
-std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, bool* pinned) noexcept {
+std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = containing(*in, at);
     if (found == in->end()) continue;
-    if (pinned) *pinned = in == &b.pins;
-    address next = found->first + found->second.bytes;
+    address const begin = found->first;
+    address next = begin + found->second.bytes;
     if (in == &b.mappings) {
       while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
     }
+    if (where) *where = {begin, next, in == &b.pins};
     return next - at >= bytes;
   }
   if (overlaps(b.reservations, at, bytes)) return false;
   return std::nullopt;
 }
 
+// Under the books' lock, before ranges that a copy was let into go: what threads remember of them is void.
+void cuda_driver::outdate() noexcept {
+  static base::atomic<std::uint64_t> editions{1};  // of all drivers: none is ever another one's
+  edition_.store(editions.fetch_add(1, base::memory_order_relaxed), base::memory_order_release);
+}
+
+// What copies of this thread were let into, by the books of one edition.
+struct cuda_driver::remembered {
+  std::uint64_t edition = 0;
+  std::array<extent, 4> known{};
+  std::size_t next = 0;
+
+  extent const* find(address at, std::size_t bytes) const noexcept {
+    for (extent const& e : known) {
+      if (at - e.begin < e.end - e.begin && bytes <= e.end - at) return &e;
+    }
+    return nullptr;
+  }
+  void read(std::uint64_t now) noexcept {
+    if (std::exchange(edition, now) != now) known = {};
+  }
+  void note(extent const& e) noexcept {
+    if (!find(e.begin, e.end - e.begin)) known[next++ % known.size()] = e;
+  }
+  using own = base::thread_pointer<remembered, static_cast<remembered*>(nullptr)>;  // null: none yet, or the thread ends
+  ~remembered() { own::value = nullptr; }
+};
+
 cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
-  auto const b = books_.lock();
   address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
   if (wraps(to, bytes) || wraps(from, bytes)) return {false, false};
-  bool to_pinned = false, from_pinned = false;
-  auto const of_dst = in_books(*b, to, bytes, &to_pinned), of_src = in_books(*b, from, bytes, &from_pinned);
-  return {of_dst, of_src, to_pinned && from_pinned};
+  if (auto const* const mine = remembered::own::value; mine && mine->edition == edition_.load(base::memory_order_acquire)) [[likely]] {
+    auto const *const of_dst = mine->find(to, bytes), *const of_src = mine->find(from, bytes);
+    if (of_dst && of_src) [[likely]] return {true, true, of_dst->pinned && of_src->pinned};
+  }
+  return look_in_books(to, from, bytes);
+}
+
+cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size_t bytes) noexcept {
+  extent dst_lies, src_lies;
+  auto const b = books_.lock();
+  auto const of_dst = in_books(*b, to, bytes, &dst_lies), of_src = in_books(*b, from, bytes, &src_lies);
+  try {
+    static auto* const of_thread = new base::per_thread<remembered>;
+    auto& mine = *(remembered::own::value = &of_thread->get());
+    mine.read(edition_.load(base::memory_order_relaxed));
+    if (of_dst.value_or(false)) mine.note(dst_lies);
+    if (of_src.value_or(false)) mine.note(src_lies);
+  } catch (...) {}  // no memory: it looks again next time
+  return {of_dst, of_src, dst_lies.pinned && src_lies.pinned};
 }
 
 // NVTX's listener looks memory up in the current context.
