@@ -113,10 +113,13 @@ class exports {  // a part of the runtime
   void remember(std::weak_ptr<pool_books>);
   std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
   driver::device_info about(int device, char const* operation, here) const;   // Throws: not_supported (it maps no memory), driver_error
-  std::shared_ptr<exported> make(int device, std::size_t bytes, here);        // looked at by the caller. Throws: as take
+  enum class when_short : std::uint8_t { refuses, waits };                    // for this process's work on what was given back
+  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, here);  // looked at by the caller. Throws: as take
   void keep(exported&, bool going) noexcept;                                  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
   void begun(exported&, clock::timeline& home, here) noexcept;                // it serves somebody. Requires: one user, home
   bool complete(exported const&) noexcept;                                    // its last uses are
+  // Blocks: until all of them are complete; where ranks may be waiting for each other, for two seconds each at most. false: some are not
+  bool wait_for(std::vector<clock::stamp> const& uses) noexcept;
   memory_report report(int device) { return memory_.on(device).report(); }
 
  private:
@@ -125,6 +128,7 @@ class exports {  // a part of the runtime
   bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
   void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
+  bool wait_for_kept(int device) noexcept;  // what was given back, of pools too, and only waits for work of this process. false: there is none
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
 
   runtime::impl& runtime_;

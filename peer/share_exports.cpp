@@ -11,6 +11,12 @@
 #include "runtime/driver/witness.h"
 
 namespace weir::peer {
+namespace {
+
+constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 200'000;  // for one use, as the device allocator has it
+constexpr int most_polls = 64;                                        // where nothing moves by itself, waiting is asking
+
+}  // namespace
 
 mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   machine_ = other.machine_;
@@ -155,6 +161,39 @@ bool exports::forget(exported& b) noexcept {
   return true;
 }
 
+bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
+  base::unpromised const own_affair(runtime_.witness());
+  bool const patiently = !clocks_.collectives_given().empty(), moves = machine().moves_by_itself();
+  return std::ranges::all_of(uses, [&](clock::stamp s) {
+    if (clocks_.complete(s)) return true;
+    if (!patiently) return clocks_.synchronize(s).ok();
+    std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
+    for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
+      auto const done = clocks_.poll(s);
+      if (!done.ok()) return false;
+      if (done.value) return true;
+      if (moves) base::sleep_ns(nap_ns);
+    }
+    return false;
+  });
+} catch (...) {
+  return false;
+}
+
+bool exports::wait_for_kept(int device) noexcept try {
+  std::vector<std::vector<clock::stamp>> all;
+  for (auto const& b : *all_.lock()) {
+    if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
+  }
+  for (auto const& pool : pools()) {
+    if (pool->device() == device) pool->add_held(all);
+  }
+  std::erase_if(all, [&](auto const& uses) { return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); }); });
+  return std::ranges::count_if(all, [&](auto const& uses) { return wait_for(uses); }) > 0;
+} catch (...) {
+  return false;
+}
+
 std::size_t exports::forget_idle() noexcept {
   try {
     for (auto const& pool : pools()) pool->let_go();
@@ -225,7 +264,7 @@ void exports::keep(exported& b, bool going) noexcept {
   set(b, exported::state::idle);
 }
 
-std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) {
+std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, here at) {
   std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
   auto const its = about(device, "shared_buffer", at);
   std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
@@ -240,11 +279,12 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) 
   }
   driver::status is;
   try {
-    for (int spared = 0; spared < 3; ++spared) {
+    for (int spared = 0; spared < 4; ++spared) {
       is = place(*made, handle_bytes, page);
       if (is.what != driver::code::out_of_memory || !made->pages.give_back()) break;
-      if (spared == 0) forget_idle();
       if (spared == 1) memory_.on(device).empty_cache();
+      if (spared == 2 && (then == when_short::refuses || !wait_for_kept(device))) break;
+      if (spared != 1) forget_idle();
     }
   } catch (...) {
     is = {driver::code::failed};
@@ -262,7 +302,7 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, here at) 
 
 std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, here at) {
   auto b = find_idle(home.device(), bytes);
-  if (!b) b = make(home.device(), bytes, at);
+  if (!b) b = make(home.device(), bytes, when_short::waits, at);
   b->loans.clear();
   b->users.clear();
   b->last_uses.clear();

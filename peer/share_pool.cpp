@@ -12,8 +12,7 @@
 namespace weir::peer {
 namespace {
 
-constexpr std::int64_t rest_ns = 50'000;
-constexpr int most_rests = 200;  // for one block, while other threads change what there is room for
+constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
 constexpr std::size_t granule = 512, first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
 }  // namespace
@@ -127,6 +126,7 @@ void pool_books::collect() noexcept try {
   {
     auto b = books_.lock();
     --b->in_motion;
+    moved_.notify_all();
     for (auto& [one, is] : all) {
       b->changes += is != now::in_use;
       settle(*b, *one, is);
@@ -202,6 +202,30 @@ void pool_books::refuse(std::size_t bytes, std::size_t reserved, here at) {
   throw out_of_memory(std::move(r), at);
 }
 
+void pool_books::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
+  for (auto const& one : b.held) {
+    if (one->is == exported::state::idle && std::ranges::all_of(one->loans, &loan::over)) all.push_back(one->last_uses);
+  }
+}
+
+bool pool_books::has_more(base::guarded<books>::access& b, search& s) {
+  moved_.wait(b.lock(), [&] { return b->in_motion == 0 || b->changes != s.seen; });
+  return b->changes != s.seen && ++s.rounds < most_rounds;
+}
+
+bool pool_books::wait_for_held(search& s) noexcept try {
+  if (++s.rounds > most_rounds) return false;
+  std::vector<std::vector<clock::stamp>> all;
+  {
+    auto b = books_.lock();
+    if (has_more(b, s)) return true;
+    add_held(*b, all);  // in one look: nobody is in motion, so what is held is all there
+  }
+  return std::ranges::any_of(all, [&](auto const& uses) { return exports_.wait_for(uses); });
+} catch (...) {
+  return false;
+}
+
 void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
   std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
@@ -210,33 +234,33 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
     want = std::max(least, handle_bytes_ ? handle_bytes_ : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
     std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
     if (left < least) {
+      if (least <= limit_ && has_more(b, s)) return;
       std::size_t const reserved = b->reserved;
-      bool const soon = least <= limit_ && (b->in_motion > 0 || b->changes != s.seen) && ++s.rests < most_rests;
       b.lock().unlock();  // a report looks at the device
-      if (!soon) refuse(bytes, reserved, at);
-      return exports_.machine().moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
+      refuse(bytes, reserved, at);
     }
     want = std::min(want, left / page_ * page_);
     b->reserved += want;
     ++b->in_motion;
   }
   struct leaves {
-    base::guarded<books>& of;
+    pool_books& of;
     ~leaves() {
-      auto b = of.lock();
+      auto b = of.books_.lock();
       ++b->changes, --b->in_motion;
+      of.moved_.notify_all();
     }
-  } const at_the_end{books_};
+  } const at_the_end{*this};
   auto const refund = [&](std::size_t bytes) { books_.lock()->reserved -= bytes; };
   std::shared_ptr<exported> made;
   try {
     try {
-      made = exports_.make(device_, want, at);
+      made = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
     } catch (out_of_memory const&) {
       if (want == least) throw;
       refund(want - least);
       want = least;
-      made = exports_.make(device_, want, at);
+      made = exports_.make(device_, want, s.then, at);
     }
     for (int const reader : readers_) require(made->pages.grant(reader), "share_pool", "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
     auto b = books_.lock();
@@ -278,7 +302,16 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
     }
     if (had && many) self->collect();
     if (had) break;
-    collects ? self->collect() : self->grow(bytes, b.room, s, at);
+    if (collects) {
+      self->collect();
+      continue;
+    }
+    try {
+      self->grow(bytes, b.room, s, at);
+    } catch (out_of_memory const&) {  // what is held of it by this process's own work is waited for; then what is kept elsewhere
+      bool const never = self->limit_ && base::round_up(b.room, self->page_) > self->limit_;
+      if (never || (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits)) throw;
+    }
   }
   b.is = exported::state::lent_out;
   b.pool = self;

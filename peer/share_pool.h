@@ -30,6 +30,7 @@ class pool_books {
   std::size_t let_go_to_driver() noexcept { return static_cast<void>(let_go()), exports_.forget_idle(); }
   void end() noexcept { ended_.store(true); }  // the runtime does: nothing is here any more
   bool ended() const noexcept { return ended_.load(); }
+  void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }  // the last uses of each block that was given back and no importer has, the oldest first
   std::vector<std::string> validate() const;   // what of the invariants does not hold
   int device() const noexcept { return device_; }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
@@ -77,9 +78,14 @@ class pool_books {
   static void take_out(books&, std::vector<handle>& into, Which);
   struct search {
     std::uint64_t seen = 0;  // changes, before it looked at what is held
-    int rests = 0;
+    int rounds = 0;
+    exports::when_short then = exports::when_short::refuses;
   };
-  void grow(std::size_t bytes, std::size_t room, search&, here);  // or a rest, when there may be room since it looked, or will be soon
+  static void add_held(books const&, std::vector<std::vector<clock::stamp>>&);
+  bool wait_for_held(search&) noexcept;         // Blocks: until what is held of one block is complete. false: that would not help
+  void grow(std::size_t bytes, std::size_t room, search&, here);  // or nothing, when there may be room since it looked
+  // Blocks: while other threads are in motion, who wait for none of this pool. Returns: there may be room since it looked.
+  bool has_more(base::guarded<books>::access&, search&);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, here);
 
   exports& exports_;
@@ -89,6 +95,7 @@ class pool_books {
   std::vector<int> readers_;
   base::atomic<bool> ended_{false};
   base::guarded<books> books_;
+  base::condition moved_;  // fewer are in motion
 };
 
 }  // namespace weir::peer

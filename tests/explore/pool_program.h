@@ -16,7 +16,8 @@ class pool_among_threads {
     bench_ = &t.bench({.devices = 1, .memory = 4_MiB});
     auto& all = bench_->core.part<peer::exports>();
     bench_->core.open(0, "test", here::current());
-    share_pool_options const o{.handle_bytes = t.coin() ? page : 0, .limit = static_cast<std::size_t>(threads_) * page};
+    apart_ = t.coin();
+    share_pool_options const o{.handle_bytes = apart_ ? page : 0, .limit = static_cast<std::size_t>(threads_) * page};
     pool_ = std::make_shared<peer::pool_books>(all, bench_->core, 0, o, here::current());
     for (int k = 0; k < threads_; ++k) lines_.push_back(&t.stream(0));
   }
@@ -47,8 +48,9 @@ class pool_among_threads {
     try {
       b = peer::pool_books::allocate(pool_, line, bytes, here::current());
     } catch (out_of_memory const& e) {
-      if (keeps_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
-      return;  // what was given back is not complete, or leaves holes
+      // Each has one at most, and what was given back is waited for: of one handle for all a block may leave no hole that is wide enough.
+      if (keeps_ || apart_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      return;
     }
     auto* const at = static_cast<unsigned char*>(b->data());
     give(line, at, bytes, value, true);
@@ -78,7 +80,8 @@ class pool_among_threads {
 
   trial& t_;
   int const threads_;
-  bool const keeps_;  // each takes one, and nobody gives it back meanwhile: then there is room
+  bool const keeps_;    // each takes one, and nobody gives it back meanwhile
+  bool apart_ = false;  // a handle for each
   memory_bench* bench_;
   std::shared_ptr<peer::pool_books> pool_;
   std::vector<clock::timeline*> lines_;

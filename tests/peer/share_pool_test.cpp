@@ -10,6 +10,7 @@
 #include "tests/peer/share_fixture.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
+#include "weir/collective.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
 
@@ -248,6 +249,82 @@ TEST(a_pool, holds_no_more_than_its_limit) {
   a.reset();
   EXPECT_EQ(pool.allocate(1).size(), 1u);
   expect_sums(pool);
+}
+
+// What is in the way is this process's own work: it is waited for, as the device's allocator does.
+simulated seeded(std::uint64_t seed, std::size_t memory) { return {.devices = 2, .memory = memory, .how = simulated::running::seeded, .seed = seed}; }
+
+void work_on(shared_buffer const& b, stream_ref s) {
+  b.record_stream(s);
+  auto* const at = b.data<std::byte>();
+  for (int i = 0; i < 3; ++i) parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
+}
+
+TEST(a_pool, waits_for_work_on_what_was_given_back_before_it_refuses) {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    test::machine m(seeded(seed, 64_MiB));
+    share_pool pool({.handle_bytes = 2_MiB, .limit = 4_MiB});
+    stream const s(device(0)), t(device(0));
+    for (int i = 0; i < 4; ++i) {
+      shared_buffer const a = pool.allocate(s, 2_MiB), b = pool.allocate(t, 1_MiB), c = pool.allocate(s, 1_MiB);
+      for (auto const* one : {&a, &b, &c}) work_on(*one, i % 2 ? s : t);
+    }
+    shared_buffer const first = pool.allocate(2_MiB), second = pool.allocate(2_MiB);
+    EXPECT_THROW((void)pool.allocate(1), out_of_memory) << "these live";
+    expect_sums(pool);
+  }
+}
+
+TEST(shared_memory, that_only_waits_for_work_is_no_reason_to_refuse_other_shared_memory) {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    test::machine m(seeded(seed, 8_MiB));
+    stream const s(device(0));
+    share_pool pool({.handle_bytes = 2_MiB}), other({.handle_bytes = 2_MiB});
+    { work_on(shared_buffer(5_MiB), s); }
+    { work_on(shared_buffer(7_MiB), s); }
+    { work_on(pool.allocate(5_MiB), s); }
+    { work_on(other.allocate(7_MiB), s); }
+    { work_on(other.allocate(5_MiB), s); }
+    EXPECT_EQ(pool.allocate(7_MiB).size(), 7_MiB);
+  }
+}
+
+TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
+  {
+    test::machine m(small());
+    auto [here, there] = lines();
+    share_pool pool({.handle_bytes = 2_MiB, .limit = 2_MiB});
+    stream const s(device(0));
+    auto b = std::make_optional(pool.allocate(2_MiB));
+    here.send(*b, default_stream(0));
+    auto const open = there.receive();
+    b->record_stream(s);
+    test::held gate(m, s);
+    b.reset();
+    EXPECT_THROW((void)pool.allocate(1), out_of_memory) << "it is open elsewhere: to wait for the stream would not help";
+  }
+  {
+    test::machine m(small());
+    share_pool pool({.handle_bytes = 2_MiB, .limit = 2_MiB});
+    stream const s(device(0));
+    test::held gate(m, s);
+    { work_on(pool.allocate(2_MiB), s); }
+    m.control().lose(0);
+    EXPECT_ANY_THROW((void)pool.allocate(s, 1));
+  }
+  test::machine m(seeded(3, 64_MiB));
+  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+  share_pool pool({.on = 0, .handle_bytes = 2_MiB, .limit = 2_MiB});
+  buffer const there(64, {.on = device(1)});
+  {
+    shared_buffer const b = pool.allocate(64);
+    ranks[0].all_reduce({b.data(), 16, float32});
+    b.record_stream(current_stream(device(0)));
+    work_on(b, current_stream(device(0)));
+  }
+  EXPECT_THROW((void)pool.allocate(2_MiB), out_of_memory) << "the other rank may be this very thread's";
+  ranks[1].all_reduce({there.data(), 16, float32});
+  EXPECT_EQ(pool.allocate(2_MiB).size(), 2_MiB);
 }
 
 TEST(a_pool, takes_less_at_once_where_there_is_less_and_gives_way_to_an_allocation_that_runs_short) {
