@@ -22,8 +22,9 @@ namespace {
 constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
 constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
-constexpr std::size_t fetch_chunk = std::size_t{4} << 20;    // a function of the host holds the stream after each: fewer of them
-constexpr std::size_t fetch_slots = 12;
+constexpr std::size_t fetch_chunk = std::size_t{16} << 20;   // a function of the host holds the stream after each: few of them
+constexpr std::size_t fetch_last = std::size_t{8} << 20;     // and the last ones
+constexpr std::size_t fetch_room = std::size_t{48} << 20, fetch_slots = 12;
 constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
 constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
@@ -101,6 +102,14 @@ struct arrival {
 std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) {
   std::size_t const share = left / 4 / staging::smallest_chunk * staging::smallest_chunk;
   return std::min({chunk, std::max(share, least), left});
+}
+
+// The last are smaller, for what is emptied after the engine is done should be little.
+std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
+  std::size_t const least = std::min(chunk, fetch_last);
+  std::vector<std::size_t> all;
+  for (std::size_t left = bytes; left > 0; left -= all.back()) all.push_back(size_within(chunk, left, least));
+  return all;
 }
 
 // Where nothing moves by itself there are none, unless the machine switches host threads: two, wherever it runs.
@@ -330,8 +339,9 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   how.chunk = fetch_chunk;
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
-  std::vector<slot> slots = my.slots_for(line, bytes, fetch_slots, chunk, where);
-  auto const job = std::make_shared<fetch>(crew, (bytes + chunk - 1) / chunk);
+  std::vector<slot> slots = my.slots_for(line, bytes, std::min(fetch_slots, fetch_room / chunk), chunk, where);
+  auto const sizes = fetched_sizes(bytes, chunk);
+  auto const job = std::make_shared<fetch>(crew, sizes.size());
   job->slots = slots.size();
   struct marks {  // whatever was enqueued uses the slots
     std::vector<slot>& slots;
@@ -341,12 +351,12 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
     }
   } const at_the_end{slots, line};
   try {
-    for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+    for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i++]) {
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
       part.dst = at(dst, offset);
       part.src = through;
-      part.bytes = std::min(chunk, bytes - offset);
+      part.bytes = sizes[i];
       part.by = how.by, part.piece = how.piece;
       enqueue_copy(line, through, at(src, offset), part.bytes, where);
       auto const queued = my.owner.machine().host_function(line.device(), line.handle(), {&arrival::run, &arrival::drop, new arrival{job, i}});

@@ -121,14 +121,17 @@ TEST(staging, where_nothing_moves_by_itself_the_calling_thread_stages) {
 TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
   // Without threads of its own the crew copies nothing until somebody must have it: the last moment, every time.
   test::machine m({.devices = 1, .memory = 128_MiB, .how = simulated::running::stepped});
-  std::size_t const n = 40_MiB + 3;  // more chunks than slots
+  std::size_t const n = 64_MiB + 3;  // more chunks than slots
   buffer a(n, {.on = device(0)});
   auto const source = pattern(n, 6);
-  test::bytes_of_host out(n);
   stream s{device(0)};
   copy(s, a.data(), source.data(), n);
-  copy(s, out.data(), a.data(), n);
-  EXPECT_EQ(out, source);
+  for (blocking const waits : {blocking::yes, non_blocking}) {
+    test::bytes_of_host out(n);
+    copy(s, out.data(), a.data(), n, waits);
+    EXPECT_TRUE(m.control().run());
+    EXPECT_EQ(out, source);
+  }
 }
 
 }  // namespace
