@@ -193,6 +193,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", f.what);
   } else if (f.by == check::none) {
     std::printf("nothing found in %llu runs\n", runs);
+    std::printf("seeded runs: all_programs_in_turn %llu from seed %llu\n", runs, static_cast<unsigned long long>(s.first));
   } else {
     std::printf("found by %s at run %llu of %llu: %s\n", std::string(name_of(f.by)).c_str(), runs, static_cast<unsigned long long>(s.within), f.what);
   }
