@@ -13,7 +13,7 @@
 namespace weir::memory {
 namespace {
 constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
-constexpr int most_rests = 8;                       // while other threads' pages are on their way: two that are both refused see each other
+constexpr int most_rests = 8;                       // while other threads' pages are on their way, or they give back: two that are both refused see each other
 constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
 
@@ -72,7 +72,9 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   };
   bool called_back = false;
   std::size_t const limit = counts_.limit(), most = limit ? limit : space_.info().total_memory;
+  auto const came_free = [&] { return statistics().active_bytes.all.freed; };  // so far
   for (int round = 0, rests = 0; round < most_rounds; ++round) {
+    auto const free_before = came_free();
     if (step("pending blocks", [&] {
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) {
@@ -109,14 +111,15 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     std::size_t waited = 0;
     if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
     if (waited) continue;
-    // What was asked on the way may have told of blocks that no rung looked at any more.
+    // What was asked on the way may have told of blocks that no rung looked at any more; others may have given some back since.
     std::size_t settled = 0;
     for (stream_memory* m : memories()) {
       section const hold(*m);
       settled += settle(*m);
     }
     if (!settled) {
-      if (!others.any() || r.rounded > most || ++rests > most_rests) break;
+      bool const moved = others.any() || came_free() != free_before;
+      if (!moved || r.rounded > most || ++rests > most_rests) break;
       machine_.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
     }
     if (attempt()) return out;

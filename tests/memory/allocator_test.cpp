@@ -318,6 +318,25 @@ TEST_F(allocator_test, callbacks_are_called_in_order_with_no_lock_held_and_what_
   sound();
 }
 
+// As another thread's would be, which frees when the rungs that would find it have been climbed.
+TEST_F(allocator_test, what_is_given_back_while_the_ladder_is_climbed_is_looked_for_once_more) {
+  struct other {
+    allocator_test* test;
+    void* block;
+  } state{this, take(b, 3 << 20)};
+  auto const id = bench.memory().add_callback(
+      [](void* s, memory_report const&) {
+        auto& self = *static_cast<other*>(s);
+        self.test->give(std::exchange(self.block, nullptr));
+        EXPECT_TRUE(self.test->bench.clocks().synchronize(self.test->b.now()).ok());  // nothing is left to wait for
+        return false;
+      },
+      &state, 0);
+  EXPECT_NE(take(a, 2 << 20), nullptr);
+  bench.memory().remove_callback(id);
+  sound();
+}
+
 TEST_F(allocator_test, an_allocation_inside_a_callback_fails_plainly_and_a_callback_may_end_its_own_registration) {
   void* const p = take(a, 3 << 20);
   struct nested {
