@@ -48,7 +48,7 @@ inline constexpr explored explored_programs[] = {
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
     {"history", history_among_threads},
-    {"short", short_of_memory_among_threads},
+    {"short", [](trial& t) { short_among_threads(t).run(); }},
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };
@@ -85,7 +85,7 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   auto const says = [&](char const* words) { return wrong.find(words) != std::string::npos; };
   bool const stray = says("stray") || says("device lost");
   bool const order = says("must be known") || says("is said to be") || says("is not known");
-  bool const refused = says("spoiled") || says("captured stream") || says("answered not permitted");
+  bool const refused = says("spoiled") || says("captured stream") || says("answered not permitted") || says("memory is refused");
   if (says("the checker: ")) v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
   if (refused) v.note(check::answers, wrong);
   v.note(stray ? check::stray : order ? check::order : says("somebody wrote") ? check::bytes : says("stuck") || says("waits for") ? check::stuck : check::invariants, wrong);

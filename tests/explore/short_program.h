@@ -1,6 +1,8 @@
-// Threads that take and give back device memory while there is just enough of it for all of them: none may ever go without.
+// Threads that take, write and give back device memory while there is just enough of it for all of them: none may ever go without,
+// and nobody else writes what one has.
 // Threads: those of each run.
 #pragma once
+#include <cstring>
 #include <vector>
 
 #include "tests/explore/explore.h"
@@ -8,45 +10,91 @@
 namespace weir::tests {
 
 // Each holds one block at a time, which fits into its share of the device, but on streams of its own: what one has cached, another
-// needs, and where pages are mapped all of it can be had back.
-inline void short_of_memory_among_threads(trial& t) {
-  constexpr std::size_t page = 64 << 10, share = 4 * page;
-  int const threads = 2 + static_cast<int>(t.draw(2));
-  bool const maps = t.coin(80), by_limit = t.coin();
-  weir::options o;
-  std::size_t const room = static_cast<std::size_t>(threads) * share;
-  if (by_limit) o.device_limit = room;
-  auto& bench = t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .maps = maps}, o);
-  auto& device = bench.on(0);
+// needs, and where pages are mapped all of it can be had back. So it can where they are not, if all blocks are alike: a segment that
+// holds one has room for any other. Where they differ, a small one keeps a large segment from those who need it whole.
+class short_among_threads {
+ public:
+  explicit short_among_threads(trial& t) : t_(t), threads_(2 + static_cast<int>(t.draw(2))), maps_(t.coin(80)), alike_(!maps_ && t.coin(60)) {
+    bool const one_has_most = !alike_ && t.coin(70);  // then a page that another one has on its way is missed at once
+    std::size_t room = 0;
+    for (int k = 0; k < threads_; ++k) {
+      lanes_.push_back({{}, one_has_most && k > 0 ? 6 + t.draw(12) : 1 + t.draw(8), !one_has_most ? share : k > 0 ? page : (1 + t.draw(3)) * page});
+      room += lanes_.back().share;
+    }
+    bool const by_limit = t.coin();
+    weir::options o;
+    if (by_limit) o.device_limit = room;
+    bench_ = &t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .maps = maps_}, o);
+    clock::timeline* const common = &t.stream(0);
+    for (lane& mine : lanes_) mine.lines = {&t.stream(0), &t.stream(0), common};
+  }
+
+  void run() {
+    char name = 'a';
+    for (lane const& mine : lanes_) {
+      t_.spawn(std::string(1, name), [this, &mine, first = static_cast<unsigned char>(name)] {
+        for (std::uint32_t i = 0; i < mine.steps && !t_.failed(); ++i) step(mine, static_cast<unsigned char>(first + 3 * i));
+      });
+      ++name;
+    }
+    t_.join();
+    for (std::string const& what : bench_->on(0).validate()) t_.fail(what);
+  }
+
+ private:
+  static constexpr std::size_t page = 64 << 10, share = 4 * page;
   struct lane {
     std::vector<clock::timeline*> lines;
     std::uint32_t steps;
+    std::size_t share;  // bytes
   };
-  std::vector<lane> all;
-  clock::timeline* const common = &t.stream(0);
-  for (int k = 0; k < threads; ++k) all.push_back({{&t.stream(0), &t.stream(0), common}, 3 + t.draw(6)});
-  for (int k = 0; k < threads; ++k) {
-    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, &device, maps, &mine = all[static_cast<std::size_t>(k)]] {
-      for (std::uint32_t i = 0; i < mine.steps && !t.failed(); ++i) {
-        clock::timeline& line = *mine.lines[t.draw(3)];
-        std::size_t const bytes = t.coin() ? share : t.coin() ? page : 2000;
-        void* p = memory::quick_allocate(&line, bytes, 0);
-        try {
-          if (!p) p = device.allocate(line, bytes, 0, here::current());
-        } catch (out_of_memory const& e) {
-          if (maps) return t.fail(std::string("there is room, and memory is refused: ") + e.what());
-          continue;  // a segment goes whole, and to the driver first
-        }
-        driver::touch const whole{reinterpret_cast<driver::address>(p), bytes, true};
-        if (t.coin()) (void)line.owner().machine().enqueue(0, line.handle(), {&whole, 1}, {[](void*) {}, nullptr, nullptr});
-        clock::timeline* const user = t.draw(3) == 2 ? mine.lines[t.draw(3)] : nullptr;
-        bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
-        if (!gone) device.deallocate(p, user, here::current());
-      }
-    });
+
+  void step(lane const& mine, unsigned char value) {
+    auto& device = bench_->on(0);
+    clock::timeline& line = *mine.lines[t_.draw(3)];
+    std::size_t const bytes = alike_ || t_.coin() ? mine.share : t_.coin() ? page : 2000;
+    void* p = memory::quick_allocate(&line, bytes, 0);
+    try {
+      if (!p) p = device.allocate(line, bytes, 0, here::current());
+    } catch (out_of_memory const& e) {
+      if (maps_ || alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      return;
+    }
+    clock::timeline* user = t_.draw(3) == 2 ? mine.lines[t_.draw(3)] : nullptr;
+    if (t_.coin()) {
+      give(line, p, bytes, value, true);
+      if (user) (void)user->wait(line.now());
+      give(user ? *user : line, p, bytes, value, false);
+    }
+    bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
+    if (!gone) device.deallocate(p, user, here::current());
   }
-  t.join();
-  for (std::string const& what : device.validate()) t.fail(what);
-}
+
+  void give(clock::timeline& line, void* p, std::size_t bytes, unsigned char value, bool writes) {
+    struct job {
+      trial* t;
+      unsigned char* at;
+      std::size_t bytes;
+      unsigned char value;
+    };
+    driver::touch const all{reinterpret_cast<driver::address>(p), bytes, writes};
+    auto const write = [](void* x) {
+      auto const& j = *static_cast<job*>(x);
+      std::memset(j.at, j.value, j.bytes);
+    };
+    auto const look = [](void* x) {
+      auto const& j = *static_cast<job*>(x);
+      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block in use");
+    };
+    driver::work const w{writes ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); }, new job{&t_, static_cast<unsigned char*>(p), bytes, value}};
+    if (auto const s = bench_->machine().enqueue(0, line.handle(), {&all, 1}, w); !s.ok()) t_.fail("enqueue answered " + std::string(driver::name_of(s.what)));
+  }
+
+  trial& t_;
+  int const threads_;
+  bool const maps_, alike_;  // alike: all blocks are of one size
+  memory_bench* bench_ = nullptr;
+  std::vector<lane> lanes_;
+};
 
 }  // namespace weir::tests
