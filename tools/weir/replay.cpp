@@ -26,6 +26,7 @@ struct outcome {
   double first_ns = 0, warm_ns = 0;                // an operation, on the host, without the driver's
   double first_driver_ns = 0, warm_driver_ns = 0;  // an operation; modelled on a simulated machine
   std::uint64_t created = 0, moved = 0, warm_moved = 0;
+  std::uint64_t opened_early = 0;  // blocks whose other stream was waited for because memory was short, before their c
   memory_statistics memory{};
   std::string ladder;  // of the first allocation that found no memory
 };
@@ -49,6 +50,8 @@ class player {
   // All operations in order, then gives back what is left. Returns: what the operations took
   taken play() {
     apart_ = {};
+    // A program's other streams go on while one waits for memory: without this the replay would wait for a c that only it can come to.
+    auto const short_of_memory = on_out_of_memory([this](memory_report const&) { return open_all(); });
     meter::reading const before = meter_.read();
     std::int64_t const from = base::now_ns();
     operate();
@@ -73,6 +76,7 @@ class player {
     }
   }
   std::string const& ladder() const noexcept { return ladder_; }
+  std::uint64_t opened_early() const noexcept { return opened_early_; }
 
  private:
   struct user {  // a stream that still uses a block
@@ -100,17 +104,27 @@ class player {
     if (!held.ok()) return;
     by.busy = true;
     gates_[block] = {&by, held.value};
+    closed_.push_back(block);
     deallocate(by.on, std::exchange(blocks_[block], nullptr));
   }
   void done(std::uint32_t block) {
     if (blocks_[block]) return deallocate(std::exchange(blocks_[block], nullptr));
+    if (!gates_[block].by) return;  // opened before, as memory was short
+    open(block);
+    std::erase(closed_, block);
+  }
+  void open(std::uint32_t block) {
     gate const g = std::exchange(gates_[block], {});
-    if (!g.by) return;
     apart([&] {
       require(machine_.open_gate(g.closed), "replay", "a gate", "", here::current());
       g.by->on.synchronize();
     });
     g.by->busy = false;
+  }
+  bool open_all() {  // Returns: whether one was closed
+    opened_early_ += closed_.size();
+    for (std::uint32_t const block : closed_) open(block);
+    return !std::exchange(closed_, {}).empty();
   }
   template <class Act>
   void apart(Act act) {
@@ -141,7 +155,9 @@ class player {
   std::vector<stream_ref> by_number_;
   std::deque<user> users_;
   std::vector<void*> blocks_;
-  std::vector<gate> gates_;
+  std::vector<gate> gates_;            // by block
+  std::vector<std::uint32_t> closed_;  // blocks whose gate is; few
+  std::uint64_t opened_early_ = 0;
   std::string ladder_;
 };
 
@@ -201,6 +217,7 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   out.moved = m.read().moved;
   out.memory = memory_stats(0);
   out.ladder = p.ladder();
+  out.opened_early = p.opened_early();
   if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
   if (!s.page.empty()) dump_memory_page(s.page, path.substr(path.rfind('/') + 1) + " on " + out.devices);
   return out;
@@ -224,11 +241,12 @@ double ratio(trace const& t, outcome const& o) {
 void print_json(std::string const& path, trace const& t, outcome const& o) {
   std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %g, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
               "\"first_ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"first_driver_ns_per_op\": %.1f, \"warm_driver_ns_per_op\": %.1f, "
-              "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu}\n",
+              "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
+              "\"ladders\": %llu, \"opened_early\": %llu}\n",
               quoted(path).c_str(), quoted(o.devices).c_str(), o.epsilon, t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
               static_cast<long long>(o.memory.reserved_bytes.all.peak), ratio(t, o), o.first_ns, o.warm_ns, o.first_driver_ns, o.warm_driver_ns,
               static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
-              static_cast<unsigned long long>(o.memory.num_ooms));
+              static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early));
 }
 
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
@@ -237,8 +255,9 @@ void print_text(std::string const& path, trace const& t, outcome const& o, setti
   std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  second       %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, o.warm_ns, o.warm_driver_ns);
   std::printf("  handles created %llu, moved %llu, in the second replay %llu\n", static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved));
   if (s.limit || o.memory.num_ooms || o.memory.num_alloc_retries) {
-    std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times\n", o.memory.num_ooms ? "does not fit" : "fits",
-                static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries));
+    std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times, %llu blocks in use on another stream were waited for\n",
+                o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries),
+                static_cast<unsigned long long>(o.opened_early));
   }
 }
 

@@ -114,7 +114,7 @@ class reader {
     if (*bytes > std::size_t{1} << 46) wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
     if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
     if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second) wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
-    out_.operations.push_back({*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint8_t>(*stream), trace::kind::take});
+    out_.operations.push_back({*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint16_t>(*stream), trace::kind::take});
     out_.streams = std::max(out_.streams, static_cast<std::uint32_t>(*stream) + 1);
     seen_.push_back({*bytes});
   }

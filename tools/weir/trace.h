@@ -20,7 +20,7 @@ struct trace {
   struct operation {
     std::size_t bytes;     // take
     std::uint32_t block;   // 0, 1, 2, … in the order they are taken
-    std::uint8_t stream;   // take
+    std::uint16_t stream;  // take
     kind does;
   };
   std::vector<operation> operations;
@@ -28,7 +28,7 @@ struct trace {
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
 };
 
-inline constexpr std::uint32_t most_streams = 256;  // an operation has room for no more
+inline constexpr std::uint32_t most_streams = 65536;  // an operation has room for no more
 
 // Throws: invalid_use naming the file and the line, and what is wrong with it.
 trace read_trace(std::string const& path);
