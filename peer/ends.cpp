@@ -63,7 +63,8 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
   found.in = first.in;
   found.device = first.device;
   if (first.in == driver::where::unknown_device) refuse(pointer_text(at) + " is device memory of no device of this runtime", "Copy with the runtime whose memory it is");
-  if (auto const* const shared = r.part_if_made<observe::shared_memory>()) found.foreign = first.in == driver::where::device && shared->imported(at);
+  auto const* const shared = first.in == driver::where::device ? r.part_if_made<observe::shared_memory>() : nullptr;
+  if (auto const its = shared ? shared->find(at) : std::nullopt) found.foreign = its->kind == observe::sharing::imported, found.readers = its->readers;
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to an engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
     if (last.in != driver::where::pinned) found.in = driver::where::pageable;

@@ -16,6 +16,8 @@ struct end {
   std::optional<memory::block> block;     // weir's
   memory::allocator* memory = nullptr;    // of a device block of weir's
   bool foreign = false;                   // of another process, see weir/share.h
+  std::uint64_t readers = 0;              // of shared memory: who may use it, a bit each
+  bool open_to(int reader) const { return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1; }
   bool on_host() const noexcept { return in == driver::where::pageable || in == driver::where::pinned; }
   std::string text() const;               // "gpu:1 0x7f1000"
 };

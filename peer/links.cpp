@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "peer/nvlinks.h"
+#include "peer/share.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -87,6 +88,7 @@ struct links::state {
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
     std::vector<std::uint64_t> connected{};                     // by device: the peers that memory was opened with, a bit each
     std::vector<bool> met{};                                    // pairs: all memory of `to` is open to `from`, or never will be
+    std::vector<std::uint64_t> open{};                          // by device: to whom all its memory is, or is about to be
     std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
   };
   struct look {  // at a stream that was not done with its collectives
@@ -105,6 +107,7 @@ struct links::state {
     p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
     p->connected.resize(static_cast<std::size_t>(devices));
     p->met.resize(p->pairs.size());
+    p->open.resize(p->connected.size());
     p->maps.resize(p->connected.size());
   }
 
@@ -268,6 +271,23 @@ bool links::wants_to_meet(int from, int to) {
   return my.owner.options().peer_visible && from != to && !my.in.lock()->met[my.index(from, to)];
 }
 void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
+std::uint64_t links::readers(int device) { return state_->in.lock()->open[static_cast<std::size_t>(device)]; }
+
+driver::status links::open_all(int to, std::uint64_t readers) {
+  auto& r = state_->owner;
+  if (auto const s = memory_of(to).open_to(nullptr, readers); !s.ok()) return s;
+  std::uint64_t news = 0;
+  {
+    auto p = state_->in.lock();
+    news = readers & ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
+  }
+  driver::status s;
+  if (auto* const own = r.part_if_made<exports>()) s = own->open_to(to, readers);
+  if (auto* const others = s.ok() ? r.part_if_made<imports>() : nullptr) s = others->open_to(to, readers);
+  if (!s.ok()) state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
+  return s;
+}
+
 memory::allocator& links::memory_of(int device) { return state_->memory.on(device); }
 bool links::may_be_opened(int device) {
   auto const at = static_cast<std::size_t>(device);
@@ -369,6 +389,16 @@ void grant_access(void const* block, device reader, here at) {
   if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
+  auto const* const shared = found ? nullptr : r.part_if_made<observe::shared_memory>();
+  if (auto const its = shared ? shared->find(block) : std::nullopt; its && its->in_use) {
+    if (from == its->device) return;
+    links_of(r).must_reach(from, its->device, "grant_access", at);
+    links_of(r).meet(from, its->device, at);
+    bool const own = its->kind == observe::sharing::exported;
+    require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from), "grant_access",
+            "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
+    return;
+  }
   if (!found) {
     throw invalid_use("grant_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
                       "Pass a live block of this runtime: other memory is opened by whoever made it", at);

@@ -41,6 +41,7 @@ class links {  // a part of the runtime
   // With options::peer_visible: all memory of either device is open to the other from now on, where the link was proven. Blocks: the first
   // time. What cannot be tried or opened now is asked for at the next. Returns: something may be known or open that was not
   bool meet(int a, int b, here) noexcept;
+  std::uint64_t readers(int device);  // to whom all memory of that device is open or about to be, a bit each
   // All memory that allocations of that stream of `to`, null: of all its streams, draw on is open to these devices. Throws: as open_memory
   void open_memory(int to, clock::timeline* home, std::span<int const> readers, here);
   // Throws: not_supported (no link, one that gives wrong bytes, no connection left, memory in segments), naming the pair; as prove()
@@ -52,6 +53,7 @@ class links {  // a part of the runtime
  private:
   bool wants_to_meet(int from, int to);  // options::peer_visible, and they have not yet
   void have_met(int from, int to);
+  driver::status open_all(int to, std::uint64_t readers);  // allocations and what is shared with other processes
   memory::allocator& memory_of(int device);
   struct state;
   std::unique_ptr<state> state_;

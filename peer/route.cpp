@@ -67,7 +67,7 @@ void choose(runtime::impl& r, plan& p) {
       p.reason = "the driver gives neither device access to the other";
       return;
     }
-    bool const open_out = p.dst.memory && p.dst.memory->granted(p.dst.at, p.src.device), open_in = p.src.memory && p.src.memory->granted(p.src.at, p.dst.device);
+    bool const open_out = p.dst.open_to(p.src.device), open_in = p.src.open_to(p.dst.device);
     p.untried = (open_out && out == links::trust::claimed) || (open_in && in == links::trust::claimed);
     if (p.untried) {
       p.by = route::staged;

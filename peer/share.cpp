@@ -84,9 +84,7 @@ void opened_buffer::reset() noexcept {
   auto const is = std::move(is_);
   if (!is || is->of->ended || process_was_forked()) return;
   try {
-    auto& clocks = is->home->clocks();
-    bool const done = clocks.synchronize_device(is->of->device).ok();
-    if (done && (is->reader == is->of->device || clocks.synchronize_device(is->reader).ok())) is->home->close(*is);
+    if (is->home->at_rest(*is->of)) is->home->close(*is);
   } catch (...) {}
 }
 

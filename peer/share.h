@@ -29,8 +29,8 @@ class mapped_handle {
   mapped_handle(mapped_handle&& other) noexcept { *this = std::move(other); }
   mapped_handle& operator=(mapped_handle&&) noexcept;
   driver::status map(std::size_t alignment);
-  driver::status grant(int device);
-  bool granted(int device) const noexcept { return readers_ >> device & 1; }
+  driver::status grant(int device);  // Requires: no other thread grants it
+  bool granted(int device) const noexcept { return readers_.load() >> device & 1; }
   // Requires: no work uses it. Returns: nothing is left.
   bool give_back() noexcept;
   // Requires: mapped, and known there from now on until it is unmapped.
@@ -44,7 +44,7 @@ class mapped_handle {
   driver::memory_handle handle_ = driver::memory_handle::none;
   driver::address at_ = 0;
   std::size_t bytes_ = 0;
-  std::uint64_t readers_ = 0;  // a bit a device
+  base::atomic<std::uint64_t> readers_{0};  // a bit a device
   bool mapped_ = false;
   observe::shared_memory* books_ = nullptr;  // who counts it
   int counted_for_ = -1;
@@ -70,7 +70,7 @@ class loan {
 class exports;
 class pool_books;
 struct exported {  // a block of this process: a handle of its own, or a range of a pool's
-  enum class state : std::uint8_t { lent_out, idle, looked_at };  // of a shared_buffer; kept; by one thread
+  enum class state : std::uint8_t { lent_out, idle, looked_at };  // of a shared_buffer, or a handle of a pool; kept; by one thread
   mapped_handle pages;                  // nothing: it lies in another one's
   std::shared_ptr<exported> within;
   std::size_t offset = 0, room = 0;     // there; bytes
@@ -93,6 +93,7 @@ struct exported {  // a block of this process: a handle of its own, or a range o
   std::vector<clock::timeline*> users;       // streams; capacity of last_uses is never less
   std::vector<clock::stamp> last_uses;       // idle: what must be complete before it serves again
   state is = state::looked_at;
+  int guests = 0;                            // threads that open it to a peer: it is nobody's to look at meanwhile
   bool going = false;                        // serves nobody any more; what is left of it is given back
   bool ended = false;                        // its runtime has: nothing is here any more
   exports* home = nullptr;                   // not ended
@@ -107,6 +108,10 @@ class exports {  // a part of the runtime
   static void give_back(std::shared_ptr<exported>) noexcept;
   std::uint64_t origin() const noexcept { return origin_; }
   driver::driver& machine() const noexcept { return runtime_.machine(); }
+  // Every handle of that device, or the one in which that lies, is open to these devices, a bit each, but those that are lost. A handle that comes
+  // later asks links::readers() whom it is open to.
+  driver::status open_to(int device, std::uint64_t readers);
+  driver::status open_to(void const* inside, int reader);
   std::size_t forget_idle() noexcept;  // bytes of those that no work of this process uses, whoever has opened them
 
   // For pools, which cut handles themselves ----
@@ -114,7 +119,9 @@ class exports {  // a part of the runtime
   std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
   driver::device_info about(int device, char const* operation, here) const;   // Throws: not_supported (it maps no memory), driver_error
   enum class when_short : std::uint8_t { refuses, waits };                    // for this process's work on what was given back
-  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, here);  // looked at by the caller. Throws: as take
+  // Lent out, and open to whom its device's memory is open. Throws: as take
+  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, here);
+  driver::status grant(exported&, int reader);                                // Requires: it is lent out, or a guest's
   void keep(exported&, bool going) noexcept;                                  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
   void begun(exported&, clock::timeline& home, here) noexcept;                // it serves somebody. Requires: one user, home
   bool complete(exported const&) noexcept;                                    // its last uses are
@@ -130,6 +137,10 @@ class exports {  // a part of the runtime
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
   bool wait_for_kept(int device) noexcept;  // what was given back, of pools too, and only waits for work of this process. false: there is none
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
+  driver::status grant_all(exported&, std::uint64_t readers);
+  void open_as_device(exported&, here);  // to whom all its memory is open. Throws: driver_error, out_of_memory
+  template <class Which>
+  driver::status open_some(std::uint64_t readers, Which);
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
@@ -138,6 +149,7 @@ class exports {  // a part of the runtime
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
+  base::mutex granting_;                                       // held over the driver's call: two grants of one handle at once are refused
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
   base::guarded<std::vector<std::weak_ptr<pool_books>>> pools_;
 };
@@ -168,6 +180,9 @@ class imports {  // a part of the runtime
   using files = std::array<owned_file, 2>;  // the memory; the loan's life
   // Takes the files only when it succeeds: what was refused for want of memory may be tried again with them.
   std::unique_ptr<opening> open(message const&, files&, int reader, here);
+  driver::status open_to(int device, std::uint64_t readers);    // as of exports
+  driver::status open_to(void const* inside, int reader);
+  bool at_rest(imported const&);         // Blocks: until all work of the devices that may use it is done
   void close(opening&) noexcept;         // says `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
@@ -176,6 +191,7 @@ class imports {  // a part of the runtime
   std::shared_ptr<imported> find(message const&);
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, here);
   void make_reachable(imported&, int reader, here);
+  driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
   void sweep() noexcept;                 // those not used, whose owner has them no more
   int device_named(std::string const& uuid, here);  // Requires: opening_
 

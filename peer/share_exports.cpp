@@ -2,7 +2,9 @@
 // Threads: any.
 #include <algorithm>
 #include <array>
+#include <bit>
 
+#include "peer/links.h"
 #include "peer/share_pool.h"
 #include "runtime/base/call_site.h"
 #include "runtime/base/os_socket.h"
@@ -23,7 +25,7 @@ mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   handle_ = std::exchange(other.handle_, driver::memory_handle::none);
   at_ = std::exchange(other.at_, 0);
   bytes_ = other.bytes_;
-  readers_ = std::exchange(other.readers_, 0);
+  readers_.store(other.readers_.exchange(0));
   mapped_ = std::exchange(other.mapped_, false);
   books_ = std::exchange(other.books_, nullptr);
   counted_for_ = other.counted_for_;
@@ -48,7 +50,8 @@ driver::status mapped_handle::map(std::size_t alignment) {
 driver::status mapped_handle::grant(int device) {
   if (granted(device)) return {};
   driver::status const s = machine_->grant(at_, bytes_, device);
-  if (s.ok()) readers_ |= std::uint64_t{1} << device;
+  if (s.ok()) readers_.store(readers_.load() | std::uint64_t{1} << device);
+  if (s.ok() && books_) books_->opened(at_, device);
   return s;
 }
 
@@ -56,7 +59,7 @@ bool mapped_handle::give_back() noexcept {
   try {
     if (mapped_ && !machine_->unmap(at_, bytes_).ok()) return false;
     mapped_ = false;
-    readers_ = 0;
+    readers_.store(0);
     if (auto* const books = std::exchange(books_, nullptr)) books->vanished(counted_for_, counted_as_, at_, bytes_);
     if (at_ && !machine_->unreserve(at_, bytes_).ok()) return false;
     at_ = 0;
@@ -132,7 +135,7 @@ void exports::set(exported& b, exported::state to) noexcept {
 std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
   auto all = all_.lock();
   for (auto const& b : *all) {
-    if (b->serial <= after || b->is != exported::state::idle) continue;
+    if (b->serial <= after || b->is != exported::state::idle || b->guests > 0) continue;
     b->is = exported::state::looked_at;
     return b;
   }
@@ -238,6 +241,59 @@ driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t
   return b.pages.grant(b.device);
 }
 
+driver::status exports::grant(exported& b, int reader) {
+  if (auto const s = machine().open(reader); !s.ok()) return s;
+  base::lock_guard const alone(granting_);
+  return b.pages.grant(reader);
+}
+
+driver::status exports::grant_all(exported& b, std::uint64_t readers) {
+  for (; readers; readers &= readers - 1) {
+    int const reader = std::countr_zero(readers);
+    if (clocks_.lost(reader)) continue;
+    if (auto const s = grant(b, reader); !s.ok()) return s;
+  }
+  return {};
+}
+
+// Invariant: who opens a device's memory has noted so before he looks at what there is; this looks at the note once the handle is there.
+void exports::open_as_device(exported& b, here at) {
+  auto* const ways = runtime_.part_if_made<links>();
+  for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
+    auto const s = grant_all(b, left & (~left + 1));
+    if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;  // a link that has vanished since, a reader that is lost
+    require(s, "shared_buffer", "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again", at);
+  }
+}
+
+template <class Which>
+driver::status exports::open_some(std::uint64_t readers, Which which) {
+  std::vector<std::shared_ptr<exported>> some;
+  {
+    auto const all = all_.lock();
+    some.reserve(all->size());
+    for (auto const& b : *all) {
+      if (b->is != exported::state::looked_at && !b->going && which(*b)) some.push_back(b), ++b->guests;
+    }
+  }
+  driver::status worst;
+  for (auto const& b : some) {
+    if (auto const s = grant_all(*b, readers); !s.ok()) worst = s;
+    auto const all = all_.lock();
+    --b->guests;
+  }
+  return worst;
+}
+
+driver::status exports::open_to(int device, std::uint64_t readers) {
+  return open_some(readers, [&](exported const& b) { return b.device == device; });
+}
+
+driver::status exports::open_to(void const* inside, int reader) {
+  auto const at = reinterpret_cast<std::uintptr_t>(inside);
+  return open_some(std::uint64_t{1} << reader, [&](exported const& b) { return at - reinterpret_cast<std::uintptr_t>(b.pages.data()) < b.pages.bytes(); });
+}
+
 driver::device_info exports::about(int device, char const* operation, here at) const {
   auto const info = machine().info(device);
   require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
@@ -260,8 +316,9 @@ std::vector<std::shared_ptr<pool_books>> exports::pools() const {
 }
 
 void exports::keep(exported& b, bool going) noexcept {
+  auto const hold = all_.lock();
   b.going |= going;
-  set(b, exported::state::idle);
+  b.is = exported::state::idle;
 }
 
 std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, here at) {
@@ -291,7 +348,16 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
     if (!forget(*made)) set(*made, exported::state::idle);
     throw;
   }
-  if (is.ok()) return made;
+  if (is.ok()) {
+    set(*made, exported::state::lent_out);
+    try {
+      open_as_device(*made, at);
+    } catch (...) {
+      set(*made, exported::state::idle);
+      throw;
+    }
+    return made;
+  }
   if (!forget(*made)) set(*made, exported::state::idle);
   if (is.what != driver::code::out_of_memory) throw_refusal(is, "shared_buffer", what, "Try again", at);
   memory_report r = memory_.on(device).report();
@@ -302,11 +368,14 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
 
 std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, here at) {
   auto b = find_idle(home.device(), bytes);
+  bool const kept = b != nullptr;
   if (!b) b = make(home.device(), bytes, when_short::waits, at);
   b->loans.clear();
   b->users.clear();
   b->last_uses.clear();
+  set(*b, exported::state::lent_out);
   try {
+    if (kept) open_as_device(*b, at);
     b->users.reserve(1);
     b->last_uses.reserve(1);
   } catch (...) {
@@ -316,7 +385,6 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   b->users.push_back(&home);
   b->bytes = bytes;
   begun(*b, home, at);
-  set(*b, exported::state::lent_out);
   return b;
 }
 

@@ -2,6 +2,7 @@
 // Threads: any.
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "peer/links.h"
 #include "peer/share.h"
@@ -141,6 +142,8 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     if (!b) b = bring_in(m, memory, device, at);
     b->turns.make_room();
     make_reachable(*b, reader, at);
+    auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
+    if (opened.what != driver::code::not_supported) require(opened, operation, name, "Try again: it is still the next", at);
   } catch (std::logic_error const&) {  // never: no work has seen it
     static_cast<void>(say(life, word::released));
     drop();
@@ -169,6 +172,45 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   made->reader = reader;
   sweep();
   return made;
+}
+
+driver::status imports::grant_all(imported& b, std::uint64_t readers) {
+  driver::status worst;
+  for (; readers; readers &= readers - 1) {
+    int const reader = std::countr_zero(readers);
+    if (clocks_.lost(reader) || b.pages.granted(reader)) continue;
+    auto s = runtime_.machine().open(reader);
+    if (s.ok()) s = b.pages.grant(reader);
+    if (!s.ok() && s.what != driver::code::lost) worst = s;
+  }
+  return worst;
+}
+
+driver::status imports::open_to(int device, std::uint64_t readers) {
+  base::lock_guard const alone(opening_);  // nobody comes or goes
+  std::vector<std::shared_ptr<imported>> const all = *all_.lock();
+  driver::status worst;
+  for (auto const& b : all) {
+    if (auto const s = b->device == device && !b->going ? grant_all(*b, readers) : driver::status{}; !s.ok()) worst = s;
+  }
+  return worst;
+}
+
+driver::status imports::open_to(void const* inside, int reader) {
+  base::lock_guard const alone(opening_);
+  std::vector<std::shared_ptr<imported>> const all = *all_.lock();
+  auto const at = reinterpret_cast<std::uintptr_t>(inside);
+  for (auto const& b : all) {
+    if (!b->going && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes()) return grant_all(*b, std::uint64_t{1} << reader);
+  }
+  return {driver::code::invalid};
+}
+
+bool imports::at_rest(imported const& b) {
+  for (int d = 0; d < runtime_.device_count(); ++d) {
+    if (b.pages.granted(d) && !clocks_.synchronize_device(d).ok()) return false;
+  }
+  return true;
 }
 
 void imports::close(opening& o) noexcept {

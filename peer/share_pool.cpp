@@ -262,7 +262,7 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
       want = least;
       made = exports_.make(device_, want, s.then, at);
     }
-    for (int const reader : readers_) require(made->pages.grant(reader), "share_pool", "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
+    for (int const reader : readers_) require(exports_.grant(*made, reader), "share_pool", "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
     auto b = books_.lock();
     auto& h = b->handles[made->serial];
     try {

@@ -24,7 +24,7 @@ void links::open_memory(int to, clock::timeline* home, std::span<int const> read
     all |= bit(from);
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
   }
-  auto const refused = memory_of(to).open_to(home, all);
+  auto const refused = home ? memory_of(to).open_to(home, all) : open_all(to, all);
   require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names, "Copy instead, or try again", at);
 }
 
@@ -36,7 +36,7 @@ bool links::meet(int a, int b, here at) noexcept {
       if (known(from, to) == trust::claimed && !may_try()) continue;
       news = true;
       bool const proven = may_be_opened(to) && prove(from, to, at) == trust::proven;
-      auto const opened = proven ? memory_of(to).open_to(nullptr, bit(from)) : driver::status{driver::code::not_supported};
+      auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
       if (opened.ok() || opened.what == driver::code::not_supported) have_met(from, to);
     } catch (...) {}  // another time: copies work without
   }

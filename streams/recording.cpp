@@ -111,7 +111,7 @@ void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   auto const* const shared = r.part_if_made<observe::shared_memory>();
   if (!shared) return;
   for (auto const& its : shared->segments(d)) {
-    memory_segment& s = to.emplace_back(memory_segment{its.at, its.bytes, 0, false, {}, its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported});
+    memory_segment& s = to.emplace_back(memory_segment{its.at, its.bytes, 0, false, {}, its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported, its.readers});
     std::uintptr_t next = its.at;
     auto const free_until = [&](std::uintptr_t end) {
       if (next < end) s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});

@@ -22,7 +22,8 @@ std::vector<link> links();
 bool can_access_peer(device from, device to);
 // A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device, and pinned
 // memory: nothing to do. Blocks: the first for a pair verifies the link
-// Throws: not_supported (no link, or one that gives wrong bytes), invalid_use (no block of weir's), out_of_memory (the link could not be tried), device_lost, driver_error
+// Shared memory of weir/share.h, too: then the whole handle, with what else a pool has there.
+// Throws: not_supported (no link, or one that gives wrong bytes, memory in segments), invalid_use (no block of weir's), out_of_memory (the link could not be tried), device_lost, driver_error
 void grant_access(void const* block, device reader, here = here::current());
 // The same, typed.
 template <class T>
@@ -30,7 +31,7 @@ T* peer_data(buffer const& b, device reader, here at = here::current()) {
   grant_access(b.data(), reader, at);
   return b.template data<T>();
 }
-// All memory that allocations of this stream, or of all streams of a device, those to come as well, draw on is open to these devices
+// All memory that allocations of this stream, or of all streams of a device, those to come as well, draw on, and of a device what it shares with other processes, is open to these devices
 // from now on: what is held now, and each further handle before a block of it is handed out. No copy has to be worth it first, and
 // kernels read in place at once. Such memory is not moved, and streams that it is open for take over no memory that is not. It stays so
 // until the stream ends: who leases it next begins with the device's readers. What was open then stays open; blocks handed out before from what other

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "weir/memory.h"
+#include "weir/peer.h"
 
 namespace weir {
 namespace peer {
@@ -24,6 +24,7 @@ class peer_gone : public std::runtime_error, public error {
 
 // Device memory in a handle of its own, that other processes may open: a whole number of pages (2 MiB on GPUs), and about a millisecond
 // to make, so make few and keep them. One given back is kept for the next of its size, but never while an importer may use it.
+// Other devices of this process read it after peer_data() or grant_access(), and where all memory of its device is open to them.
 // Not counted by set_memory_limit; memory_stats().exported_bytes counts it. For many, or small ones: share_pool. Ends before its runtime; afterwards it does nothing.
 class shared_buffer {
  public:
@@ -76,7 +77,8 @@ class share_pool {
   ~share_pool();  // its buffers go on
   share_pool(share_pool&&) noexcept;
   share_pool& operator=(share_pool&&) noexcept;
-  // At a multiple of 512 B. That stream, or the device's current one, is recorded. Throws: as shared_buffer's; out_of_memory beyond the limit, too
+  // At a multiple of 512 B. That stream, or the device's current one, is recorded. Blocks: before out_of_memory, for work of this process on what was
+  // given back; so does shared_buffer's. Throws: as shared_buffer's; out_of_memory beyond the limit, too
   shared_buffer allocate(size_t bytes, here = here::current());
   shared_buffer allocate(stream_ref home, size_t bytes, here = here::current());
   share_pool_statistics statistics() const;
@@ -100,12 +102,24 @@ class opened_buffer {
   // Gives it back to its owner once that stream is done with what it has been given: the owner may write there again, or use it for
   // something else. Empty afterwards. Requires: no other stream uses it. Blocks: until that stream is there
   void release(stream_ref last_use, here = here::current());
-  void reset() noexcept;          // the same. Blocks: until all work of its device, and of the one it was opened for, is done
+  void reset() noexcept;          // the same. Blocks: until all work of its device, and of those that may read it, is done
 
  private:
   friend class share_line;
   std::unique_ptr<peer::opening> is_;
 };
+
+// As of a buffer: a kernel of `reader` may then use it where it lies.
+template <class T>
+T* peer_data(shared_buffer const& b, device reader, here at = here::current()) {
+  grant_access(b.data(), reader, at);
+  return b.template data<T>();
+}
+template <class T>
+T* peer_data(opened_buffer const& b, device reader, here at = here::current()) {
+  grant_access(b.data(), reader, at);
+  return b.template data<T>();
+}
 
 // One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET), and what two processes tell each other over it, in
 // order. No call waits for the other process longer than the lease: killed or stopped, it holds up nobody for longer.

@@ -41,13 +41,21 @@ void shared_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
 
 void shared_memory::given_back(std::uintptr_t at) noexcept { books_.lock()->blocks.erase(at); }
 
-bool shared_memory::imported(void const* where) const {
+void shared_memory::opened(std::uintptr_t at, int reader) noexcept {
+  auto b = books_.lock();
+  if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.readers |= std::uint64_t{1} << (reader & 63);
+}
+
+std::optional<shared_memory::place> shared_memory::find(void const* where) const {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
   auto const next = b->mapped.upper_bound(at);
-  if (next == b->mapped.begin()) return false;
+  if (next == b->mapped.begin()) return std::nullopt;
   auto const& [first, its] = *std::prev(next);
-  return at - first < its.bytes && its.kind == sharing::imported;
+  if (at - first >= its.bytes) return std::nullopt;
+  auto const block = b->blocks.upper_bound(at);
+  bool const in_use = block != b->blocks.begin() && at - std::prev(block)->first < std::prev(block)->second.bytes;
+  return place{its.device, its.kind, its.readers, in_use};
 }
 
 void shared_memory::add_to(int device, memory_statistics& out) const {
@@ -76,7 +84,7 @@ std::vector<shared_memory::segment> shared_memory::segments(int device) const {
   std::vector<segment> out;
   for (auto const& [at, its] : b->mapped) {
     if (its.device != device) continue;
-    segment& s = out.emplace_back(segment{at, its.bytes, its.kind, {}});
+    segment& s = out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
     auto const end = b->blocks.lower_bound(at + its.bytes);
     for (auto one = b->blocks.lower_bound(at); one != end; ++one) s.blocks.push_back(one->second);
   }

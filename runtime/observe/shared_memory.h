@@ -3,6 +3,7 @@
 // Threads: any. The lock is held over no driver call.
 #pragma once
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "runtime/base/sync.h"
@@ -24,7 +25,14 @@ class shared_memory {  // a part of the runtime
   void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
-  bool imported(void const*) const;  // it lies in another process's memory
+  void opened(std::uintptr_t at, int reader) noexcept;  // that handle: the device may use it, too
+  struct place {  // where an address lies
+    int device = -1;
+    sharing kind = sharing::exported;
+    std::uint64_t readers = 0;  // devices that may use it, a bit each
+    bool in_use = false;        // a block there serves somebody
+  };
+  std::optional<place> find(void const*) const;
   void add_to(int device, memory_statistics&) const;
   void reset_peak(int device);
   void reset_accumulated(int device);
@@ -37,6 +45,7 @@ class shared_memory {  // a part of the runtime
     std::uintptr_t at = 0;
     std::size_t bytes = 0;
     sharing kind = sharing::exported;
+    std::uint64_t readers = 0;  // other devices that may use it, a bit each
     std::vector<block> blocks;  // that serve somebody, by address
   };
   std::vector<segment> segments(int device) const;  // by address
@@ -46,6 +55,7 @@ class shared_memory {  // a part of the runtime
     int device;
     std::size_t bytes;
     sharing kind;
+    std::uint64_t readers = 0;
   };
   struct of_device {
     stat exported{}, imported{};

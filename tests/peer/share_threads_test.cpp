@@ -70,5 +70,30 @@ TEST(threads_that_share, map_once_what_all_of_them_open) {
   EXPECT_EQ(b.importers(), 0);
 }
 
+TEST(threads_that_share, find_all_of_it_open_to_peers_once_that_was_said_whatever_comes_and_goes) {
+  test::machine m({.devices = 3, .memory = 64_MiB});
+  base::atomic<int> open{0};  // readers so far
+  on_all_threads(m, [&](int t) {
+    share_pool pool({.on = 0, .handle_bytes = 2_MiB});
+    auto const spare = [&] { return m.get().part<peer::exports>().forget_idle() > 0; };
+    for (int round = 0; round < 60; ++round) {
+      if (t == 0 && round % 25 == 20) {
+        int const next = open.load() + 1;
+        open_memory(device(0), {device(next)});
+        open.store(next);
+      }
+      int const readers = open.load();
+      shared_buffer const b(bytes * std::size_t(1 + round % 3 * 200), 0), of_pool = pool.allocate(bytes);
+      for (auto const* one : {&b, &of_pool}) {
+        for (int d = 1; d <= readers; ++d) {
+          auto const its = m.get().part<observe::shared_memory>().find(one->data());
+          ASSERT_TRUE(its && its->readers >> d & 1) << "gpu:" << d;
+        }
+      }
+      if (round % 7 == t) (void)spare();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace weir

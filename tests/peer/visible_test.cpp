@@ -4,7 +4,7 @@
 
 #include "peer/links.h"
 #include "tests/memory/counted_calls.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/peer/share_fixture.h"
 #include "tests/support/sanitized.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
@@ -322,6 +322,95 @@ TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_rea
       SCOPED_TRACE(std::string(name) + " " + std::to_string(k));
       expect_whole(m);
       if (HasFailure()) return;
+    }
+  }
+}
+
+using test::sharing::shared_kinds;
+
+TEST(visible, with_the_option_what_is_shared_with_other_processes_is_open_as_other_memory_is) {
+  test::machine m(three(), {.peer_visible = true});
+  void const* kept = nullptr;
+  {
+    shared_buffer const b(9_MiB, 0);
+    kept = b.data();
+  }
+  shared_kinds before;
+  EXPECT_FALSE(before.any_open_to(1)) << "they have nothing to do with each other yet";
+  copy(buffer(64, {.on = device(1)}).data(), buffer(64, {.on = device(0)}).data(), 64);
+  before.expect_readable_by(m, 1);
+  EXPECT_FALSE(before.any_open_to(2));
+  shared_kinds after;
+  after.expect_readable_by(m, 1);
+  shared_buffer const again(9_MiB, 0);
+  ASSERT_EQ(again.data(), kept);
+  read_in_place(again.data(), again.size(), 1);
+  grant_access(before.own.data(), device(2));  // then they meet
+  after.expect_readable_by(m, 2);
+  expect_whole(m);
+}
+
+TEST(visible, of_a_device_shared_memory_is_meant_too) {
+  test::machine m(three());
+  shared_kinds before;
+  open_memory(device(0), {device(2)});
+  before.expect_readable_by(m, 2);
+  shared_kinds().expect_readable_by(m, 2);
+  EXPECT_FALSE(before.any_open_to(1));
+  m.control().lose(2);
+  try {
+    synchronize(device(2));
+  } catch (device_lost const&) {}
+  EXPECT_NE(shared_buffer(20_MiB, 0).data(), nullptr) << "a reader that is lost is left out";
+}
+
+TEST(visible, shared_memory_is_granted_by_its_address_and_refused_by_name) {
+  test::machine m(three());
+  shared_kinds all;
+  EXPECT_EQ(peer_data<char>(all.own, device(1)), all.own.data<char>());
+  EXPECT_EQ(peer_data<char>(all.opened, device(1)), all.opened.data<char>());
+  EXPECT_EQ(peer_data<char>(all.pooled, device(0)), all.pooled.data<char>());
+  grant_access(all.pooled.data<char>() + 17, device(1));
+  all.expect_readable_by(m, 1);
+  void const* const gone = all.own.data();
+  all.own.reset();
+  EXPECT_NE(what_is_refused([&] { grant_access(gone, device(1)); }), "") << "nobody has it";
+  m.control().cut(2, 0);
+  EXPECT_NE(what_is_refused([&] { grant_access(all.pooled.data(), device(2)); }), "");
+  EXPECT_NE(what_is_refused([&] { peer_data<char>(all.opened, device(2)); }), "");
+  EXPECT_NE(what_is_refused([] { peer_data<char>(shared_buffer(), device(1)); }), "");
+}
+
+TEST(visible, an_opened_buffer_ends_after_the_work_of_all_who_may_read_it) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    test::machine m(three(seed));
+    shared_kinds all;
+    auto const* const at = peer_data<char>(all.opened, device(2));
+    bool came = false;
+    for (int i = 0; i < 3; ++i) launch(current_stream(device(2)), {reads(at, 64)}, [](auto) {}, [&, i] { came = i == 2; });
+    all.opened.reset();
+    EXPECT_TRUE(came) << "its owner may write there now, seed " << seed;
+    synchronize(device(2));
+  }
+}
+
+TEST(visible, at_every_call_that_fails_shared_memory_is_open_or_the_call_throws) {
+  for (char const* const name : {"grant", "open", "map"}) {
+    for (std::uint64_t k = 1; k <= 8; ++k) {
+      test::machine m(three(k));
+      shared_kinds const old;
+      m.control().fail_call(name, k, driver::code::failed);
+      bool open = false;
+      for (int i = 0; i < 3; ++i) {
+        try {
+          if (!open) open_memory(device(0), {device(1), device(2)}), open = true;
+          shared_kinds all;
+          for (int const reader : {1, 2}) all.expect_readable_by(m, reader);
+        } catch (driver_error const&) {
+        } catch (out_of_memory const&) {}
+      }
+      EXPECT_TRUE(open) << name << " " << k;
+      m.control().forget_failures();
     }
   }
 }
