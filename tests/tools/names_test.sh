@@ -1,17 +1,39 @@
 #!/usr/bin/env bash
-# Every name weir::… of docs/coming-from-pytorch.md is declared in include/weir; and one that is not is found.
+# Every name weir::… of the README and the docs is declared in include/weir, every test `suite.what_it_says…` they name is there;
+# and one that is not is found.
 # Usage: names_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cat "$root"/include/weir/*.h | grep -oE '[A-Za-z0-9_]+' | sort -u > "$work/declared"
+grep -rhoE 'TEST(_F|_P)?\([a-z0-9_]+, *[a-z0-9_]+' "$root/tests" | sed -E 's/^TEST(_F|_P)?\(//; s/, */./' | sort -u > "$work/tests"
+
+names() { { grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' || true; } | sort -u; }
 unknown() {  # of the text on stdin: names that no public header has
-  grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' | sort -u | while IFS= read -r name; do
+  names | while IFS= read -r name; do
     for part in ${name//::/ }; do
-      [ "$part" = weir ] || grep -qrw -- "$part" "$root/include/weir" || echo "$name"
+      [ "$part" = weir ] || grep -qx -- "$part" "$work/declared" || echo "$name"
     done
   done
 }
+# `suite.case`, of which the end of a case may be left out (…), or all cases meant (*); what has fewer words is a member or a file.
+tests() { { grep -oE '`[a-z0-9_]+\.[a-z0-9_]*(…|\*)?`' | tr -d '`' | grep -E '(…|\*)$|\..*_.*_' || true; } | sort -u; }
+untested() {  # of the text on stdin: tests that are not there
+  tests | while IFS= read -r name; do
+    case $name in
+      *… | *\*) head=${name%…}; head=${head%\*}; grep -q -- "^${head//./\\.}" "$work/tests" || echo "$name" ;;
+      *) grep -qxF -- "$name" "$work/tests" || echo "$name" ;;
+    esac
+  done
+}
 [ "$(echo 'as `weir::empty_cash` does' | unknown)" = weir::empty_cash ] || { echo "a wrong name was not found"; exit 1; }
-wrong=$(unknown < "$root/docs/coming-from-pytorch.md")
-[ -z "$wrong" ] || { echo "docs/coming-from-pytorch.md names what is not there:"; echo "$wrong"; exit 1; }
-known=$(grep -o 'weir::[a-z0-9_]*' "$root/docs/coming-from-pytorch.md" | sort -u | wc -l)
-[ "$known" -gt 40 ] || { echo "only $known names were looked for"; exit 1; }
+[ "$(echo '`peers.a_cat_sat…`, `nobodys.*`, `peers.on_the_mat`' | untested | xargs)" = 'nobodys.* peers.a_cat_sat… peers.on_the_mat' ] || { echo "a test that is not there was not found"; exit 1; }
+failed=0
+for page in "$root"/README.md "$root"/docs/*.md "$root"/docs/*/*.md; do
+  wrong=$(unknown < "$page"; untested < "$page")
+  [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
+done
+known=$(names < "$root/docs/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*.md | tests | wc -l)
+[ "$known" -gt 40 ] && [ "$tested" -gt 60 ] || { echo "only $known names and $tested tests were looked for"; failed=1; }
+exit $failed
