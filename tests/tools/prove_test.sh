@@ -41,4 +41,15 @@ prove "$1"
 check "a run that fails" [ "$status" = 1 ]
 check "why it does" grep -q '^why$' "$work/err"
 check "how many did" grep -qE '; [1-9][0-9]* jobs failed$' "$work/out"
+for wrong in WEIR_PROVE_JOBS=many WEIR_TEST_BASE_SEED=1e6; do
+  status=0
+  env "$wrong" "$1/tools/prove" 20000 "$work" > "$work/out" 2> "$work/err" || status=$?
+  check "$wrong" [ "$status" = 2 ]
+  check "$wrong is named" grep -q "$wrong is no" "$work/err"
+done
+status=0
+"$1/tools/planted" "$work/nowhere" > "$work/out" 2> "$work/err" || status=$?
+check "no planted defects" [ "$status" = 2 ]
+check "that it says so" grep -q 'nowhere has no planted defects' "$work/err"
+check "no table" [ ! -s "$work/out" ]
 exit $failed

@@ -69,6 +69,12 @@ has out "weir/build/release/bin/trainer --text $work/book.txt --steps 3 in $work
 weir demo --text mine.txt
 has out 'trainer --text mine.txt in'
 if grep -q 'book' "$work/calls"; then echo "FAILED: a text of one's own fetches no book"; failed=1; fi
+weir prove abc
+is "no number of runs" 1
+has err "not 'abc'"
+if [ -s "$work/calls" ]; then echo "FAILED: something was built for it:"; cat "$work/calls"; failed=1; fi
+weir help
+for command in info doctor replay snapshot bench; do has out "weir ARGS .*$command"; done
 weir tset
 is "an unknown command" 1
 has err "no command 'tset'"
