@@ -17,9 +17,9 @@ namespace weir::peer {
 
 struct wishes {  // of a thread, and what it remembers
   route by = route::automatic;
+  bool down = false;        // its last short copy left the device
   std::vector<int> lent{};  // ordinals
   streams::pinned_uses known{};
-  bool down = false;        // its last short copy left the device
 
   using own = base::thread_pointer<wishes, static_cast<wishes*>(nullptr)>;  // null: none yet, or the thread ends
   ~wishes() { own::value = nullptr; }

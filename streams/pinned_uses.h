@@ -50,9 +50,9 @@ class pinned_uses {
 
  private:
   static inline constinit base::atomic<std::uint64_t> version_{1};
-  std::array<pinned_spot, 8> all_{};
   std::uint64_t seen_ = 0;
   std::size_t next_ = 0;
+  std::array<pinned_spot, 8> all_{};  // last: the first of these is looked at with what is before it
 };
 
 }  // namespace weir::streams

@@ -94,7 +94,10 @@ struct loaded {
 loaded const& load();
 
 code meaning_of(CUresult) noexcept;
-inline status to_status(CUresult r) noexcept { return {meaning_of(r), static_cast<int>(r)}; }
+inline status to_status(CUresult r) noexcept {
+  if (r == CUDA_SUCCESS) [[likely]] return {};
+  return {meaning_of(r), static_cast<int>(r)};
+}
 std::string describe(CUresult);  // for a person who asks why there is no GPU
 
 // Fork and exit. Called after cuInit: what is registered last runs first at exit, so the flag is up before libcuda goes.
