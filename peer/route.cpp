@@ -23,6 +23,7 @@ struct plan {
   std::size_t bytes = 0;
   route by = route::automatic;
   char const* reason = "";
+  bool dst_open = false, src_open = false;  // to the other end's device
   bool untried = false;  // the memory is open to the peer, and nobody knows yet what the link does to bytes
 };
 
@@ -67,12 +68,12 @@ void choose(runtime::impl& r, plan& p) {
       p.reason = "the driver gives neither device access to the other";
       return;
     }
-    bool const open_out = p.dst.open_to(p.src.device), open_in = p.src.open_to(p.dst.device);
-    p.untried = (open_out && out == links::trust::claimed) || (open_in && in == links::trust::claimed);
+    p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
+    p.untried = (p.dst_open && out == links::trust::claimed) || (p.src_open && in == links::trust::claimed);
     if (p.untried) {
       p.by = route::staged;
       p.reason = "the memory is open to the peer, but the link could not be tried to the end";
-    } else if (open_out || open_in) {
+    } else if (p.dst_open || p.src_open) {
       p.reason = "device to device over the link: the memory is granted to the peer";
     } else {
       p.reason = "device to device by the driver: the memory is not granted to the peer until enough has been copied";
@@ -146,8 +147,8 @@ struct marks_host {  // whatever was enqueued uses it
 };
 
 void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
-  int const other_device = line.device() == p.src.device ? p.dst.device : p.src.device;
-  auto& other = streams::current_line(r, other_device);
+  bool const from_here = line.device() == p.src.device, far_open = from_here ? p.dst_open : p.src_open;
+  auto& other = streams::current_line(r, from_here ? p.dst.device : p.src.device);
   auto const refused = [&](driver::status s) {
     throw_refusal(s, "copy", text_of(p), "The streams of both devices could not be ordered: the same call may be made again", at);
   };
@@ -156,14 +157,14 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
     if (later.wait(earlier.now()).ok()) return;
     if (auto const done = r.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done);
   };
-  auto const& far = line.device() == p.src.device ? p.dst : p.src;
+  auto const& far = from_here ? p.dst : p.src;
   // Another process's memory is ordered by what the two say to each other: no stream of its device here has to do with it, and work given
   // there would make two processes take turns on that device (0.1 ms each time).
   bool const alone = far.foreign && p.by == route::peer;
   if (auto const before = alone ? driver::status{} : line.wait(other.now()); !before.ok()) refused(before);
   if (p.by == route::staged) {
-    auto& from = line.device() == p.src.device ? line : other;
-    auto& to = line.device() == p.src.device ? other : line;
+    auto& from = from_here ? line : other;
+    auto& to = from_here ? other : line;
     if (auto const before = other.wait(line.now()); !before.ok()) refused(before);
     mark(p.src, from, at);
     mark(p.dst, to, at);
@@ -183,7 +184,7 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
     streams::enqueue_peer_copy(line, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
   }
   if (!alone) order_after(other, line);
-  if (far.memory && (p.untried || (p.by == route::peer && !far.memory->granted(far.at, line.device())))) {
+  if (far.memory && (p.untried || (p.by == route::peer && !far_open))) {
     r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
   }
 }
