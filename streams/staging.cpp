@@ -24,7 +24,7 @@ constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a s
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
 constexpr std::size_t fetch_chunk = std::size_t{16} << 20;   // a function of the host holds the stream after each: few of them
 constexpr std::size_t fetch_last = std::size_t{8} << 20;     // and the last ones
-constexpr std::size_t fetch_room = std::size_t{48} << 20, fetch_slots = 12;
+constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
 constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
@@ -336,10 +336,10 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   manner how = *my.to_fetch.lock();
-  how.chunk = fetch_chunk;
+  how.chunk = std::clamp(how.room / least_fetch_slots, finest_chunk, fetch_chunk);
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
-  std::vector<slot> slots = my.slots_for(line, bytes, std::min(fetch_slots, fetch_room / chunk), chunk, where);
+  std::vector<slot> slots = my.slots_for(line, bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
   auto const job = std::make_shared<fetch>(crew, sizes.size());
   job->slots = slots.size();

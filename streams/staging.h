@@ -52,7 +52,7 @@ class staging {  // a part of the runtime
   };
   static constexpr std::size_t largest_slot = std::size_t{8} << 20;
   void fill_by(manner) noexcept;   // copies to a device, from now on
-  void fetch_by(manner) noexcept;  // copies to a caller who waits
+  void fetch_by(manner) noexcept;  // copies to a caller who waits; of others the room alone
   void work_by(copy_crew::manner) noexcept;  // threads: 0 as usual
 
   int threads() const noexcept;            // of the crew; 0: staged by the calling thread

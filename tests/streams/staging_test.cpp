@@ -120,8 +120,9 @@ TEST(staging, where_nothing_moves_by_itself_the_calling_thread_stages) {
 
 TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
   // Without threads of its own the crew copies nothing until somebody must have it: the last moment, every time.
-  test::machine m({.devices = 1, .memory = 128_MiB, .how = simulated::running::stepped});
-  std::size_t const n = 64_MiB + 3;  // more chunks than slots
+  test::machine m({.devices = 1, .memory = 32_MiB, .how = simulated::running::stepped});
+  m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .room = 3_MiB});
+  std::size_t const n = 9_MiB + 3;  // more chunks than slots
   buffer a(n, {.on = device(0)});
   auto const source = pattern(n, 6);
   stream s{device(0)};
