@@ -27,9 +27,10 @@ namespace {
 using patterns::measured;
 
 struct of_weir {
-  stream_ref on;
+  stream_ref on, other;
   size_t alignment = natural;
   void* take(size_t bytes) const { return allocate(on, bytes, alignment); }
+  void mark(void* p) const { record_stream(p, other); }
   void give(void* p) const { deallocate(p); }
   void give_after_use(void* p) const { deallocate(on, p); }
 };
@@ -40,6 +41,7 @@ struct of_malloc {
     asm volatile("" : "+r"(p) : : "memory");  // a block nobody looks at may not be optimised away
     return p;
   }
+  void mark(void*) const {}
   void give(void* p) const { std::free(p); }
   void give_after_use(void* p) const { std::free(p); }
 };
@@ -108,9 +110,9 @@ std::vector<pattern> all_patterns() {
   return all;
 }
 
-// Only when they are named: where the time of `threadsN` goes.
+// Only when they are named: a block marked for another stream, and where the time of `threadsN` goes.
 std::vector<pattern> more_patterns() {
-  std::vector<pattern> all;
+  std::vector<pattern> all{{"marked"}};
   for (int t = 2; t <= most_threads; t *= 2) {
     all.push_back({"beside" + std::to_string(t), 1, t, patterns::threads_work::beside_arithmetic});
     all.push_back({"turns" + std::to_string(t), 1, t, patterns::threads_work::in_turn});
@@ -134,6 +136,9 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "churn16-4K") return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
   if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
   if (p.name == "churn64K-64M") return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
+  if constexpr (requires { one.mark(nullptr); }) {
+    if (p.name == "marked") return std::make_unique<patterns::marked<allocator>>(one);
+  }
   if (p.name == "handoff") return std::make_unique<patterns::handoff<Make>>(make);
   if (p.name == "live516") {
     auto look = [&out, reserved, before = size_t{0}](bool taken) mutable {
@@ -155,7 +160,7 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
 
 std::vector<contender> contenders(std::vector<stream> const& streams) {
   std::vector<contender> all;
-  auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref()}; };
+  auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref(), streams.back().ref()}; };
   auto const held = [] { return static_cast<size_t>(memory_stats(0).reserved_bytes.all.current); };
   all.push_back({"weir", [=](pattern const& p, figures& f) {
     empty_cache();
@@ -172,7 +177,7 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
   auto const giving = library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
   if (!taking || !giving) return all;
   all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
-    if (p.name == "live516") return nullptr;  // minutes
+    if (p.name == "live516" || p.name == "marked") return nullptr;  // minutes; it knows no marks
     return enter(p, f, [=, &streams](int t) { return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()}; }, {}, 16);
   }});
   return all;

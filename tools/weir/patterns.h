@@ -61,6 +61,27 @@ class pairs final : public measured {
   std::size_t bytes_, n_;
 };
 
+// The same with a block that another stream is noted to use, before it goes.
+template <class Allocator>
+class marked final : public measured {
+ public:
+  explicit marked(Allocator a) : from_(a), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
+  double round() override {
+    return ns_each(n_, [this](std::size_t n) { run(n); });
+  }
+
+ private:
+  void run(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) {
+      void* const p = from_.take(512);
+      from_.mark(p);
+      from_.give(p);
+    }
+  }
+  Allocator from_;
+  std::size_t n_;
+};
+
 // Random replacement in a set of live blocks, sizes spread evenly over the logarithm.
 template <class Allocator>
 class churn final : public measured {
