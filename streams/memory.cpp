@@ -83,6 +83,7 @@ bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_dealloc
 
 void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) { return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at); }
 void detail::deallocate_slowly(void* p, here at) {
+  if (memory::quick_deallocate_marked(nullptr, p)) return;
   note_end(p, at);
   if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of the parent's block
   if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
@@ -92,6 +93,7 @@ void detail::deallocate_slowly(void* p, here at) {
 
 void deallocate(stream_ref last_use, void* p, here at) {
   if (memory::quick_deallocate_used(detail::stream_access::line(last_use), p) || !p || process_was_forked()) return;
+  if (memory::quick_deallocate_marked(detail::stream_access::line(last_use), p)) return;
   clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
   note_end(p, at);
   if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
@@ -104,8 +106,12 @@ void deallocate(stream_ref last_use, void* p, here at) {
 }
 
 void record_stream(void const* p, stream_ref user, here at) {
+  if (memory::quick_mark(detail::stream_access::line(user), p)) return;
   clock::timeline& line = streams::line_or_throw(user, "record_stream", at);
-  if (memory::allocator* const a = device_owner(p, line)) return a->mark(p, line, at);
+  if (memory::allocator* const a = device_owner(p, line)) {
+    a->mark(p, line, at);
+    return memory::remember_user(line);
+  }
   if (auto* const host = pinned_owner(p, line)) {
     if (host->find(p)) return host->mark(p, line);
     throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block", "It was freed before: record the stream while the block is held", at);

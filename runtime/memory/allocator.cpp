@@ -285,12 +285,11 @@ clock::timeline* device_allocator::busy_user(void* p, clock::timeline* last_use)
   slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
   clock::timeline* const its = b.cut ? (n ? n->home : nullptr) : b.whole->home;
   if (busy(its)) return its;
-  if (n || !b.cut) {
-    for (clock::timeline* t : n ? n->marks : b.whole->marks) {
-      if (busy(t)) return t;
-    }
-  }
-  return busy(last_use) ? last_use : nullptr;
+  clock::timeline* found = nullptr;
+  each_mark(b, [&](clock::timeline* t) {
+    if (!found && busy(t)) found = t;
+  });
+  return found ? found : busy(last_use) ? last_use : nullptr;
 }
 
 void device_allocator::forget_user(void* p, clock::timeline& user) noexcept {
@@ -299,12 +298,12 @@ void device_allocator::forget_user(void* p, clock::timeline& user) noexcept {
   base::owned_lock hold(m.lock);
   located const b = locate(*r, reinterpret_cast<address>(p));
   if (!b.live) return;
-  auto const forget = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks, clock::timeline* own) {
+  unmark(b, user);
+  auto const forget = [&](clock::timeline*& home, clock::timeline* own) {
     if (home == &user) home = own;
-    std::erase(marks, &user);
   };
-  if (!b.cut) forget(b.whole->home, b.whole->marks, m.home.load());
-  else if (slab::note* const n = b.cut->note_of(b.index)) forget(n->home, n->marks, nullptr);
+  if (!b.cut) forget(b.whole->home, m.home.load());
+  else if (slab::note* const n = b.cut->note_of(b.index)) forget(n->home, nullptr);
 }
 
 void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
@@ -326,6 +325,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     clock::timeline& home = *m.home.load();
     if (runtime_.witness()) [[unlikely]] tell_freed(b, home, last_use, at);
     boost::container::small_vector<clock::stamp, 4> stamps;
+    clock::timeline* first_of = nullptr;  // whose is the first of them
     std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
       if (!t) return;
@@ -334,15 +334,13 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         since = s.n;
         return;
       }
-      if (std::find(stamps.begin(), stamps.end(), s) == stamps.end() && (deterministic_ || !passed(home, s, since))) stamps.push_back(s);
+      if (std::find(stamps.begin(), stamps.end(), s) != stamps.end() || (!deterministic_ && passed(home, s, since))) return;
+      if (stamps.empty()) first_of = t;
+      stamps.push_back(s);
     };
     slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
     add(b.cut ? (n && n->home ? n->home : &home) : b.whole->home);
-    if (n) {
-      for (clock::timeline* t : n->marks) add(t);
-    } else if (!b.cut) {
-      for (clock::timeline* t : b.whole->marks) add(t);
-    }
+    each_mark(b, add);
     add(last_use);
 
     auto const pool = b.cut ? observe::size_pool::small : observe::size_pool::large;
@@ -351,8 +349,9 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     if (announced_) [[unlikely]] machine_.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
     bool due = false;
-    if (someone_waits && cache && b.cut && !n && post(m, *cache, {b.cut, b.index}, *last_use, stamps.front(), due)) {
-      if (due) to_fence.push_back(last_use);
+    bool const may_gather = stamps.size() == 1 && cache && b.cut && !n && may_wait_in_outbox(*r, p, *first_of);
+    if (may_gather && post(m, *cache, {b.cut, b.index}, *first_of, stamps.front(), due)) {
+      if (due) to_fence.push_back(first_of);
     } else if (someone_waits) {
       due |= deterministic_ || m.held_since_fence + rounded >= fence_after(m, 8);
       for (clock::stamp const s : stamps) {
@@ -397,7 +396,7 @@ void device_allocator::tell_freed(located const& b, clock::timeline& home, clock
   };
   slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
   add(b.cut ? (n && n->home ? n->home : &home) : b.whole->home);
-  for (clock::timeline const* t : n ? n->marks : b.cut ? std::vector<clock::timeline*>{} : b.whole->marks) add(t);
+  each_mark(b, add);
   add(last_use);
   runtime_.witness()->freed(b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, {users, ended}, at);
 }
@@ -408,16 +407,13 @@ void device_allocator::mark(void const* p, clock::timeline& user, here at) {
   base::owned_lock hold(m.lock);
   located const b = must_locate(p, r, "record_stream", at);
   clock::timeline* const home = m.home.load();
-  std::vector<clock::timeline*>* marks;
   if (b.cut) {
     slab::note* const n = b.cut->note_of(b.index);
-    if (&user == (n && n->home ? n->home : home)) return;
-    marks = &b.cut->noted_at(b.index).marks;
-  } else {
-    if (&user == b.whole->home) return;
-    marks = &b.whole->marks;
+    if (&user != (n && n->home ? n->home : home)) b.cut->mark(b.index, user);
+    return;
   }
-  if (std::find(marks->begin(), marks->end(), &user) == marks->end()) marks->push_back(&user);
+  auto& marks = b.whole->marks;
+  if (&user != b.whole->home && std::find(marks.begin(), marks.end(), &user) == marks.end()) marks.push_back(&user);
 }
 
 void device_allocator::rebind(void* p, clock::timeline& to, here at) {
@@ -430,16 +426,9 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   {
     base::owned_lock hold(m.lock);
     located const b = must_locate(p, r, "rebind", at);
-    auto const users = [&](clock::timeline* home, std::vector<clock::timeline*> const& marks) {
-      before.push_back(home->now());
-      for (clock::timeline* t : marks) before.push_back(t->now());
-    };
-    if (b.cut) {
-      slab::note const* const n = b.cut->note_of(b.index);
-      users(n && n->home ? n->home : m.home.load(), n ? n->marks : std::vector<clock::timeline*>{});
-    } else {
-      users(b.whole->home, b.whole->marks);
-    }
+    slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
+    before.push_back((!b.cut ? b.whole->home : n && n->home ? n->home : m.home.load())->now());
+    each_mark(b, [&](clock::timeline const* t) { before.push_back(t->now()); });
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
@@ -449,16 +438,8 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   located const b = must_locate(p, r, "rebind", at);
   if (auto* const w = runtime_.witness()) [[unlikely]] w->handed_over({device_, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
   // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
-  auto hand_over = [&](clock::timeline*& home, std::vector<clock::timeline*>& marks) {
-    home = &to;
-    std::erase(marks, &to);
-  };
-  if (b.cut) {
-    auto& n = b.cut->noted_at(b.index);
-    hand_over(n.home, n.marks);
-  } else {
-    hand_over(b.whole->home, b.whole->marks);
-  }
+  (b.cut ? b.cut->noted_at(b.index).home : b.whole->home) = &to;
+  unmark(b, to);
 }
 
 std::optional<block> device_allocator::find(void const* p) const noexcept {

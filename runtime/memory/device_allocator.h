@@ -130,6 +130,12 @@ class device_allocator final : public allocator {
   void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;  // likewise
   void tell_freed(located const&, clock::timeline& home, clock::timeline* last_use, here) const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;
+  template <class Do>
+  static void each_mark(located const& b, Do act) {  // each stream that it is marked for
+    if (b.cut) return b.cut->each_mark(b.index, act);
+    for (clock::timeline* const t : b.whole->marks) act(t);
+  }
+  static void unmark(located const& b, clock::timeline& user) noexcept { b.cut ? b.cut->unmark(b.index, user) : (void)std::erase(b.whole->marks, &user); }
   static located locate(region&, address) noexcept;
   located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock
   region* must_find(void const*, char const* operation, here) const;
@@ -215,6 +221,7 @@ class device_allocator final : public allocator {
   void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
   held_block const* worth_a_wait(stream_memory& mine, request const&);
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
+  static void note_waiting(stream_memory&) noexcept;             // what outboxes hold, for the peaks, before any block is pending no more. Requires: its lock
   void settled(stream_memory&, held_block const&, std::uint64_t freed) noexcept;  // nobody uses it after the arena's stamp `freed`. Requires: its lock
   std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});  // asks the driver about so many fronts, then settles
   std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0});

@@ -48,11 +48,15 @@ class outbox {
   pending_blocks::room& room() noexcept { return room_; }
   void set_taken() noexcept {  // what slots() shows is somebody else's now. Requires: as slots()
     gone_bytes_ = bytes_.get();
+    told_here_ = {};
     taken_ = true;
   }
   std::int64_t held_bytes() const noexcept { return bytes_.get() - gone_bytes_; }
-  std::int64_t given_bytes() const noexcept { return bytes_.get(); }                                      // ever
-  std::int64_t given() const noexcept { return static_cast<std::int64_t>(head_.get() / one_given); }      // slots, ever
+  // What was put in with the lock the tally of its memory counts: as given back, and as pending. The rest is counted here.
+  struct sums { std::int64_t slots = 0, bytes = 0; };
+  void note_told(std::int64_t bytes) noexcept { ++told_.slots, told_.bytes += bytes, ++told_here_.slots, told_here_.bytes += bytes; }
+  sums untold() const noexcept { return {static_cast<std::int64_t>(head_.get() / one_given) - told_.slots, bytes_.get() - told_.bytes}; }  // ever
+  sums untold_here() const noexcept { return {static_cast<std::int64_t>(count()) - told_here_.slots, held_bytes() - told_here_.bytes}; }
   void end() noexcept {    // until it is for another memory it keeps none of the host's. Requires: shut, empty
     user_ = nullptr;
     room_ = {};
@@ -69,6 +73,7 @@ class outbox {
   std::uint64_t n_ = 0;                          // with `user_` the stamp
   base::single_writer<std::int64_t> bytes_;      // given back here ever
   std::int64_t gone_bytes_ = 0;                  // of these, not here any more; whoever has the lock and has kept the owner out
+  sums told_, told_here_;                        // put in with the lock: ever, and those that are here
   pending_blocks::room room_;                    // so that what is in it can always go home
   std::array<slabs::taken, most_slots> slots_{}; // the first count() of them
 };

@@ -78,6 +78,12 @@ void device_allocator::settled(stream_memory& m, held_block const& b, std::uint6
   });
 }
 
+void device_allocator::note_waiting(stream_memory& m) noexcept {
+  std::int64_t bytes = 0;
+  for (thread_cache const* c : m.caches) bytes += c->out.untold_here().bytes;
+  if (bytes) m.counts.also_waiting(bytes);
+}
+
 std::size_t device_allocator::settle(stream_memory& m) {
   clock::timeline& home = *m.home.load();
   std::size_t bytes = 0;
@@ -88,6 +94,7 @@ std::size_t device_allocator::settle(stream_memory& m) {
         return yes;
       },
       [&](held_block const& b) {
+        if (bytes == 0) note_waiting(m);
         bytes += b.bytes;
         settled(m, b, b.since);
       });
@@ -152,6 +159,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
       return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
     if (other->pending.take(home.id(), suits, b)) {
+      note_waiting(*other);
       other->counts.held_no_more(observe::size_pool::large, b.bytes);
       tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
       b.whole->is = state::live;

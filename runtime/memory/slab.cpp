@@ -20,6 +20,30 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   return best;
 }
 
+void slab::say_more(std::uint32_t i) noexcept {
+  if (!marks_room) return;
+  for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known | more);) {}
+}
+
+void slab::mark(std::uint32_t i, clock::timeline& user) {
+  if (!marks_room) {
+    auto room = std::make_unique<first_mark[]>(slots);
+    for (auto const& [noted, n] : notes) room[noted].store(more);
+    marks_room = std::move(room);
+    marks.store(marks_room.get(), base::memory_order_release);
+  }
+  if (mark_first(marks_room.get(), i, user)) return;
+  auto& others = noted_at(i).marks;
+  if (std::find(others.begin(), others.end(), &user) == others.end()) others.push_back(&user);
+}
+
+void slab::unmark(std::uint32_t i, clock::timeline& user) noexcept {
+  if (first_marked(i) == &user) {
+    for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known & more);) {}
+  }
+  if (note* const n = note_of(i)) std::erase(n->marks, &user);
+}
+
 void slabs::list(slab& s) noexcept {
   slab*& head = open_[static_cast<std::size_t>(s.size_class)];
   s.before = nullptr;
@@ -60,6 +84,7 @@ slabs::taken slabs::take(int c, std::size_t requested) {
   auto node = spare.extract(spare.begin());
   node.key() = i;
   s->notes.insert(std::move(node));
+  s->say_more(i);
   s->byte(i).set(static_cast<std::uint8_t>(slot::live) | slot_bits::noted);
   return {s, i};
 }
@@ -135,7 +160,8 @@ piece& slabs::remove(slab& s) noexcept {
   --counts_[static_cast<std::size_t>(s.size_class)];
   --empties_[static_cast<std::size_t>(s.size_class)];
   piece& run = *std::exchange(s.run, nullptr);
-  s.known.reset(), s.free_bits.reset();
+  s.marks.store(nullptr);
+  s.known.reset(), s.free_bits.reset(), s.marks_room.reset();
   s.slots = s.free = 0;
   run.in->leave(run);
   run.is = state::live;
@@ -166,7 +192,10 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who) co
       bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
       if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
       if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
-      if (s->has_note(i) != (s->notes.count(i) != 0)) wrong.push_back(name + "noted slots have their note");
+      bool const noted = s->notes.count(i) != 0;
+      std::uintptr_t const mark = s->marks_room ? s->marks_room[i].load() : 0;
+      if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0))) wrong.push_back(name + "slots in the notes say so");
+      if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark)) wrong.push_back(name + "a slot that was given back has neither note nor mark");
     }
     if (free != s->free || pending != s->pending || free + live + pending + cached != s->slots) wrong.push_back(name + "slots = free + live + pending + cached");
     if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");

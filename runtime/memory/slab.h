@@ -59,12 +59,12 @@ enum class slot : std::uint8_t {
   cached = 3,  // given back, or never handed out, and held by a thread's cache
 };
 
-// What is known of a slot: a byte with its state, whether it has an entry in `notes`, and size - requested, which of large slots has
+// What is known of a slot: a byte with its state, whether there is more to be known of it, and size - requested, which of large slots has
 // a place of its own beside the byte. Whoever holds a slot changes it, with the lock or, where a thread's cache has it, without;
 // nobody else does. `exact` and `cached` are whole bytes: a slot is one of them or has more to be looked at.
 using slot_byte = base::single_writer<std::uint8_t>;
 struct slot_bits {
-  static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
+  static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;  // noted: in `marks` or `notes`. Whoever sets it of a live slot sets it alone
   static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
   static constexpr std::uint8_t some_unused = 1 << 3;
   static constexpr std::uint8_t exact = 1;                // live, no note, all of it was asked for
@@ -77,9 +77,13 @@ static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 &
 
 struct alignas(64) slab {
   static constexpr std::uint32_t small = 1024, most_in_byte = 31;
+  // The first stream that a slot is marked for, its timeline's address, and whether `notes` knows more of it. Set without the lock, too: two
+  // threads may read one block for two streams at once. Taken back by whoever frees the block, when nobody else marks it any more.
+  using first_mark = base::atomic<std::uintptr_t>;
+  static constexpr std::uintptr_t more = 1;
   struct note {  // what few slots need
     clock::timeline* home = nullptr;           // null: the slab's own stream
-    std::vector<clock::timeline*> marks;
+    std::vector<clock::timeline*> marks;       // but the first one
     std::uint32_t unused = 0;                  // of a small slot, where the byte has no room for it
   };
   struct alignas(128) states {                 // lines of their own: streams that different threads use share none
@@ -103,6 +107,8 @@ struct alignas(64) slab {
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
+  std::unique_ptr<first_mark[]> marks_room;                  // by slot; none until one is marked
+  base::atomic<first_mark*> marks{nullptr};                  // the same, for those without the lock
 
   slot_byte& byte(std::uint32_t i) const noexcept { return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift)); }
   large_slot& large(std::uint32_t i) const noexcept { return *reinterpret_cast<large_slot*>(first + std::size_t{i} * sizeof(large_slot)); }  // Requires: size > small
@@ -132,23 +138,48 @@ struct alignas(64) slab {
   std::uint32_t index(address a) const noexcept { return static_cast<std::uint32_t>((a - base) / size); }  // >= slots: the unusable rest of the run
   address start(std::uint32_t i) const noexcept { return base + std::size_t{i} * size; }
   std::size_t requested(std::uint32_t i) const noexcept {
-    if (has_note(i)) {
-      if (std::uint32_t const left = notes.find(i)->second.unused) return size - left;
-    }
+    if (note const* const n = note_of(i); n && n->unused) return size - n->unused;
     return size - unused_of(byte(i), byte(i).get(), size);
   }
   note& noted_at(std::uint32_t i) {
     note& n = notes[i];
+    say_more(i);
     byte(i).set(byte(i).get() | slot_bits::noted);
     return n;
   }
   note* note_of(std::uint32_t i) noexcept {
     if (!has_note(i)) return nullptr;
-    return &notes.find(i)->second;
+    auto const found = notes.find(i);
+    return found == notes.end() ? nullptr : &found->second;
   }
+  note const* note_of(std::uint32_t i) const noexcept { return const_cast<slab*>(this)->note_of(i); }
+  static clock::timeline* timeline_of(std::uintptr_t mark) noexcept { return reinterpret_cast<clock::timeline*>(mark & ~more); }  // NOLINT(performance-no-int-to-ptr)
+  clock::timeline* first_marked(std::uint32_t i) const noexcept { return has_note(i) && marks_room ? timeline_of(marks_room[i].load()) : nullptr; }
+  template <class Do>
+  void each_mark(std::uint32_t i, Do act) const {
+    if (clock::timeline* const first = first_marked(i)) act(first);
+    if (note const* const n = note_of(i)) {
+      for (clock::timeline* const t : n->marks) act(t);
+    }
+  }
+  // Anybody's, with the lock or without. False: the slot has another first mark.
+  bool mark_first(first_mark* all, std::uint32_t i, clock::timeline& user) const noexcept {
+    auto const as = reinterpret_cast<std::uintptr_t>(&user);
+    std::uintptr_t known = all[i].load(base::memory_order_relaxed);
+    while ((known & ~more) == 0) {
+      if (!all[i].compare_exchange(known, known | as)) continue;
+      byte(i).set(byte(i).get() | slot_bits::noted);
+      return true;
+    }
+    return (known & ~more) == as;
+  }
+  void mark(std::uint32_t i, clock::timeline& user);          // Throws: bad_alloc
+  void unmark(std::uint32_t i, clock::timeline& user) noexcept;
+  void say_more(std::uint32_t i) noexcept;                   // `notes` has that slot
   void forget(std::uint32_t i) noexcept {
     if (!has_note(i)) return;
     notes.erase(i);
+    if (marks_room) marks_room[i].store(0);
     byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
   bool empty() const noexcept { return free == slots; }

@@ -166,9 +166,10 @@ observe::lent_slots thread_cache::counted() const noexcept {
     n.taken += taken, n.taken_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
-  n.given += out.given(), n.given_bytes += out.given_bytes();
-  n.waited = out.given(), n.waited_bytes = out.given_bytes();
-  n.waiting_bytes = out.held_bytes(), n.held_bytes += out.held_bytes();
+  auto const ever = out.untold(), now = out.untold_here();
+  n.given += ever.slots, n.given_bytes += ever.bytes;
+  n.waited = ever.slots, n.waited_bytes = ever.bytes;
+  n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
   n.unused_bytes = unused_taken_.get() - unused_given_.get();
   n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given_.get();
   return n;

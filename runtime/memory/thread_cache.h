@@ -150,11 +150,13 @@ struct thread_table {
     region const* in = nullptr;
   } blocks;
   std::array<entry, ways> entries{};
+  std::array<clock::timeline const*, 8> users{};      // of blocks that were marked by the way with the lock: each is a stream now
 
   // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.
   bool holds_quick() const noexcept { return world == world_version(); }
   bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
   static std::size_t way_of(clock::timeline const* line) noexcept { return reinterpret_cast<std::uintptr_t>(line) / 64 % ways; }
+  static std::size_t user_of(clock::timeline const* line) noexcept { return way_of(line) % 8; }
   static thread_table& mine() noexcept;
 };
 inline constinit thread_table no_table{};  // of threads without caches: never holds, never written
@@ -258,6 +260,11 @@ inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept
   thread_table& mine = thread_table::mine();
   return mine.holds_quick() && deallocate_used(mine, user, p);
 }
+// record_stream, and the free of a block that is marked for one stream and was used by `last_use` (null: by nobody else).
+bool quick_mark(clock::timeline* user, void const* p) noexcept;
+void remember_user(clock::timeline& user) noexcept;  // it may mark blocks the quick way, while this thread's table holds
+bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept;
+
 inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();
   return mine.holds() ? allocate_of(mine, line, bytes, alignment) : nullptr;

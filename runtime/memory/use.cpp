@@ -20,7 +20,7 @@ allocator::range use_slot(slab& s, clock::timeline* home, address a, clock::time
   slab::note* const n = s.note_of(i);
   std::uint32_t const unused = n && n->unused ? n->unused : slab::unused_of(s.byte(i), s.byte(i).get(), s.size);
   if (n && n->home) home = n->home;
-  if (&user != home && !(n && is_marked(n->marks, user))) s.noted_at(i).marks.push_back(&user);
+  if (&user != home) s.mark(i, user);
   return {reinterpret_cast<void*>(s.start(i)), s.size - unused};  // NOLINT(performance-no-int-to-ptr)
 }
 

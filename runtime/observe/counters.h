@@ -130,6 +130,10 @@ class tally {
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
   }
+  // So many bytes wait in outboxes beside what is held. Before any of that is held no more: what was pending at once is a peak then.
+  void also_waiting(std::int64_t bytes) noexcept {
+    for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q) + bytes);
+  }
   void held_no_more(size_pool p, std::size_t rounded, std::size_t blocks = 1) noexcept {
     falls();
     at(settled_, p).add(as(blocks), as(rounded), 0);

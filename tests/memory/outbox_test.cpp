@@ -51,6 +51,22 @@ TEST_F(outboxes, what_is_gathered_is_counted_as_pending_at_once_and_most_of_it_w
   sound();
 }
 
+TEST_F(outboxes, what_waits_there_is_of_the_peak_of_what_was_pending_at_once) {
+  void* const large = allocate(home.ref(), 1_MiB);
+  auto const all = some(512, 40);
+  deallocate(user, large);
+  give_back(all);
+  auto const most = memory_stats(0).pending_bytes.all.current;
+  EXPECT_EQ(most, 40 * 512 + static_cast<std::int64_t>(1_MiB));
+  user.synchronize();
+  deallocate(allocate(home.ref(), 4_MiB));  // a miss: what is complete is free, what is gathered waits on
+  auto const n = memory_stats(0).pending_bytes;
+  EXPECT_LT(n.all.current, most);
+  EXPECT_GT(n.all.current, 0);
+  EXPECT_EQ(n.all.peak, most);
+  EXPECT_GE(n.small.peak, 40 * 512);
+}
+
 TEST_F(outboxes, a_slot_in_one_is_no_live_block) {
   auto const all = some(512, 20);
   give_back(all);
@@ -79,6 +95,122 @@ TEST_F(outboxes, marks_and_other_homes_go_by_the_lock_and_the_home_stream_needs_
   EXPECT_TRUE(memory::quick_deallocate_used(&streams::line_of(home), all[14])) << "nobody is to be waited for";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, waiting);
   for (std::size_t i = 15; i < all.size(); ++i) deallocate(all[i]);
+  sound();
+}
+
+// Marks: of slots the first is put down without the lock, and what has no other goes without it, too.
+struct marks : outboxes {
+  stream third;
+  std::vector<std::uint64_t> waited_for() {
+    std::vector<std::uint64_t> all;
+    for (auto const& u : device().by_stream()) {
+      for (auto const& w : u.waits_for) all.push_back(w.stream);
+    }
+    return all;
+  }
+  static std::uint64_t id(stream const& s) { return streams::line_of(s).id(); }
+  auto& machine() { return own.get().machine(); }
+  // What that stream is given from now on stands still until the gate is opened.
+  driver::gate_handle hold(stream const& s) { return machine().hold(0, streams::line_of(s).handle()).value; }
+  void let_go(driver::gate_handle gate, stream const& s) {
+    EXPECT_TRUE(machine().open_gate(gate).ok());
+    s.synchronize();
+  }
+  void miss(std::size_t bytes) { deallocate(allocate(home.ref(), bytes)); }  // what waits is looked at
+};
+
+TEST_F(marks, are_put_down_and_taken_back_without_the_lock_and_the_block_waits_for_its_stream) {
+  auto const all = some(512, 400);
+  std::size_t quick = 0, gone = 0;
+  for (void* p : all) {
+    bool const put = memory::quick_mark(&streams::line_of(user), p);
+    quick += put;
+    if (!put) record_stream(p, user);
+    EXPECT_FALSE(memory::quick_deallocate(p)) << "a mark is to be looked at";
+  }
+  EXPECT_GT(quick, 350u);
+  sound();
+  for (void* p : all) {
+    bool const went = memory::quick_deallocate_marked(nullptr, p);
+    gone += went;
+    if (!went) deallocate(p);
+  }
+  EXPECT_GT(gone, 300u);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 512);
+  EXPECT_EQ(waited_for(), std::vector{id(user)});
+  sound();
+  user.synchronize();
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
+  for (void* p : some(512, 400)) deallocate(p);  // of the same slots, marked for nobody
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
+  sound();
+}
+
+TEST_F(marks, for_two_streams_or_beside_another_user_go_by_the_lock_and_are_all_waited_for) {
+  auto const all = some(700, 20);
+  auto const first = hold(user), second = hold(third);
+  for (void* p : all) record_stream(p, user), record_stream(p, user);
+  record_stream(all[10], third);
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, all[10]));
+  deallocate(all[10]);
+  EXPECT_FALSE(memory::quick_deallocate_marked(&streams::line_of(third), all[11])) << "used by another stream, too";
+  deallocate(third, all[11]);
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, static_cast<char*>(all[12]) + 16)) << "an inner address";
+  EXPECT_THROW(deallocate(static_cast<char*>(all[12]) + 16), invalid_use);
+  let_go(first, user);
+  miss(4_MiB);
+  EXPECT_EQ(waited_for(), std::vector{id(third)}) << "both blocks, though its own work was done last";
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 2 * 704);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i == 10 || i == 11) continue;
+    deallocate(i % 2 ? home : user, all[i]);
+    EXPECT_THROW(deallocate(all[i]), invalid_use) << "a second time";
+  }
+  let_go(second, third);
+  sound();
+}
+
+TEST_F(marks, of_a_block_that_has_another_home_stay_with_it) {
+  buffer b(512);
+  record_stream(b.data(), user);
+  b.rebind(third);
+  EXPECT_FALSE(memory::quick_mark(&streams::line_of(user), b.data()));
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, b.data()));
+  record_stream(b.data(), home);
+  b.reset();
+  auto const them = waited_for();
+  EXPECT_FALSE(them.empty());
+  sound();
+}
+
+// Two threads read the same blocks for two streams at once: no mark is lost, whichever comes first.
+TEST_F(marks, by_two_threads_at_once_are_both_kept) {
+  for (int i = 0; i < 5; ++i) {
+    auto const held = hold(user), held_third = hold(third);
+    auto const all = some(640, 1000);
+    base::atomic<int> here_now{0};
+    auto const mark_all = [&](stream const& s) {
+      runtime_guard const here_too(own);
+      auto const first = some(640, 8);  // so that it has a cache of that memory
+      record_stream(first[0], s);
+      here_now.fetch_add(1);
+      while (here_now.load() < 2) {}
+      for (void* p : all) record_stream(p, s);
+      for (void* p : first) deallocate(p);
+    };
+    std::thread other([&] { mark_all(third); });
+    mark_all(user);
+    other.join();
+    for (void* p : all) deallocate(p);
+    let_go(held, user);
+    miss(8_MiB);
+    EXPECT_EQ(waited_for(), std::vector{id(third)}) << "round " << i;
+    EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 640 * 1001) << "with the one that the other thread marked alone";
+    let_go(held_third, third);
+    empty_cache(0);
+    ASSERT_TRUE(waited_for().empty());
+  }
   sound();
 }
 

@@ -2,7 +2,9 @@
 // by the way without the lock wherever it is open, while threads end, caches are emptied and memory is short.
 // Threads: those of a run.
 #pragma once
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "runtime/memory/thread_cache.h"
@@ -29,6 +31,11 @@ class handed_over_among_threads {
     unsigned char value;
     int home;
   };
+  struct read_by_two {
+    explicit read_by_two(block const& of) : b(of) {}
+    block b;
+    int next = 2, done = 0;  // the line that reads it next; how many have marked it
+  };
   struct look {
     trial* t;
     block seen;
@@ -50,6 +57,11 @@ class handed_over_among_threads {
                                    [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
          "enqueue");
   }
+  void mark(block const& b, clock::timeline& user) {
+    if (memory::quick_mark(&user, b.at)) return;
+    device().mark(b.at, user, here::current());
+    memory::remember_user(user);
+  }
   void make_some() {
     static constexpr std::size_t sizes[] = {9000, 20'000};  // a run has seven, or three: many calls miss
     int const s = t_.draw(4) == 3;
@@ -67,6 +79,7 @@ class handed_over_among_threads {
     }
   }
   void use_some() {
+    read_for_two();
     clock::timeline& user = line(t_.draw(8) == 7 ? 0 : 2 + static_cast<int>(t_.draw(2)));
     std::vector<block> mine;
     {
@@ -78,11 +91,41 @@ class handed_over_among_threads {
     for (int home : {0, 1}) must(user.wait(line(home).now()), "wait");
     for (std::uint32_t n = t_.draw(24); n > 0; --n) must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");  // so that it is behind
     for (block const& b : mine) {
+      if (b.value % 6 == 3) {
+        for_two_.lock()->push_back(std::make_shared<read_by_two>(b));
+        continue;
+      }
       read(b, user);
-      bool const quick = memory::quick_deallocate_used(&user, b.at);
-      ++(quick ? gathered : alone);
-      if (!quick) device().deallocate(b.at, &user, here::current());
+      clock::timeline* const named = b.value % 3 ? &user : nullptr;  // else it is marked for that stream, and the free names none
+      if (!named) mark(b, user);
+      give_back(b, named);
     }
+  }
+  void give_back(block const& b, clock::timeline* named) {
+    bool const quick = named ? memory::quick_deallocate_used(named, b.at) : memory::quick_deallocate_marked(nullptr, b.at);
+    ++(quick ? gathered : alone);
+    if (!quick) device().deallocate(b.at, named, here::current());
+  }
+  // Two threads may mark the same block at once, each for its stream; the last gives it back.
+  void read_for_two() {
+    std::shared_ptr<read_by_two> it;
+    int reader = 0;
+    {
+      auto all = for_two_.lock();
+      auto const open = std::find_if(all->begin(), all->end(), [](auto const& one) { return one->next < 4; });
+      if (open == all->end()) return;
+      it = *open, reader = it->next++;
+    }
+    clock::timeline& user = line(reader);
+    must(user.wait(line(it->b.home).now()), "wait");
+    read(it->b, user);
+    mark(it->b, user);
+    {
+      auto all = for_two_.lock();
+      if (++it->done < 2) return;
+      std::erase(*all, it);
+    }
+    give_back(it->b, nullptr);
   }
   void step() {
     switch (t_.draw(8)) {
@@ -104,7 +147,7 @@ class handed_over_among_threads {
     }
   }
   void end() {
-    while (!t_.failed() && !blocks_.lock()->empty()) use_some();
+    while (!t_.failed() && !(blocks_.lock()->empty() && for_two_.lock()->empty())) use_some();
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
     for (auto const& w : device().validate()) t_.fail(w);
     device().empty_cache();
@@ -118,6 +161,7 @@ class handed_over_among_threads {
   memory_bench& bench_;
   clock::timeline* lines_[4];  // two that blocks are of, two that use them
   base::guarded<std::vector<block>> blocks_;
+  base::guarded<std::vector<std::shared_ptr<read_by_two>>> for_two_;
 };
 
 }  // namespace weir::tests
