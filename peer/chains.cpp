@@ -145,7 +145,9 @@ struct carrying {
     std::byte* const part = slice(scatters ? root.what.in : root.what.out, static_cast<std::size_t>(what.root), bytes);
     void* const apart = scatters ? root.what.out : const_cast<void*>(root.what.in);
     if (part != apart && !went(root.line->note(my.owner.machine().copy(root.line->device(), root.line->handle(), scatters ? apart : part, scatters ? part : apart, bytes)))) return;
-    for (std::size_t k = 0; k < hops.size() && begin(k) && pass(k, 0, bytes); ++k) end(k);
+    // A gather's hops wait for the root as it stands now, not for each other; a scatter's are one stream's, which no rank that comes late may hold up for those before it.
+    for (std::size_t k = 0; !scatters && k < hops.size() && begin(k); ++k) {}
+    for (std::size_t k = 0; k < hops.size() && refused.ok() && (begun[k] || begin(k)) && pass(k, 0, bytes); ++k) end(k);
   }
 
   // Both ranks' lines go on after the hop.
