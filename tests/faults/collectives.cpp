@@ -45,6 +45,8 @@ std::string all_collectives() {
   each([](auto& rank, span_of all, span_of one) { rank.reduce_scatter(one, all, reduction::max); });
   each([](auto& rank, span_of, span_of one) { rank.broadcast(one, 2); });
   each([](auto& rank, span_of all, span_of one) { rank.all_gather(all, one); });
+  each([](auto& rank, span_of all, span_of one) { rank.scatter(one, all, 1); });
+  each([](auto& rank, span_of all, span_of one) { rank.gather(all, one, 3); });
   std::string seen;
   for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
   return seen;

@@ -65,6 +65,11 @@ struct rig {
   test::bytes_of_host read(buffer const& b, int k) { return test::read_back(b.data(), b.size(), k); }
   span_of mine(communicator const& c) { return {parts[static_cast<std::size_t>(c.rank())].data(), part, uint8}; }
   span_of whole(communicator const& c) { return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8}; }
+  void give(communicator& c, peer::verb what) {  // to or from rank 0
+    if (what == peer::verb::broadcast) c.broadcast(mine(c), 0);
+    if (what == peer::verb::scatter) c.scatter(mine(c), whole(c), 0);
+    if (what == peer::verb::gather) c.gather(whole(c), mine(c), 0);
+  }
   void broadcast(int root) {
     each([&](communicator& c) { c.broadcast(mine(c), root); });
   }
@@ -134,6 +139,53 @@ TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) 
     }
     EXPECT_EQ(r.ranks[1].explain_last(), from == 1 ? "copies: 2 hops" : "parts on each stream: copies in chains were not asked for");
     EXPECT_EQ(race_reports().size(), 0u);
+    r.expect_valid();
+  }
+}
+
+// Nothing, one byte, about a chunk and about two, at odd addresses, of two to eight devices; by copies, and by parts on each stream.
+TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_for_two_to_eight_devices) {
+  constexpr std::int64_t c = chunk, most = 2 * c + 1;
+  for (int const n : {2, 3, 5, 8}) {
+    rig r({.devices = n, .memory = 64_MiB});
+    r.open_all();
+    for (std::size_t const from : {std::size_t{1}, peer::chains::never}) {
+      r.m.get().part<peer::chains>().carry_from(from);
+      for (std::int64_t const size : {std::int64_t{0}, std::int64_t{1}, std::int64_t{511}, c - 1, c, c + 1, most}) {
+        static_assert(most < part - 8);
+        int const root = static_cast<int>(size % n);
+        std::string const when = std::to_string(size) + " B of " + std::to_string(n) + (from == 1 ? " by copies" : " by parts");
+        auto const at = [](span_of s, std::int64_t offset, std::int64_t count) { return span_of{static_cast<std::byte*>(s.data) + offset, count, uint8}; };
+        auto const seen = [&](span_of s) { return test::to_host(s.data, static_cast<std::size_t>(s.count)); };
+        auto const brings = [&](int rank, std::int64_t begin) { return test::encode(uint8, test::values_of(size, [&](std::int64_t i) { return test::brought(uint8, rank, begin + i); })); };
+        r.each([&](communicator& rank) {
+          int const k = rank.rank();
+          span_of const mine = at(r.mine(rank), 1 + k % 3, size), all = at(r.whole(rank), 3 + k % 2, size * n);
+          auto const fill = [&](span_of s) {
+            test::elements const e = test::encode(uint8, test::values_of(s.count, [&](std::int64_t i) { return test::brought(uint8, k, i); }));
+            copy(s.data, e.data(), e.size());
+          };
+          auto const slice = [&](int whose) { return at(all, whose * size, size); };
+          fill(mine);
+          rank.broadcast(mine, root);
+          EXPECT_EQ(seen(mine), brings(root, 0)) << "broadcast of " << when;
+          fill(all);
+          rank.scatter(mine, all, root);
+          EXPECT_EQ(seen(mine), brings(root, k * size)) << "scatter of " << when;
+          fill(mine);
+          rank.gather(all, mine, root);
+          for (int other = 0; other < n; ++other) EXPECT_EQ(seen(slice(other)), k == root ? brings(other, 0) : brings(k, other * size)) << "gather of " << when;
+          fill(mine);
+          rank.all_gather(all, mine);
+          for (int other = 0; other < n; ++other) EXPECT_EQ(seen(slice(other)), brings(other, 0)) << "all_gather of " << when;
+          fill(all);
+          rank.reduce_scatter(mine, all, reduction::max);
+          EXPECT_EQ(seen(mine), test::encode(uint8, test::values_of(size, [&](std::int64_t i) { return test::reduced(uint8, reduction::max, n, k * size + i); }))) << "reduce_scatter of " << when;
+        });
+        EXPECT_EQ(r.ranks[0].explain_last().find("copies:") != std::string::npos, from == 1 && size) << r.ranks[0].explain_last();
+        if (HasFailure()) return;
+      }
+    }
     r.expect_valid();
   }
 }
@@ -275,11 +327,13 @@ std::uint64_t const stride = std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
 // Every rank is told, or every byte is there; then it works again.
 TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_the_same_call_works_again) {
   int thrown = 0;
-  for (int which = 0; which < 2; ++which) {
+  for (int which = 0; which < 3; ++which) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
-    auto const once = [&](communicator& c) { which ? c.scatter(r.mine(c), r.whole(c), 0) : c.broadcast(r.mine(c), 0); };
+    auto const once = [&](communicator& c) { r.give(c, std::array{peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}[static_cast<std::size_t>(which)]); };
     auto const expect_right = [&](std::uint64_t k) {
+      for (int rank = 0; which == 2 && rank < 3; ++rank) ASSERT_EQ(slice(r.read(r.wholes[0], 0), rank), pattern(part, static_cast<std::uint64_t>(1 + rank))) << "call " << k << ", part " << rank;
+      if (which == 2) return;
       auto const dealt = pattern(static_cast<std::size_t>(3 * part), 101);
       for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(r.read(r.parts[static_cast<std::size_t>(rank)], rank), which ? slice(dealt, rank) : pattern(part, 1)) << "call " << k << ", rank " << rank;
     };
@@ -314,30 +368,37 @@ TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_t
 // Streams that wait for the lost device never move again, as after a copy between two, and others go on; who waits for them is told,
 // and then their devices are lost, too.
 TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_streams_go_on_until_the_host_waits_in_vain) {
-  rig r({.devices = 3, .memory = 64_MiB});
-  r.open_all();
-  r.fill_all(1);
-  auto const gate = r.m.driver().hold(1, streams::line_of(current_stream(device(1))).handle());
-  ASSERT_TRUE(gate.ok());
-  r.broadcast(0);
-  r.m.control().lose(1);
-  {
-    stream other(device(0));
-    device_guard const on(0);
-    stream_guard const at(other);
-    buffer const fresh(part, {.on = device(0)}), out = pinned(part);
-    copy(other, fresh.data(), pattern(part, 3).data(), part);
-    copy(other, out.data(), fresh.data(), part);
-    EXPECT_EQ(std::memcmp(out.data(), pattern(part, 3).data(), part), 0);
-  }
-  for (int k : {0, 1, 2}) EXPECT_THROW(synchronize(device(k)), device_lost) << k;
-  for (int round = 0; round < 2; ++round) {
-    base::atomic<int> told{0};
-    r.each([&](communicator& c) {
-      std::string const why = test::refusal<driver_error>([&] { c.broadcast(r.mine(c), 0); });
-      told.fetch_add(why.find("lost") != std::string::npos || why.find("aborted") != std::string::npos);
-    });
-    EXPECT_EQ(told.load(), 3) << round;
+  for (auto const what : {peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}) {
+    rig r({.devices = 3, .memory = 64_MiB});
+    r.open_all();
+    r.fill_all(1);
+    auto const gate = r.m.driver().hold(1, streams::line_of(current_stream(device(1))).handle());
+    ASSERT_TRUE(gate.ok());
+    r.each([&](communicator& c) { r.give(c, what); });
+    r.m.control().lose(1);
+    {
+      stream other(device(0));
+      device_guard const on(0);
+      stream_guard const at(other);
+      buffer const fresh(part, {.on = device(0)}), out = pinned(part);
+      copy(other, fresh.data(), pattern(part, 3).data(), part);
+      copy(other, out.data(), fresh.data(), part);
+      EXPECT_EQ(std::memcmp(out.data(), pattern(part, 3).data(), part), 0);
+    }
+    for (int k : {0, 1}) EXPECT_THROW(synchronize(device(k)), device_lost) << k;
+    if (what == peer::verb::gather) {
+      synchronize(device(2));  // a gather's parts go side by side
+    } else {
+      EXPECT_THROW(synchronize(device(2)), device_lost);
+    }
+    for (int round = 0; round < 2; ++round) {
+      base::atomic<int> told{0};
+      r.each([&](communicator& c) {
+        std::string const why = test::refusal<driver_error>([&] { r.give(c, what); });
+        told.fetch_add(why.find("lost") != std::string::npos || why.find("aborted") != std::string::npos);
+      });
+      EXPECT_EQ(told.load(), 3) << round;
+    }
   }
 }
 
