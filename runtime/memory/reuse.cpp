@@ -276,8 +276,8 @@ held_block const* device_allocator::worth_a_wait(stream_memory& mine, request co
   auto const enough = [&](std::size_t needed) {
     return [&, needed, beyond = std::size_t{0}](held_block const& b) mutable {
       step(1);
-      beyond += (in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on);
-      return enough_left = beyond == needed;
+      if ((in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on)) beyond += in_slots ? b.slots() : 1;
+      return enough_left = beyond >= needed;
     };
   };
   if (!in_slots) mine.pending.fitting(r.rounded, looks, enough(ahead));

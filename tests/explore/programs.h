@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "runtime/base/sync_relay.h"
+#include "tests/explore/ahead_program.h"
 #include "tests/explore/capture_program.h"
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/memory_program.h"
@@ -49,6 +50,7 @@ inline constexpr explored explored_programs[] = {
     {"crew", crew_among_threads},
     {"history", history_among_threads},
     {"short", [](trial& t) { short_among_threads(t).run(); }},
+    {"far_ahead", [](trial& t) { far_ahead(t).run(); }},
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };

@@ -42,6 +42,16 @@ struct machine {
       give(p);
     }
   }
+  // The same, never marked: the free names who used it last, and slots go home together.
+  void named_batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+    for (int i = 0; i < n; ++i) {
+      void* const p = take(from, bytes);
+      busy(from);
+      ASSERT_TRUE(to.wait(from.now()).ok());
+      busy(to);
+      give(p, &to);
+    }
+  }
   memory_bench bench;
   clock::timeline& a = bench.stream(0);
   clock::timeline& b = bench.stream(0);
@@ -266,6 +276,17 @@ TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_ho
       }
       m.sound();
     }
+  }
+}
+
+TEST(reuse, slots_that_go_home_together_are_waited_for_as_many_as_they_are) {
+  constexpr std::size_t fence = 2 << 20, all = 16 * fence;
+  for (std::size_t bytes : {2'000, 9'000, 32'000}) {
+    machine m({.fence_every = fence}, std::size_t{1} << 30);
+    m.named_batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
+    EXPECT_LE(m.most_reserved(), 3 * fence) << bytes;
+    EXPECT_GE(m.stats().waits_inserted, 2u) << bytes;
+    m.sound();
   }
 }
 

@@ -1,0 +1,107 @@
+// A host far ahead of its device: small blocks are taken and written on one stream, read on another and given back, and nobody asks how
+// far that is. What waits in slots is waited for on the device before memory grows with the distance; a slot serves again when it was
+// read; and behind a stream that carries collectives, whose other part may come last of all, nothing is put.
+// Threads: one.
+#pragma once
+#include <cstring>
+#include <memory>
+
+#include "runtime/memory/thread_cache.h"
+#include "tests/explore/explore.h"
+
+namespace weir::tests {
+
+class far_ahead {
+ public:
+  explicit far_ahead(trial& t)
+      : t_(t), bytes_(1000 + 3000 * t.draw(4)), batches_(300 + t.draw(300)), fence_(std::size_t{16 << 10} << t.draw(3)), carries_(t.draw(4) == 3), marks_(t.coin()), asks_(t.coin(30)) {
+    weir::options o;
+    o.device_waits = options::wait_policy::before_growth;
+    o.fence_every = fence_;
+    simulated like{.devices = 1, .memory = 8_MiB};
+    if (carries_) like.connections = 1 << 20;  // parts that share one hold each other up: the program's fault
+    bench_ = &t.bench(like, o);
+    home_ = &t.stream(0), user_ = &t.stream(0);
+    user_->set_carries_collectives(carries_);
+  }
+
+  void run() {
+    if (carries_) give_part([](void* p) { return **static_cast<arrived*>(p); }, [](void*) {});
+    for (std::uint32_t i = 0; i < batches_ && !t_.failed(); ++i) batch(static_cast<unsigned char>(1 + i % 250));
+    look_at_memory();
+    if (carries_) give_part(nullptr, [](void* p) { **static_cast<arrived*>(p) = true; });
+    for (auto* line : {home_, user_}) {
+      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("stuck: one part of a collective stands behind the other");
+    }
+    *other_part_ = true;
+    for (std::string const& what : bench_->on(0).validate()) t_.fail(what);
+  }
+
+ private:
+  using arrived = std::shared_ptr<bool>;
+
+  // A part of a collective: on the stream that carries it, held until the other one has come, on the blocks' own.
+  void give_part(bool (*ready)(void*), void (*run)(void*)) {
+    clock::timeline& on = ready ? *user_ : *home_;
+    driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};
+    w.ready = ready;
+    must(bench_->machine().enqueue(0, on.handle(), {}, w), "enqueue");
+  }
+
+  void batch(unsigned char value) {
+    auto& device = bench_->on(0);
+    void* p = memory::quick_allocate(home_, bytes_, 0);
+    if (!p) p = device.allocate(*home_, bytes_, 0, here::current());
+    give(*home_, p, value, true);
+    must(user_->wait(home_->now()), "wait");
+    if (marks_) device.mark(p, *user_, here::current());
+    give(*user_, p, value, false);
+    if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
+    bool const gone = marks_ ? memory::quick_deallocate(p) : memory::quick_deallocate_used(user_, p);
+    if (!gone) device.deallocate(p, marks_ ? nullptr : user_, here::current());
+  }
+
+  // At most so many blocks lie beyond two fences' worth, wherever the device is: those left to who still uses them, and what a run of a
+  // slab and a page have beside them; more where a thread gathers 64 before it sends them home, one lot after the other.
+  void look_at_memory() {
+    auto const most = static_cast<std::size_t>(bench_->on(0).statistics().reserved_bytes.all.peak), beyond = bytes_ * (marks_ ? 96 : 224);
+    if (carries_ || most <= 2 * fence_ + beyond) return;
+    t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) + " B with a fence each " + std::to_string(fence_) + " B");
+  }
+
+  void give(clock::timeline& line, void* p, unsigned char value, bool writes) {
+    struct job {
+      trial* t;
+      unsigned char* at;
+      std::size_t bytes;
+      unsigned char value;
+    };
+    driver::touch const all{reinterpret_cast<driver::address>(p), bytes_, writes};
+    auto const write = [](void* x) {
+      auto const& j = *static_cast<job*>(x);
+      std::memset(j.at, j.value, j.bytes);
+    };
+    auto const look = [](void* x) {
+      auto const& j = *static_cast<job*>(x);
+      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block that another stream still read");
+    };
+    must(bench_->machine().enqueue(0, line.handle(), {&all, 1},
+                                   {writes ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); },
+                                    new job{&t_, static_cast<unsigned char*>(p), bytes_, value}}),
+         "enqueue");
+  }
+  void must(driver::status s, char const* what) {
+    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+  }
+
+  trial& t_;
+  std::size_t const bytes_;  // of each block
+  std::uint32_t const batches_;
+  std::size_t const fence_;  // bytes
+  bool const carries_, marks_, asks_;
+  arrived other_part_ = std::make_shared<bool>(false);
+  memory_bench* bench_ = nullptr;
+  clock::timeline *home_ = nullptr, *user_ = nullptr;
+};
+
+}  // namespace weir::tests
