@@ -79,12 +79,14 @@ struct figures {
   std::vector<double> ns;
   std::optional<double> host_bytes_per_block, reserved_over_requested;
   std::vector<std::vector<double>> by_thread;
+  std::vector<double> of_turns;
   double median() const { return median_of(ns); }
-  std::string threads_ns() const {  // a list of JSON, or nothing
+  std::string of_threads() const {  // keys of JSON, or nothing
     std::string list;
     char text[32];
     for (auto const& rounds : by_thread) std::snprintf(text, sizeof text, "%.2f", median_of(rounds)), list += (list.empty() ? "" : ", ") + std::string(text);
-    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]";
+    if (!of_turns.empty()) std::snprintf(text, sizeof text, ", \"of_turns\": %.3f", median_of(of_turns));
+    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]" + (of_turns.empty() ? "" : text);
   }
 };
 
@@ -195,7 +197,7 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
   double const pairs = p.threads * 1e3 / ns;
   if (json) {
     std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s%s}\n", p.name.c_str(), allocator.c_str(), ns,
-                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str(), f.threads_ns().c_str());
+                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str(), f.of_threads().c_str());
   } else {
     std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, "%.2f", "").c_str(),
                 number_or(f.reserved_over_requested, "%.4f", "").c_str());
@@ -226,7 +228,7 @@ void measure(pattern const& p, std::vector<contender> const& all, int rounds, bo
     if (e.who->name == "malloc") malloc_ns = e.got->median();
   }
   for (entry& e : entries) {
-    if (e.run) e.got->by_thread = std::move(e.run->by_thread);
+    if (e.run) e.got->by_thread = std::move(e.run->by_thread), e.got->of_turns = std::move(e.run->of_turns);
   }
   for (entry const& e : entries) print(p, e.who->name, *e.got, malloc_ns, json);
 }

@@ -21,6 +21,7 @@ class measured {
   virtual ~measured() = default;
   virtual double round() = 0;
   std::vector<std::vector<double>> by_thread;  // nanoseconds of a pair, by round; of patterns of several threads
+  std::vector<double> of_turns;                // by round: pairs of threads that work together over those of the same threads in turn
 };
 
 inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
@@ -154,13 +155,16 @@ class threads final : public measured {
   double round() override {
     std::size_t const counted = how_ == threads_work::beside_arithmetic ? 1 : count_;
     std::vector<double> pairs_per_ns(count_);
-    if (how_ == threads_work::in_turn) {
+    double in_turn = 0;
+    if (how_ == threads_work::in_turn || (how_ == threads_work::together && count_ > 1)) {
       for (std::size_t t = 0; t < count_; ++t) {
         signs alone;
         alone.go.store(true);
         base::thread([&] { pairs_per_ns[t] = work(t, n_ / count_, make_(static_cast<int>(t)), alone); }).join();
       }
-    } else {
+      in_turn = std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
+    }
+    if (how_ != threads_work::in_turn) {
       signs seen;
       std::vector<base::thread> all;
       for (std::size_t t = 0; t < count_; ++t) {
@@ -173,7 +177,9 @@ class threads final : public measured {
     pairs_per_ns.resize(counted);
     by_thread.resize(counted);
     for (std::size_t t = 0; t < counted; ++t) by_thread[t].push_back(1 / pairs_per_ns[t]);
-    return static_cast<double>(counted) / std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
+    double const all = std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
+    if (how_ == threads_work::together && in_turn > 0) of_turns.push_back(all / in_turn);
+    return static_cast<double>(counted) / all;
   }
 
  private:
