@@ -377,7 +377,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
       bool const others = streams_.load(base::memory_order_relaxed) > 1;
       if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= fence_at_home_after(m))) {
         at_home = &home, m.freed_since_fence = 0;
-        m.sought -= m.sought > 0;
+        m.sought > 0 ? --m.sought : ++m.quiet;
       }
     }
   }

@@ -25,6 +25,7 @@ struct growth {
   std::vector<ghost*> ghosts;          // in the window: to come home, or to be unmapped before what is missing is mapped
   std::uint64_t freed = 0;       // newest stamp among the free pieces inside
   std::size_t missing_bytes = 0;
+  std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
 };
 
 // Handles on their way back to the driver, and the reserved piece that holds their place.

@@ -35,7 +35,9 @@ class stream_memory {
   std::map<address, homed_handle> handles;  // by place
   std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
   std::size_t freed_since_fence = 0;     // bytes that are free at home
+  base::atomic<unsigned> borrowed{0};    // blocks of other streams since it last got pages, or was refused some for that
   int sought = 0;                        // so many fences at home still come soon: another stream looked for memory here
+  int quiet = 0;                         // so many of them nobody looked for since
   std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
   observe::tally counts;
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
@@ -171,7 +173,7 @@ class device_allocator final : public allocator {
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
   void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
-  driver::status grow(stream_memory& mine, request const&, void*& out);
+  driver::status grow(stream_memory& mine, request const&, void*& out, std::size_t spare = 0);
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {
     std::vector<handle> handles;             // made for it
@@ -214,6 +216,7 @@ class device_allocator final : public allocator {
 
   // Reuse (reuse.cpp): memory that is mapped and was used elsewhere, cheapest first. Null: nothing, or the options forbid it.
   void* reuse(stream_memory& mine, request const&);
+  bool due_its_own(stream_memory& mine, request const&, std::size_t& spare);  // pages, instead of what others leave; with so many bytes past the bound's first term
   void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
   void* own_pending(stream_memory& mine, request const&);
   void* own_in_outboxes(stream_memory& mine, request const&);
@@ -238,7 +241,8 @@ class device_allocator final : public allocator {
   std::size_t fence_after(stream_memory const& m, int halvings) const noexcept {  // of what it holds
     return fence_every_ ? fence_every_ : std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) >> halvings);
   }
-  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 5 : 0); }
+  // What nobody looks for is fenced half as often each time, down to a sixteenth.
+  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 5 : 0) << (fence_every_ ? 0 : std::min(m.quiet, 4)); }
   void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 

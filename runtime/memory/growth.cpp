@@ -7,9 +7,12 @@
 namespace weir::memory {
 void* device_allocator::cold(stream_memory& mine, request const& r) {
   refuse_captured(r.home, r);
-  if (void* const p = reuse(mine, r)) return p;
+  std::size_t spare = 0;
+  if (!due_its_own(mine, r, spare)) {
+    if (void* const p = reuse(mine, r)) return p;
+  }
   void* out = nullptr;
-  driver::status const s = grow(mine, r, out);
+  driver::status const s = grow(mine, r, out, spare);
   if (s.ok()) {
     note_live();
     return out;
@@ -19,10 +22,11 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
   throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
 }
 
-driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out) {
+driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out, std::size_t spare) {
   if (!space_.maps()) return grow_segment(mine, r, out);
   traffic::flowing const coming(traffic_);
   growth g;
+  g.spare = spare;
   {
     section const hold(mine);
     if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before

@@ -1,10 +1,10 @@
 // Handles for a window: made while the bound allows it, moved from where they lie free, made all the same when none does.
 // Threads: any. A stream's lock is held to choose a handle and to note that it is gone, never over a driver call.
 //
-// Invariant: reserved <= max((1 + epsilon) x most live + a page, what is covered), where a handle is covered while it holds a
-// byte that is live, pending or not known to be complete, or the rest of a slab: one is made past the first term only when no
-// handle was found that is wholly free and complete. Of threads at work at once each may find none just before another frees one: what they
-// ask for then may come on top of what is covered.
+// Invariant: reserved <= max((1 + epsilon) x most live + c, what is covered). A handle is covered while it holds a byte that is live, pending
+// or not known to be complete, or the rest of a slab: one is made past the first term only when no handle was found that is wholly free and
+// complete. Of threads at work at once each may find none just before another frees one: what they ask for then may come on top of what is
+// covered. c is a page, and one for each further stream, of at most 15, that would live on what others leave (due_its_own).
 #include <algorithm>
 #include <bit>
 
@@ -17,7 +17,7 @@ class device_allocator::filling {
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
       : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())),
         sizes_(mine.readers.load() ? a.space_.handles_that_stay() : a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
-    bound_ = a.most_reserved(asked, a.pending_bytes()) + page_;
+    bound_ = a.most_reserved(asked, a.pending_bytes()) + page_ + g.spare;
     charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {

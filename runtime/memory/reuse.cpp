@@ -17,6 +17,8 @@ constexpr int most_polls = 64;                       // where nothing moves by i
 constexpr int looks = 64;                            // blocks or pieces of one stream that would do
 constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
 constexpr int fences_when_sought = 4;
+constexpr unsigned often_borrowed = 8;               // blocks of others in turn, before a stream gets pages for them
+constexpr std::size_t most_streams_with_a_page = 16;
 // So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of one stage serve the
 // next when they come free, two leave a pipeline of three stages no block that is not in use, and each hiccup stops all of them.
 constexpr std::size_t ahead = 3;
@@ -24,19 +26,35 @@ constexpr std::size_t ahead_of_many = 32;            // of the newest 64, where 
 constexpr std::size_t ahead_in_order = 2;            // deterministic
 }  // namespace
 
+// Who lives on what others leave misses each time, asks and takes the locks of all, and takes from others what they miss next: among threads
+// each pair of a block costs microseconds. Where the bound has room for pages of its own it gets them; for small blocks there is a page a stream.
+bool device_allocator::due_its_own(stream_memory& mine, request const& r, std::size_t& spare) {
+  if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
+  mine.borrowed.store(0, base::memory_order_relaxed);
+  std::size_t const page = space_.page_bytes();
+  std::size_t const others = std::min(streams_.load(base::memory_order_relaxed), most_streams_with_a_page) - 1;
+  if (r.rounded <= page / 2) spare = page * others;
+  return counts_.reserved() + round_up(r.rounded, page) <= most_reserved(r.rounded, pending_bytes()) + page + spare;
+}
+
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (deterministic_) return in_order_of_calls(mine, r);
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class >= 0) {
     if (void* const p = own_in_outboxes(mine, r)) return p;
   } else if (streams_.load(base::memory_order_relaxed) > 1) {
-    if (void* const p = from_others(mine, r, r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
+    auto const borrow = [&](std::size_t at_most) {
+      void* const p = from_others(mine, r, at_most);
+      if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
+      return p;
+    };
+    if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
       auto const all = memories();
       std::size_t const first = turn_.fetch_add(1, base::memory_order_relaxed);
       for (std::size_t i = 0; i < std::min(all.size(), asked_a_miss); ++i) (void)poll_pending(*all[(first + i) % all.size()], asked_a_miss / 4);
       (void)poll_others(mine, r, asked_a_miss);
-      if (void* const p = from_others(mine, r, ~std::size_t{0})) return p;
+      if (void* const p = borrow(~std::size_t{0})) return p;
     }
   }
   return waits_ == options::wait_policy::before_growth ? behind_oldest(mine, r) : nullptr;
@@ -150,7 +168,7 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
     if (other == &mine || !may_lend(*other, mine)) continue;
     section const hold(*other);
     step(1);
-    other->sought = fences_when_sought;
+    other->sought = fences_when_sought, other->quiet = 0;
     clock::timeline const& line = *other->home.load();
     std::uint64_t const up_to = home.covers_up_to(line);
     // What this stream itself gave back to the other one: ordered by being the same stream.

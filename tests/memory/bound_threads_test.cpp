@@ -2,7 +2,7 @@
 // Seeds and tapes as tests/explore/explore.h says.
 // Threads: those of each run.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + a page, most covered). In use is live, pending, and asked for by threads at work.
+// Bound: reserved <= max((1 + epsilon) x most in use + a page for each stream, most covered). In use is live, pending, and asked for by threads at work.
 // Covered counts, too, what fell idle (reserved, and no longer covered) while any thread was at work: who found no handle wholly free
 // makes one, and before anybody looks another thread's memory is given back and known to be complete. So it was in run 3541101610:
 // a thread had made two pages of three and found nothing free for the third, for a block of three pages was in use; before it made
@@ -91,7 +91,7 @@ class bound_among_threads {
     note();
     auto const l = threads_.lock();
     std::size_t const others = l->all() - l->asked[me];
-    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page;
+    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page * lines_.size();
     told_.past += reserved > first, told_.near += reserved > first - first / 8, told_.at_once += others > 0;
     if (reserved > std::max(first, l->covered)) {
       t_.fail("reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(l->covered) + "), epsilon " + std::to_string(epsilon_));

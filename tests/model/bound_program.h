@@ -6,7 +6,7 @@
 // unmapped since leads from nothing to what is mapped.
 //
 // Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, pending, and asked for just now, c is a
-// page and what the thread's caches may hold, and covered is what device_allocator::covered() says before and after every step.
+// page for each stream and what the threads' caches may hold, and covered is what device_allocator::covered() says before and after every step.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -136,7 +136,7 @@ class bound_program {
     most_in_use_ = std::max({most_in_use_, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current), before_ + asked_});
     before_ = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
     std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
-    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page + caches;
+    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page * lines_.size() + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
     if (reserved > std::max(first, most_covered_)) {
