@@ -40,5 +40,7 @@ TEST(explore_caches, one_thread_at_a_time_holds_a_lock_that_has_an_owner) {
   tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
 }
 
+TEST(explore_caches, no_mark_is_lost_that_threads_put_on_one_block_at_once) { tests::explore_program("marks", tests::points_at_atomics ? 200 : 50); }
+
 }  // namespace
 }  // namespace weir

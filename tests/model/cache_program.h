@@ -2,8 +2,10 @@
 // threads that did not take them or name another stream as the last to use them, while threads end, caches are shut and emptied, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
@@ -173,6 +175,45 @@ inline void owned_lock_among_threads(trial& t) {
     });
   }
   t.join();
+}
+
+// Threads mark the same slots, each for its stream, with the lock and without: all marks are there afterwards.
+inline void marks_among_threads(trial& t) {
+  struct shared {
+    memory::slab of;
+    base::mutex lock;
+  };
+  constexpr std::uint32_t slots = 3;
+  t.bench({.devices = 1, .memory = std::size_t{1} << 20});
+  auto const all = std::make_shared<shared>();
+  all->of.size = 16, all->of.slots = slots;
+  all->of.known = std::make_unique<memory::slab::states[]>(1);
+  all->of.first = all->of.known[0].bytes.data();
+  for (std::uint32_t i = 0; i < slots; ++i) {
+    new (all->of.first + i) memory::slot_byte;
+    all->of.set_live(i, 16);
+  }
+  std::vector<clock::timeline*> users;
+  for (std::uint64_t n = 2 + t.draw(3); n > 0; --n) users.push_back(&t.stream(0));
+  for (std::size_t k = 0; k < users.size(); ++k) {
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, all, user = users[k]] {
+      for (std::uint32_t i = 0; i < slots; ++i) {
+        auto* const marks = t.draw(4) ? all->of.marks.load() : nullptr;
+        if (marks && all->of.mark_first(marks, i, *user)) continue;
+        base::lock_guard const hold(all->lock);
+        all->of.mark(i, *user);
+      }
+    });
+  }
+  t.join();
+  for (std::uint32_t i = 0; i < slots && !t.failed(); ++i) {
+    std::vector<clock::timeline*> found;
+    all->of.each_mark(i, [&](clock::timeline* one) { found.push_back(one); });
+    for (clock::timeline* const user : users) {
+      if (std::count(found.begin(), found.end(), user) != 1) t.fail("a mark is lost, or is there twice");
+    }
+    if (found.size() != users.size()) t.fail("a slot has marks of nobody");
+  }
 }
 
 }  // namespace weir::tests
