@@ -1,7 +1,8 @@
 # Planted defects: tests/planted/NAME.patch changes one source of the library, and planted_NAME is the prover linked with that
 # source instead of the library's own: a static library's member is not taken when all it defines is there already.
 # A patch begins with lines `hazard:`, `check:` (or several: bytes,race), `runs:`, and `only: yes` where no other check may see
-# it; then comes the diff. Each check of tests/model/verdict.h sees something that no other does.
+# it, `program:` where one explored program alone has it at stake; then comes the diff. Each check of tests/model/verdict.h sees
+# something that no other does.
 # The prover must find each within its stated runs, and nothing in the library as it is.
 find_program(WEIR_PATCH patch)
 file(GLOB patches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/planted/*.patch)
@@ -50,6 +51,7 @@ foreach(patch ${patches})
   set(check "")
   set(runs 0)
   set(only "")
+  set(of "")
   set(source "")
   set(asan OFF)
   foreach(line IN LISTS lines)
@@ -59,6 +61,8 @@ foreach(patch ${patches})
       set(runs ${CMAKE_MATCH_1})
     elseif(line MATCHES "^only: yes$")
       set(only --only)
+    elseif(line MATCHES "^program: (.*)$")
+      set(of --of ${CMAKE_MATCH_1})
     elseif(line MATCHES "^asan: yes$")
       set(asan ON)
     elseif(line MATCHES "^\\+\\+\\+ b/([^ \t]+)")
@@ -96,7 +100,7 @@ foreach(patch ${patches})
   # Tapes of runs that found it: tests/tapes/PROGRAM-NAME.tape. Each must find it again.
   file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*-${name}.tape)
   list(TRANSFORM tapes PREPEND "--tape;")
-  add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only} ${tapes})
+  add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only} ${of} ${tapes})
   set_tests_properties(planted.${name} PROPERTIES TIMEOUT 120 LABELS planted COST 100)
 endforeach()
 if(alone AND NOT by_the_byte)

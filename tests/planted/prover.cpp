@@ -1,7 +1,7 @@
 // The prover runs random programs against a library, sound or with a defect planted in it, until a check sees something wrong.
-// Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--tape FILE]...
-//                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several: bytes,stray. Tapes
-//                     run first, and each must find it
+// Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
+//                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several: bytes,stray. --of: all
+//                     runs are of that explored program. Tapes run first, and each must find it
 //        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a tape
 //        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME   a run of that program that finds it becomes a tape
 // One line of what was found goes to stdout; the exit status says whether it is as stated.
@@ -41,6 +41,7 @@ struct stated {
   std::uint64_t within = 1000, first = 1;
   bool only = false;
   std::vector<std::string> tapes{};
+  std::string of{};                         // the only program. Empty: each kind in turn
   std::string folder{}, program{}, name{};  // of a tape to keep
   bool states(check c) const {
     return c == check::none ? by.empty() : ("," + by + ",").find("," + std::string(name_of(c)) + ",") != std::string::npos;
@@ -101,17 +102,27 @@ bool run_tapes(stated const& s, found& out) {
   return true;
 }
 
+// The run of that number.
+weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
+  auto const note = [&](char const* name, std::uint64_t seed) { std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed)); };
+  if (!s.of.empty()) {
+    note(s.of.c_str(), number);
+    tape t(number);
+    return judged_run(weir::tests::explored_program(s.of), t);
+  }
+  auto const kinds = weir::tests::programs();
+  auto const& program = kinds[number % kinds.size()];
+  std::uint64_t const seed = number / kinds.size() + 1;
+  note(program.name, seed);
+  return program.run(seed);
+}
+
 void run_all(stated const& s, found& out) {
   constexpr std::uint64_t runs_for_the_others = 4000;
   std::uint64_t seen_at = 0;
   for (out.run = 1; out.run <= s.within; ++out.run) {
     ::alarm(longest_run_s);
-    auto const number = s.first + out.run - 1;
-    auto const kinds = weir::tests::programs();
-    auto const& program = kinds[number % kinds.size()];
-    std::uint64_t const seed = number / kinds.size() + 1;
-    std::snprintf(out.program, sizeof out.program, "%s %llu", program.name, static_cast<unsigned long long>(seed));
-    auto const v = program.run(seed);
+    auto const v = made(s, s.first + out.run - 1, out);
     if (v.ok()) continue;
     bool const as_stated = s.states(v.by);
     if (!seen_at || !as_stated) {
@@ -136,6 +147,7 @@ stated read(int argc, char** argv) {
     else if (word == "--check") s.by = argv[++i];
     else if (word == "--within") s.within = std::strtoull(argv[++i], nullptr, 0);
     else if (word == "--first") s.first = std::strtoull(argv[++i], nullptr, 0);
+    else if (word == "--of") s.of = argv[++i];
     else if (word == "--tape") s.tapes.emplace_back(argv[++i]);
     else if (word == "--keep" && i + 3 < argc) s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
     else std::exit(2);
