@@ -142,9 +142,6 @@ struct share_line::state {
   std::optional<arrived> next;  // judged, and not yet taken
   std::uint64_t of_process = os::fork_generation();
 
-  void must_be_ours(char const* operation, here at) const {
-    if (of_process != os::fork_generation()) streams::throw_forked(operation, at);
-  }
   std::string lease_text() const { return "nothing for " + std::to_string(lease.count()) + " ms"; }
 
   void send(char const* operation, peer::message& m, std::span<int const> files, here at) {
@@ -185,11 +182,17 @@ struct share_line::state {
   }
 };
 
+namespace {
+void check_lease(char const* operation, std::chrono::milliseconds lease, here at) {
+  if (lease.count() <= 0) throw invalid_use(operation, "a lease of " + std::to_string(lease.count()) + " ms", "Say how long to wait for the other process", at);
+}
+}  // namespace
+
 share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
   if (!os::is_message_socket(socket)) {
     throw invalid_use("share_line", "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart", "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
   }
-  if (lease.count() <= 0) throw invalid_use("share_line", "a lease of " + std::to_string(lease.count()) + " ms", "Say how long to wait for the other process", at);
+  check_lease("share_line", lease, at);
   state_ = std::make_unique<state>();
   state_->socket = peer::owned_file(socket);
   state_->lease = lease;
@@ -197,8 +200,19 @@ share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
 share_line::~share_line() = default;
 share_line::share_line(share_line&&) noexcept = default;
 share_line& share_line::operator=(share_line&&) noexcept = default;
-std::chrono::milliseconds share_line::lease() const noexcept { return state_->lease; }
-void share_line::set_lease(std::chrono::milliseconds lease) noexcept { state_->lease = lease; }
+
+share_line::state& share_line::live(char const* operation, here at) const {
+  if (!state_) throw invalid_use(operation, "a line that was moved from", "Use the one it was moved to", at);
+  if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
+  return *state_;
+}
+
+std::chrono::milliseconds share_line::lease() const { return live("share_line::lease", here::current()).lease; }
+void share_line::set_lease(std::chrono::milliseconds lease, here at) {
+  state& is = live("share_line::set_lease", at);
+  check_lease("share_line::set_lease", lease, at);
+  is.lease = lease;
+}
 
 namespace {
 void wait_for(clock::timeline& line, char const* operation, here at) {
@@ -208,7 +222,7 @@ void wait_for(clock::timeline& line, char const* operation, here at) {
 
 void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   constexpr char const* operation = "share_line::send";
-  state_->must_be_ours(operation, at);
+  state& own = live(operation, at);
   if (!b.data()) throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
   wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
@@ -227,21 +241,21 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
   peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial, .turn = whole.turns.fetch_add(1) + 1};
   m.device = whole.uuid;
-  state_->send(operation, m, std::array{memory.value, life.get()}, at);
+  own.send(operation, m, std::array{memory.value, life.get()}, at);
   is.loans.emplace_back(std::move(ours));
 }
 
 opened_buffer share_line::receive(device reader, here at) {
   constexpr char const* operation = "share_line::receive";
-  state_->must_be_ours(operation, at);
+  state& own = live(operation, at);
   auto& r = streams::current_runtime();
   int const device = streams::resolve(reader, r, operation, at);
-  state_->expect(operation, peer::said::buffer, at);
+  own.expect(operation, peer::said::buffer, at);
   auto& all = r.part<peer::imports>();
-  auto const forget = [&] { state_->next.reset(); };
+  auto const forget = [&] { own.next.reset(); };
   opened_buffer out;
   try {
-    out.is_ = all.open(state_->next->what, state_->next->files, device, at);
+    out.is_ = all.open(own.next->what, own.next->files, device, at);
   } catch (peer_gone const&) {
     forget();
     throw;
@@ -258,26 +272,26 @@ opened_buffer share_line::receive(device reader, here at) {
 
 void share_line::signal(std::uint64_t number, stream_ref after, here at) {
   constexpr char const* operation = "share_line::signal";
-  state_->must_be_ours(operation, at);
+  state& own = live(operation, at);
   wait_for(streams::line_or_throw(after, operation, at), operation, at);
   peer::message m{.number = number};
-  state_->send(operation, m, {}, at);
+  own.send(operation, m, {}, at);
 }
 
 void share_line::signal(std::uint64_t number, event const& after, here at) {
   constexpr char const* operation = "share_line::signal";
-  state_->must_be_ours(operation, at);
+  state& own = live(operation, at);
   after.synchronize(at);
   peer::message m{.number = number};
-  state_->send(operation, m, {}, at);
+  own.send(operation, m, {}, at);
 }
 
 std::uint64_t share_line::wait(here at) {
   constexpr char const* operation = "share_line::wait";
-  state_->must_be_ours(operation, at);
-  state_->expect(operation, peer::said::number, at);
-  std::uint64_t const number = state_->next->what.number;
-  state_->next.reset();
+  state& own = live(operation, at);
+  own.expect(operation, peer::said::number, at);
+  std::uint64_t const number = own.next->what.number;
+  own.next.reset();
   return number;
 }
 

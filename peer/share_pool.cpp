@@ -15,10 +15,15 @@ namespace {
 constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
 constexpr std::size_t granule = 512, first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
+std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
+  if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
+  throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes), "The size has overflowed: check the product it was made from", at);
+}
+
 }  // namespace
 
 pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
-    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(base::round_up(o.handle_bytes, page_)), limit_(o.limit) {
+    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(whole_pages(o.handle_bytes, page_, at)), limit_(o.limit) {
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;

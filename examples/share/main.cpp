@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,12 +24,14 @@
 namespace {
 
 constexpr int line_of_child = 50;
+constexpr std::uint64_t most_int = std::numeric_limits<int>::max();
 using mishap = share::settings::mishap;
 
-std::uint64_t number(std::string const& option, char const* text) {
+std::uint64_t number(std::string const& option, char const* text, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
   std::uint64_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0) throw std::runtime_error(option + " " + text + " is no number above 0");
+  if (value > most) throw std::runtime_error(option + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
@@ -101,9 +104,9 @@ int main(int argc, char** argv) try {
     if (i + 1 == argc) throw std::runtime_error(option + " is no option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
-    else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value));
+    else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value, most_int));
     else if (option == "--rounds") s.rounds = number(option, value);
-    else if (option == "--lease") s.lease = std::chrono::milliseconds(number(option, value));
+    else if (option == "--lease") s.lease = std::chrono::milliseconds(number(option, value, most_int));
     else if (option == "--as") role = value;
     else if (option == "--kill" || option == "--stop") victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
     else throw std::runtime_error(option + " is no option: --bytes, --buffers, --rounds, --lease, --kill, --stop");

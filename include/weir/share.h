@@ -72,7 +72,7 @@ struct share_pool_statistics {  // bytes: reserved = allocated + held + cached +
 // reach the whole handle: a pool is for one circle of processes. Threads: any
 class share_pool {
  public:
-  // Throws: invalid_use (cpu), not_supported (the device cannot export; a reader does not reach it), device_lost, driver_error
+  // Throws: invalid_use (cpu; a size that overflowed), not_supported (the device cannot export; a reader does not reach it), device_lost, driver_error
   explicit share_pool(share_pool_options = {}, here = here::current());
   ~share_pool();  // its buffers go on
   share_pool(share_pool&&) noexcept;
@@ -123,6 +123,7 @@ T* peer_data(opened_buffer const& b, device reader, here at = here::current()) {
 
 // One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET), and what two processes tell each other over it, in
 // order. No call waits for the other process longer than the lease: killed or stopped, it holds up nobody for longer.
+// Of one that was moved from, every call is refused: invalid_use.
 class share_line {
  public:
   static constexpr std::chrono::milliseconds usual_lease{5000};
@@ -147,11 +148,12 @@ class share_line {
   // The next number. Whatever is given to any stream afterwards sees what was done before signal(). Throws: timed_out, peer_gone,
   // invalid_use (damaged; a buffer comes first: receive it, nothing has changed)
   std::uint64_t wait(here = here::current());
-  std::chrono::milliseconds lease() const noexcept;
-  void set_lease(std::chrono::milliseconds) noexcept;
+  std::chrono::milliseconds lease() const;
+  void set_lease(std::chrono::milliseconds, here = here::current());  // Throws: invalid_use (no time at all); the lease is as it was
 
  private:
   struct state;
+  state& live(char const* operation, here) const;
   std::unique_ptr<state> state_;
 };
 

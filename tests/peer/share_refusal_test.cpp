@@ -212,6 +212,25 @@ TEST_F(refusals, of_sockets_that_are_none) {
   for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
 }
 
+TEST_F(refusals, of_lines_that_were_moved_from_and_of_leases_that_are_no_time) {
+  auto [here, there] = lines();
+  share_line const now = std::move(here);
+  EXPECT_THROW((void)here.wait(), invalid_use);
+  EXPECT_THROW((void)here.receive(), invalid_use);
+  EXPECT_THROW(here.send(b, default_stream(0)), invalid_use);
+  EXPECT_THROW(here.signal(1, default_stream(0)), invalid_use);
+  EXPECT_THROW((void)here.lease(), invalid_use);
+  EXPECT_THROW(here.set_lease(1s), invalid_use);
+  EXPECT_THROW(there.set_lease(-1ms), invalid_use);
+  EXPECT_THROW(there.set_lease(0ms), invalid_use);
+  EXPECT_EQ(there.lease(), now.lease());
+}
+
+TEST_F(refusals, of_handles_whose_size_overflowed) {
+  EXPECT_THROW(share_pool({.handle_bytes = ~std::size_t{0}}), invalid_use);
+  EXPECT_THROW(share_pool({.handle_bytes = ~std::size_t{0} - 2_MiB}), invalid_use);
+}
+
 TEST_F(refusals, of_buffers_that_are_none) {
   EXPECT_THROW(shared_buffer(0), invalid_use);
   EXPECT_THROW(shared_buffer(~std::size_t{0}), invalid_use);
