@@ -45,12 +45,24 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     if (found.block || pinned->reserves(at)) found.in = driver::where::pinned;
     if (!found.block && found.in == driver::where::pinned) refuse(found.text() + " is not allocated", "Pinned memory was freed before this call, or never handed out");
   }
+  auto const holds = [&](void const* base, std::size_t size) {
+    std::size_t const left = size - std::min(size, distance(base, at));
+    if (bytes <= left) return;
+    std::string const inside = base == at ? "" : " to the end of its block of " + std::to_string(size) + " B";
+    refuse(found.text() + " holds " + std::to_string(left) + " B" + inside, "Copy no more than both hold");
+  };
   if (found.block) {
-    std::size_t const left = found.block->bytes - std::min(found.block->bytes, distance(found.block->base, at));
-    if (bytes > left) {
-      std::string const inside = found.block->base == at ? "" : " to the end of its block of " + std::to_string(found.block->bytes) + " B";
-      refuse(found.text() + " holds " + std::to_string(left) + " B" + inside, "Copy no more than both hold");
-    }
+    holds(found.block->base, found.block->bytes);
+    return found;
+  }
+  auto const* const beside = r.part_if_made<observe::shared_memory>();
+  if (auto const its = beside ? beside->find(at) : std::nullopt; its && its->device >= 0) {  // of the host: the program's own, where pages count
+    found.in = driver::where::device;
+    found.device = its->device;
+    found.foreign = its->kind == observe::sharing::imported;
+    found.readers = its->readers;
+    if (!its->in_use) refuse(found.text() + " lies in memory shared with other processes, in no buffer", "The buffer was given back before this call: keep it until then");
+    holds(reinterpret_cast<void const*>(its->at), its->bytes);
     return found;
   }
   if (memory::device_memory::owner_in_process(at)) refuse(pointer_text(at) + " is device memory of another runtime", "Copy with the runtime whose memory it is");
@@ -63,8 +75,6 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
   found.in = first.in;
   found.device = first.device;
   if (first.in == driver::where::unknown_device) refuse(pointer_text(at) + " is device memory of no device of this runtime", "Copy with the runtime whose memory it is");
-  auto const* const shared = first.in == driver::where::device ? r.part_if_made<observe::shared_memory>() : nullptr;
-  if (auto const its = shared ? shared->find(at) : std::nullopt) found.foreign = its->kind == observe::sharing::imported, found.readers = its->readers;
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to an engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
     if (last.in != driver::where::pinned) found.in = driver::where::pageable;

@@ -391,7 +391,7 @@ void grant_access(void const* block, device reader, here at) {
   auto const found = memory ? memory->find(block) : std::nullopt;
   auto const* const shared = found ? nullptr : r.part_if_made<observe::shared_memory>();
   if (auto const its = shared ? shared->find(block) : std::nullopt; its && its->in_use) {
-    if (from == its->device) return;
+    if (from == its->device || its->device < 0) return;
     links_of(r).must_reach(from, its->device, "grant_access", at);
     links_of(r).meet(from, its->device, at);
     bool const own = its->kind == observe::sharing::exported;

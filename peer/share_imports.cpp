@@ -161,7 +161,9 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     auto const hold = all_.lock();
     ++b->uses;
     b->going = false;
-    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()), b->pages.bytes(), m.bytes, at);
+    // How much of the handle its owner holds for it is not said: all, if it begins there and nothing else has room behind it.
+    bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
+    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes, m.bytes, at);
   }
   made->of = std::move(b);
   made->home = this;
@@ -217,9 +219,8 @@ void imports::close(opening& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
   static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
   auto const hold = all_.lock();
-  if (--o.of->uses > 0) return;
-  o.of->life = std::move(o.life);
-  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()));
+  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
+  if (--o.of->uses == 0) o.of->life = std::move(o.life);
 }
 
 }  // namespace weir::peer

@@ -1,6 +1,7 @@
 // The thread's current runtime, device and streams; and the way from public handles to what stands behind them.
 // Threads: each sees its own current device and stream.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "runtime/base/process.h"
@@ -8,6 +9,8 @@
 #include "weir/stream.h"
 
 namespace weir {
+
+struct block_info;
 
 namespace detail {
 struct stream_access {  // the one way into the public handles
@@ -41,6 +44,8 @@ clock::timeline& current_line(runtime::impl&);                        // of the 
 int current_ordinal(runtime::impl&);                                  // the thread's current device
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
+
+std::optional<block_info> block_of_allocator(void const*) noexcept;   // find_block, of what deallocate takes: no shared buffer, no range that was pinned where it lies
 
 // For messages: "stream 7 of gpu:1".
 std::string describe(clock::timeline const&);

@@ -12,6 +12,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/observe/shared_memory.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/timing.h"
@@ -29,12 +30,15 @@ std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
 
 char const* verb(access how) noexcept { return how == access::read ? "reads " : how == access::write ? "writes " : "updates "; }
 
-// Where the memory of a use lies: a device block, a pinned block, or nowhere that weir knows.
+// Where the memory of a use lies: a device block, a pinned block, what is shared or locked beside them, or nowhere that weir knows.
 struct whereabouts {
   memory::allocator* device = nullptr;
   streams::pinned_memory* pinned = nullptr;
+  std::optional<observe::shared_memory::place> beside;
   memory::block block;
-  bool known() const noexcept { return device || pinned; }
+  bool known() const noexcept { return device || pinned || beside; }
+  int on() const noexcept { return device ? device->device() : beside ? beside->device : -1; }  // -1: of the host
+  bool reached_from(int reader, void const* p) const noexcept { return device ? device->granted(p, reader) : beside->readers >> reader & 1; }  // Requires: on() >= 0
 };
 
 whereabouts whereabouts_of(runtime::impl& r, void const* p) noexcept {
@@ -50,6 +54,13 @@ whereabouts whereabouts_of(runtime::impl& r, void const* p) noexcept {
     if (auto block = pinned->find(p)) {
       at.pinned = pinned;
       at.block = *block;
+      return at;
+    }
+  }
+  if (auto const* const beside = r.part_if_made<observe::shared_memory>()) {
+    if ((at.beside = beside->find(p))) {
+      at.block.base = reinterpret_cast<void*>(at.beside->at);
+      at.block.bytes = at.beside->bytes;
     }
   }
   return at;
@@ -61,26 +72,26 @@ void check_use(whereabouts const& is, use const& u, clock::timeline& line, here 
   };
   if (!is.known()) {  // a GPU may reach what is not weir's, pageable memory too where the system can; simulated devices reach their own memory and pinned memory
     driver::driver& machine = line.owner().machine();
-    if (!machine.simulated()) return;
-    auto const place = machine.find(u.address);
+    auto const place = machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
     if (place.ok() && place.value.in == driver::where::pageable) {
       refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
     }
     if (place.ok() && place.value.in == driver::where::unknown_device) {
       refuse("device memory of no device of this runtime", "Launch with the runtime whose memory it is");
     }
+    if (u.bytes == 0) refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
     return;
   }
   if (!is.block.base && is.block.bytes == 0) {
-    refuse("no live block of " + gpu_name(is.device->device()) + " is there", "It was freed, or the address is wrong: keep the buffer or tensor until the launch has returned");
+    refuse("no live block of " + gpu_name(is.on()) + " is there", "It was freed, or the address is wrong: keep the buffer or tensor until the launch has returned");
   }
   auto const offset = static_cast<std::size_t>(static_cast<char const*>(u.address) - static_cast<char const*>(is.block.base));
   if (u.bytes > is.block.bytes - offset) {
     refuse(std::to_string(u.bytes) + " B at offset " + std::to_string(offset) + " of a block of " + std::to_string(is.block.bytes) + " B", "Declare no more than the block holds");
   }
-  if (is.device && is.device->device() != line.device() && !is.device->granted(u.address, line.device())) {
-    refuse("the block is on " + gpu_name(is.device->device()) + " and " + gpu_name(line.device()) + " has no access to it",
-           "Launch on a stream of " + gpu_name(is.device->device()) + ", copy the block to " + gpu_name(line.device()) + ", or grant access (weir::grant_access)");
+  if (is.on() >= 0 && is.on() != line.device() && !is.reached_from(line.device(), u.address)) {
+    refuse("the block is on " + gpu_name(is.on()) + " and " + gpu_name(line.device()) + " has no access to it",
+           "Launch on a stream of " + gpu_name(is.on()) + ", copy the block to " + gpu_name(line.device()) + ", or grant access (weir::grant_access)");
   }
 }
 
@@ -95,7 +106,7 @@ class touches {
       if (bytes == 0) {
         whereabouts const is = whereabouts_of(r, u.address);
         if (is.known()) bytes = is.block.bytes - static_cast<std::size_t>(static_cast<char const*>(u.address) - static_cast<char const*>(is.block.base));
-        if (bytes == 0) continue;  // nothing in it, or nothing known of it
+        if (bytes == 0) continue;  // nothing in it
       }
       driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access::read};
       if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;

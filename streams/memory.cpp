@@ -13,6 +13,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
+#include "runtime/observe/shared_memory.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 
@@ -28,6 +29,10 @@ std::string pointer_text(void const* p) {
 }
 
 [[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+  if (find_block(p)) {  // see streams::block_of_allocator
+    throw invalid_use(operation, pointer_text(p) + " lies in a shared_buffer, an opened_buffer or a pinned_range, which keep their own memory",
+                      "Call what that object has for it (shared_buffer::record_stream, its end), or wait for the stream before it ends", at);
+  }
   throw invalid_use(operation, pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
                     "Pass the address of a block that weir allocated and that is still held", at);
 }
@@ -42,7 +47,7 @@ streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user)
   return its && its->reserves(p) ? its : nullptr;
 }
 [[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user, here at) {
-  if (!find_block(p)) throw_foreign(operation, p, at);
+  if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
   throw invalid_use(operation, pointer_text(p) + " is a block of another runtime than " + streams::describe(user) + " of runtime " + std::to_string(user.owner().id()),
                     "Use streams of the runtime whose block it is; order two runtimes on the host", at);
 }
@@ -119,7 +124,7 @@ void record_stream(void const* p, stream_ref user, here at) {
   throw_stranger("record_stream", p, line, at);
 }
 
-std::optional<block_info> find_block(void const* p) noexcept {
+std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
   std::optional<memory::block> found;
   if (process_was_forked()) return std::nullopt;
   if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
@@ -131,6 +136,14 @@ std::optional<block_info> find_block(void const* p) noexcept {
   block_info out{found->device < 0 ? cpu : device(found->device), found->kind, found->base, found->bytes, std::nullopt};
   if (found->home) out.home = streams::ref_of(*found->home);
   return out;
+}
+
+std::optional<block_info> find_block(void const* p) noexcept {
+  if (auto own = streams::block_of_allocator(p)) return own;
+  auto const beside = process_was_forked() ? std::nullopt : observe::shared_memory::find_in_process(p);
+  if (!beside || !beside->in_use) return std::nullopt;
+  bool const of_host = beside->device < 0;
+  return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device, reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
 }
 
 buffer::buffer(size_t bytes, buffer_options o, here at) {
@@ -204,7 +217,7 @@ void* buffer::release() noexcept {
 buffer buffer::adopt(void* p, here at) {
   buffer out;
   if (!p) return out;
-  auto const found = find_block(p);
+  auto const found = streams::block_of_allocator(p);
   if (!found || found->base != p) throw_foreign("buffer::adopt", p, at);
   out.data_ = p;
   out.size_ = found->bytes;

@@ -284,7 +284,7 @@ tensor tensor::operator[](std::int64_t i) const {
 void tensor::record_stream(stream_ref user) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
-  if (block.how == storage::state::held::borrowed && !find_block(block.data)) return;  // not weir's: the caller keeps it alive
+  if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;  // not weir's: the caller keeps it alive
   weir::record_stream(block.data, user);
 }
 

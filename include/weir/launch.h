@@ -17,15 +17,23 @@ enum class access : std::uint8_t { read, write, update };
 struct use {
   void const* address;  // null: nothing
   access how;
-  size_t bytes = 0;     // from address on; 0: to the end of its block
+  size_t bytes = 0;     // from address on; 0: to the end of its block. Needed for memory that weir does not know
 };
 inline use reads(void const* p, size_t bytes = 0) noexcept { return {p, access::read, bytes}; }
 inline use writes(void const* p, size_t bytes = 0) noexcept { return {p, access::write, bytes}; }
 inline use updates(void const* p, size_t bytes = 0) noexcept { return {p, access::update, bytes}; }
 template <class T> concept has_data = requires(T const& t) { { t.data() } -> std::convertible_to<void const*>; };
-template <has_data T> use reads(T const& t) noexcept { return reads(static_cast<void const*>(t.data())); }
-template <has_data T> use writes(T const& t) noexcept { return writes(static_cast<void const*>(t.data())); }
-template <has_data T> use updates(T const& t) noexcept { return updates(static_cast<void const*>(t.data())); }
+template <class T> concept has_elements = requires(T const& t) { t.begin(); { t.size() } -> std::convertible_to<size_t>; sizeof(*t.data()); };
+namespace detail {
+template <class T> use use_of(T const& t, access how) noexcept {
+  void const* const p = t.data();
+  if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};  // a vector, span, array: as much as it says
+  else return {p, how};
+}
+}  // namespace detail
+template <has_data T> use reads(T const& t) noexcept { return detail::use_of(t, access::read); }
+template <has_data T> use writes(T const& t) noexcept { return detail::use_of(t, access::write); }
+template <has_data T> use updates(T const& t) noexcept { return detail::use_of(t, access::update); }
 
 class uses {  // a braced list, or a span, vector or array of them. Borrows: a parameter, never a variable
  public:
@@ -53,9 +61,10 @@ void end_work(stream_ref, std::span<use const>, here);           // launch_block
 // on_gpu(CUstream_st*): called now, once, with the stream's device current: <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
 // on_host(): runs when the simulated stream gets there, on a thread of the machine.
 // Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls nothing of weir, throws nothing.
-// Uses: device blocks of this runtime, pinned blocks, and memory that is not weir's (which the caller keeps alive).
-// Throws: invalid_use (a freed block; a block of another device without peer access; a foreign stream whose registration
-//         ended), device_lost, driver_error. Blocks: only with options::launch_blocking.
+// Uses: device blocks of this runtime and pinned blocks; what the caller keeps alive: shared and opened buffers, pinned ranges, and,
+// with its bytes, memory that is not weir's.
+// Throws: invalid_use (a freed block; more than a block holds; a block of another device without peer access; memory that weir does
+//         not know, without bytes; a foreign stream whose registration ended), device_lost, driver_error. Blocks: only with options::launch_blocking.
 template <class OnGpu, class OnHost>
 void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = here::current()) {
   if (detail::begin_work(s, u.all(), at)) {

@@ -1,10 +1,28 @@
-// Two sums for each device, and two maps by address.
+// Two sums for each device, and three maps by address.
 // Threads: any.
 #include "runtime/observe/shared_memory.h"
 
 #include <algorithm>
 
 namespace weir::observe {
+namespace {
+
+base::guarded<std::vector<shared_memory const*>>& in_process() {
+  static auto* const all = new base::guarded<std::vector<shared_memory const*>>;  // outlives every runtime
+  return *all;
+}
+
+// The last that begins at or before `at`.
+template <class Map>
+auto before(Map& map, std::uintptr_t at) {
+  auto const next = map.upper_bound(at);
+  return next == map.begin() ? map.end() : std::prev(next);
+}
+
+}  // namespace
+
+shared_memory::shared_memory(runtime::impl&) { in_process().lock()->push_back(this); }
+shared_memory::~shared_memory() { std::erase(*in_process().lock(), this); }
 
 stat* shared_memory::of(books& b, int device, sharing kind) noexcept {
   auto const d = static_cast<std::size_t>(device);
@@ -35,27 +53,63 @@ void shared_memory::vanished(int device, sharing kind, std::uintptr_t at, std::s
 void shared_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
   auto b = books_.lock();
   try {
-    b->blocks.insert_or_assign(at, block{at, bytes, requested, from});
-  } catch (...) {}
+    auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
+    if (first) return;
+    is->second.requested = std::max(is->second.requested, requested);
+    ++is->second.holders;
+  } catch (...) {
+    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
+  }
 }
 
-void shared_memory::given_back(std::uintptr_t at) noexcept { books_.lock()->blocks.erase(at); }
+void shared_memory::given_back(std::uintptr_t at) noexcept {
+  auto b = books_.lock();
+  if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
+}
+
+bool shared_memory::pinned(std::uintptr_t at, std::size_t bytes, here from) noexcept {
+  auto b = books_.lock();
+  try {
+    b->pins.insert_or_assign(at, block{at, bytes, bytes, from});
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::optional<shared_memory::block> shared_memory::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
+  auto b = books_.lock();
+  auto const is = b->pins.lower_bound(page);
+  if (is == b->pins.end() || is->first - page >= page_bytes) return std::nullopt;
+  block const was = is->second;
+  b->pins.erase(is);
+  return was;
+}
 
 void shared_memory::opened(std::uintptr_t at, int reader) noexcept {
   auto b = books_.lock();
   if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.readers |= std::uint64_t{1} << (reader & 63);
 }
 
-std::optional<shared_memory::place> shared_memory::find(void const* where) const {
+std::optional<shared_memory::place> shared_memory::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
-  auto const next = b->mapped.upper_bound(at);
-  if (next == b->mapped.begin()) return std::nullopt;
-  auto const& [first, its] = *std::prev(next);
-  if (at - first >= its.bytes) return std::nullopt;
-  auto const block = b->blocks.upper_bound(at);
-  bool const in_use = block != b->blocks.begin() && at - std::prev(block)->first < std::prev(block)->second.bytes;
-  return place{its.device, its.kind, its.readers, in_use};
+  if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes) return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
+  auto const in = before(b->mapped, at);
+  if (in == b->mapped.end() || at - in->first >= in->second.bytes) return std::nullopt;
+  auto const& its = in->second;
+  auto const is = before(b->blocks, at);
+  if (is != b->blocks.end() && at - is->first < is->second.requested) return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
+  if (its.partly_known) return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
+  return place{.device = its.device, .kind = its.kind, .readers = its.readers};
+}
+
+std::optional<shared_memory::place> shared_memory::find_in_process(void const* where) noexcept {
+  auto const all = in_process().lock();
+  for (auto const* one : *all) {
+    if (auto const found = one->find(where)) return found;
+  }
+  return std::nullopt;
 }
 
 void shared_memory::add_to(int device, memory_statistics& out) const {

@@ -1,4 +1,5 @@
 // Every message that is not what it should be is refused, and says why; nothing of it is kept and the line is as good as before.
+// So is every use of shared memory that leaves its buffer, or comes after it.
 // Threads: one.
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -10,6 +11,8 @@
 #include <random>
 
 #include "tests/peer/share_fixture.h"
+#include "weir/launch.h"
+#include "weir/observe.h"
 
 namespace weir {
 namespace {
@@ -237,6 +240,124 @@ TEST_F(refusals, of_buffers_that_are_none) {
   EXPECT_THROW(shared_buffer(65_MiB), out_of_memory);
   auto [here, there] = lines();
   EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
+}
+
+// Uses -------------------------------------------------------------------------------------------------------------------
+
+auto const no_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
+constexpr auto nothing = [] {};
+
+// Two buffers side by side in one handle, both opened by another.
+struct neighbours : ::testing::Test {
+  explicit neighbours(options o = {}) : m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded}, o) {
+    here.send(x, default_stream(0)), here.send(y, default_stream(0));
+    first = there.receive(), second = there.receive();
+  }
+  template <class F>
+  static std::string why(F use) {
+    try {
+      use();
+    } catch (invalid_use const& e) {
+      return std::string(e.operands());
+    }
+    return "accepted";
+  }
+  test::machine m;
+  std::pair<share_line, share_line> both = lines();
+  share_line &here = both.first, &there = both.second;
+  share_pool pool;
+  shared_buffer x = pool.allocate(1000), y = pool.allocate(1000);
+  opened_buffer first, second;
+  buffer of_host = pinned(4096);
+};
+struct watched_neighbours : neighbours {
+  watched_neighbours() : neighbours(options{.check_races = true}) {}
+  static std::uint64_t races() {
+    std::uint64_t all = 0;
+    for (auto const& r : race_reports()) all += r.times;
+    return all;
+  }
+};
+
+TEST_F(watched_neighbours, are_used_to_their_ends_where_no_size_is_said) {
+  for (auto const& [of_x, of_y] : {std::pair{writes(x), writes(y)}, std::pair{writes(first), writes(second)}}) {
+    auto const before = races();
+    stream const a, b;
+    a.wait(default_stream(0)), b.wait(default_stream(0));
+    launch(a, {of_x}, no_gpu, [p = const_cast<void*>(of_x.address)] { std::memset(p, 1, 1000); });
+    launch(b, {of_y}, no_gpu, [p = const_cast<void*>(of_y.address)] { std::memset(p, 1, 1000); });
+    EXPECT_EQ(races(), before) << "they are two";
+    launch(b, {{static_cast<char const*>(of_x.address) + 999, access::read, 1}}, no_gpu, nothing);
+    EXPECT_EQ(races(), before + 1) << "the last byte is one's own";
+    synchronize(0);
+  }
+  x.record_stream(default_stream(0));
+}
+
+TEST_F(neighbours, are_not_reached_by_what_leaves_its_buffer) {
+  auto const* const of_y = static_cast<char const*>(y.data());
+  ASSERT_EQ(of_y - static_cast<char const*>(x.data()), 1024);
+  for (auto* const p : {x.data(), first.data()}) {
+    auto* const last = static_cast<char*>(p) + 999;
+    EXPECT_NE(why([&] { copy(p, of_host.data(), 1001); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
+    EXPECT_NE(why([&] { copy(of_host.data(), last, 2); }).find("holds 1 B to the end of its block of 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { set(p, std::byte{1}, 1025); }).find("holds 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("1001 B at offset 0 of a block of 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos) << "what lies between two is nobody's";
+    EXPECT_NO_THROW(set(last, std::byte{1}, 1));
+    EXPECT_NO_THROW(launch(default_stream(0), {writes(last, 1)}, no_gpu, nothing));
+  }
+}
+
+TEST_F(neighbours, that_are_gone_are_used_no_more) {
+  void *const of_owner = x.data(), *const of_other = first.data();
+  auto const refused = [&](void* p) {
+    EXPECT_NE(why([&] { copy(of_host.data(), p, 1); }).find("in no buffer"), std::string::npos);
+    EXPECT_NE(why([&] { set(p, std::byte{1}, 1); }).find("in no buffer"), std::string::npos);
+    EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("no live block"), std::string::npos);
+    EXPECT_FALSE(find_block(p));
+  };
+  here.send(x, default_stream(0));
+  auto again = there.receive();
+  ASSERT_EQ(again.data(), of_other);
+  first.release(default_stream(0));
+  EXPECT_NO_THROW(set(of_other, std::byte{1}, 1000)) << "it is open once more";
+  again.release(default_stream(0));
+  refused(of_other);
+  x.reset();
+  refused(of_owner);
+  EXPECT_NO_THROW(set(second.data(), std::byte{1}, 1000));
+  EXPECT_NO_THROW(set(y.data(), std::byte{1}, 1000));
+  synchronize(0);
+  EXPECT_EQ(pool.statistics().held, 0u);
+  auto const next = pool.allocate(900);
+  ASSERT_EQ(next.data(), of_owner);
+  EXPECT_EQ(find_block(of_owner)->bytes, 900u);
+}
+
+TEST_F(neighbours, are_used_by_work_of_devices_that_reach_them) {
+  EXPECT_NE(why([&] { launch(default_stream(1), {reads(x)}, no_gpu, nothing); }).find("gpu:1 has no access"), std::string::npos);
+  share_pool wide({.readers = {1}});
+  auto const seen = wide.allocate(100);
+  EXPECT_NO_THROW(launch(default_stream(1), {reads(seen)}, no_gpu, nothing));
+  here.send(x, default_stream(0));
+  auto const o = there.receive(1);
+  EXPECT_NO_THROW(launch(default_stream(1), {reads(o)}, no_gpu, nothing));
+  synchronize(1);
+}
+
+TEST_F(neighbours, are_blocks_that_no_allocator_takes) {
+  for (auto* const p : {y.data(), second.data()}) {
+    auto const found = find_block(static_cast<char*>(p) + 999);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->base, p);
+    EXPECT_EQ(found->bytes, 1000u);
+    EXPECT_EQ(found->on, device(0));
+    EXPECT_EQ(found->kind, memory_kind::device);
+    EXPECT_NE(why([&] { deallocate(p); }).find("shared_buffer"), std::string::npos);
+    EXPECT_NE(why([&] { record_stream(p, default_stream(0)); }).find("shared_buffer"), std::string::npos);
+    EXPECT_NE(why([&] { (void)buffer::adopt(p); }).find("shared_buffer"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Work on streams: its order, what its declared uses keep alive, and what is refused.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <random>
 
@@ -9,6 +10,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
 #include "weir/launch.h"
+#include "weir/observe.h"
 #include "weir/sim.h"
 
 using namespace weir;
@@ -143,6 +145,50 @@ TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
   EXPECT_NE(why.find("pageable"), std::string::npos) << why;
   EXPECT_NO_THROW(launch(s, {}, no_gpu, [] {}));
   s.ref().synchronize();
+}
+
+// The program's own memory, locked where it lies: weir knows it as far as the program named it.
+struct LaunchOnPinnedRange : ::testing::Test {
+  weir::runtime machine{simulated{.devices = 1, .memory = size_t{1} << 28, .how = simulated::running::seeded, .seed = 1}, {.check_races = true}};
+  runtime_guard const chosen{machine};
+  alignas(4096) std::array<float, 2048> page{};
+  float* const mine = &page[100];
+  pinned_range lock{std::as_writable_bytes(std::span(mine, 1000))};
+};
+
+TEST_F(LaunchOnPinnedRange, MemoryThatWeirDoesNotKnowIsUsedWithItsSizeOnly) {
+  stream s;
+  auto* const before = page.data();  // on a page that is locked
+  std::string const why = refusal([&] { launch(s, {reads(before)}, no_gpu, [] {}); });
+  EXPECT_NE(why.find("memory that weir does not know"), std::string::npos) << why;
+  EXPECT_NO_THROW(launch(s, {reads(before, 400)}, no_gpu, [] {}));
+  EXPECT_NO_THROW(launch(s, {reads(mine)}, no_gpu, [] {}));
+  std::string const over = refusal([&] { launch(s, {reads(mine + 1, 4000)}, no_gpu, [] {}); });
+  EXPECT_NE(over.find("4000 B at offset 4 of a block of 4000 B"), std::string::npos) << over;
+  EXPECT_EQ(find_block(mine + 999)->base, mine);
+  EXPECT_EQ(find_block(mine)->kind, memory_kind::pinned);
+  EXPECT_FALSE(find_block(before));
+  EXPECT_THROW(record_stream(mine, s), invalid_use);
+  EXPECT_THROW((void)buffer::adopt(mine), invalid_use);
+}
+
+TEST_F(LaunchOnPinnedRange, RacesNameTheRangeAndCountFromIts1stByte) {
+  stream a, b;
+  launch(a, {writes(mine)}, no_gpu, [p = mine] { *p = 1; });
+  launch(b, {reads(mine + 10)}, no_gpu, [] {});
+  auto const found = race_reports();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_NE(found[0].text.find("bytes 40-3999 of pinned block 1 (4000 B, allocated at launch_test.cpp:"), std::string::npos) << found[0].text;
+}
+
+TEST_F(LaunchOnPinnedRange, WhatKnowsItsSizeIsUsedAsFarAsItSays) {
+  stream a, b;
+  std::span const all(mine, 1000);
+  launch(a, {writes(all.first(500)), reads(all.last(0))}, no_gpu, [] {});
+  launch(b, {writes(all.last(500)), reads(std::span(mine, 0))}, no_gpu, [] {});
+  EXPECT_TRUE(race_reports().empty());
+  launch(b, {reads(all.subspan(499, 1))}, no_gpu, [] {});
+  EXPECT_EQ(race_reports().size(), 1u);
 }
 
 TEST_F(Launch, ARefusedUseLeavesTheOthersUnmarked) {

@@ -457,6 +457,7 @@ TEST(pinned_range, memory_of_ones_own_is_copied_by_the_engine_while_it_lives_and
   EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), mine);
   EXPECT_NO_THROW(pinned_range(std::span<std::byte>(mine.data(), 0)));
   EXPECT_THROW(pinned_range(std::span<std::byte>()), invalid_use);
+  EXPECT_THROW(pinned_range(std::span(mine.data(), SIZE_MAX)), invalid_use);
   m.control().fail_call("pin", 1, driver::code::out_of_memory);
   EXPECT_THROW(pinned_range{mine}, driver_error);
   pinned_range const again(mine);
