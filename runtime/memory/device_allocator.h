@@ -205,6 +205,7 @@ class device_allocator final : public allocator {
   std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
+  std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }  // that other devices may use
 
   // Memory that is open to peers (visible.cpp)
   driver::status open_handles(stream_memory&, std::uint64_t readers);  // Requires: traffic is halted

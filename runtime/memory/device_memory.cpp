@@ -310,7 +310,7 @@ std::size_t device_allocator::covered() const {
         for (address a = p->at; a < p->end();) {
           handle const* const h = r->page(a);
           a = h ? h->at + h->bytes : a + r->page_bytes;
-          if (!h || h == counted || (idle && !(h->readers & ~own_bit()))) continue;
+          if (!h || h == counted || (idle && !open_bytes(*h))) continue;
           counted = h;
           bytes += h->bytes;
         }

@@ -55,7 +55,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     auto place = made.places.extract(h.at);
     static_cast<handle&>(place.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
-    if (h.readers & ~own_bit()) mine.open_bytes += h.bytes;
+    mine.open_bytes += open_bytes(h);
     counts_.handle_mapped();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
     tell_mapped(mine, h, observe::action::map);

@@ -223,7 +223,7 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
   section const hold(m);
   for (handle const& h : std::span(g.handles).first(gone)) {
     g.in->set_pages(h, nullptr);
-    if (h.readers & ~own_bit()) m.open_bytes -= h.bytes;
+    m.open_bytes -= open_bytes(h);
     m.handles.erase(h.at);
     counts_.handle_gone();
     m.counts.mapped(-static_cast<std::int64_t>(h.bytes));

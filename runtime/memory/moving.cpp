@@ -127,7 +127,7 @@ class device_allocator::filling {
         section const hold(m);
         oldest.stream = m.home.load()->id();
         auto found = m.pieces.reserve_handle(
-            left, enough, [&](handle const& h) { return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !(h.readers & ~a_.own_bit()); },
+            left, enough, [&](handle const& h) { return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !a_.open_bytes(h); },
             [&](std::uint64_t freed) { return how == may::fit_ordered ? a_.passed(home, {oldest.stream, freed}) : a_.clocks_.complete({oldest.stream, freed}); });
         if (found.from.place) return std::move(found.from);
         oldest.n = found.waits_for;

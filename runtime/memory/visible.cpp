@@ -19,8 +19,9 @@ std::uint64_t device_allocator::living(std::uint64_t devices) const noexcept {
 }
 
 void device_allocator::note_readers(stream_memory& m, handle& h, std::uint64_t more) noexcept {
-  if (!(h.readers & ~own_bit()) && (more & ~own_bit())) m.open_bytes += h.bytes;
+  m.open_bytes -= open_bytes(h);
   h.readers |= more;
+  m.open_bytes += open_bytes(h);
 }
 
 void device_allocator::forget_readers(std::uint64_t devices) {
@@ -84,7 +85,7 @@ void device_allocator::validate_readers(stream_memory const& m, std::vector<std:
   std::uint64_t const expected = m.readers.load();
   std::size_t open = 0;
   for (auto const& [at, h] : m.handles) {
-    if (h.readers & ~own_bit()) open += h.bytes;
+    open += open_bytes(h);
     if ((h.readers & own_bit()) && living(expected & ~h.readers)) wrong.push_back(who + ": a handle is open to whom its memory is open to, at " + std::to_string(at));
   }
   if (open != m.open_bytes) wrong.push_back(who + ": bytes open to peers: counted " + std::to_string(m.open_bytes) + ", found " + std::to_string(open));
