@@ -26,6 +26,7 @@ struct growth {
   std::uint64_t freed = 0;       // newest stamp among the free pieces inside
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
+  std::size_t large_beside = 0;  // free pieces of two pages and more that are left
 };
 
 // Handles on their way back to the driver, and the reserved piece that holds their place.
@@ -176,6 +177,11 @@ class arena {
   std::vector<region*> const& regions() const noexcept { return regions_; }
   std::size_t free_pieces() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
+  std::size_t some_large() const noexcept {  // how many free pieces of two pages and more: of many, of some leaves
+    std::size_t n = 0;
+    for (region const* r : regions_) n += r->large ? r->large->some() : 0;
+    return n;
+  }
   std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
   template <class Do>
   void each_free(Do act) const {

@@ -200,7 +200,7 @@ class device_allocator final : public allocator {
   void undo(mapped&);
   // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
   std::size_t most_reserved(std::size_t asked, std::size_t pending);
-  address_space::holdings holdings(std::size_t missing) const;
+  address_space::holdings holdings(growth const& coming) const;
   void note_live() noexcept;
   std::size_t pending_bytes() const;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
@@ -282,6 +282,7 @@ class device_allocator final : public allocator {
   base::atomic<std::size_t> turn_{0};                            // which streams a miss asks, where there are many
   base::atomic<std::uint64_t> steps_{0};
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
+  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; never taken back
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
   traffic traffic_;

@@ -100,6 +100,11 @@ class lowest_fit {
       for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
     }
   }
+  std::size_t some() const noexcept {  // how many there are, of those in the first `some_leaves` leaves
+    std::size_t n = 0;
+    for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) n += at(r).n;
+    return n;
+  }
   template <class Do>
   void each_from_the_lowest(Do act) const {
     for (std::size_t r = 0; r < count_; ++r) {

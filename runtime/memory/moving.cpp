@@ -15,8 +15,7 @@ namespace weir::memory {
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())),
-        sizes_(mine.readers.load() ? a.space_.handles_that_stay() : a.space_.handles_under(g.bytes, a.holdings(g.missing_bytes), a.epsilon_)) {
+      : a_(a), mine_(mine), for_(g), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())), sizes_(suitable()) {
     bound_ = a.most_reserved(asked, a.pending_bytes()) + page_ + g.spare;
     charge_within_bound(g.missing_bytes);
   }
@@ -46,10 +45,15 @@ class device_allocator::filling {
       driver::status s;
       if (move(at, left, n, s)) return s;
       may_move_ = false;
+      if (bound_ >= 32 * page_) a_.past_bound_.set(true);
+      if (sizes_.most > page_) sizes_ = suitable();
     }
     n = sizes_.next(left);
     if (!charge(n)) return {driver::code::out_of_memory};
     return make(at, n);
+  }
+  handle_sizes suitable() const {
+    return mine_.readers.load() ? a_.space_.handles_that_stay() : a_.space_.handles_under(for_.bytes, a_.holdings(for_), a_.epsilon_);
   }
   bool charge(std::size_t n) {
     if (!a_.counts_.charge(n)) return false;
@@ -90,7 +94,8 @@ class device_allocator::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    if (h.bytes > left || mine_.readers.load()) {  // too large here, or not open to peers: it goes, and as much as is needed is made
+    bool const too_large = h.bytes > left || (h.bytes > sizes_.moved && a_.clocks_.complete({from->home.load()->id(), victim.place->freed}));
+    if (too_large || mine_.readers.load()) {  // or not open to peers: it goes, and as much as is needed is made
       if (!a_.release(*from, victim)) return false;
       n = sizes_.next(std::min(left, h.bytes));
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
@@ -147,10 +152,11 @@ class device_allocator::filling {
 
   device_allocator& a_;
   stream_memory& mine_;
+  growth const& for_;
   mapped& out_;
   std::size_t const page_;
   std::uint64_t peers_;  // that what is made is open to
-  handle_sizes const sizes_;
+  handle_sizes sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
   bool may_move_ = !a_.deterministic_;  // which handles are complete is nothing that a program says
@@ -183,8 +189,8 @@ std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pendi
   return live + static_cast<std::size_t>(static_cast<double>(live) * epsilon_);
 }
 
-address_space::holdings device_allocator::holdings(std::size_t missing) const {
-  address_space::holdings out{counts_.reserved() + missing};
+address_space::holdings device_allocator::holdings(growth const& coming) const {
+  address_space::holdings out{.reserved = counts_.reserved() + coming.missing_bytes, .free_pieces = coming.large_beside, .past_bound = past_bound_.get()};
   for (stream_memory* m : memories()) {
     out.live += static_cast<std::size_t>(m->counts.bytes_live(observe::size_pool::large));
     out.blocks += static_cast<std::size_t>(m->counts.blocks_live(observe::size_pool::large));

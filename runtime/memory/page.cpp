@@ -144,9 +144,16 @@ handle_sizes address_space::handles_under(std::size_t block, holdings const& now
   double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
   double const few = std::max(1.0, 128.0 / static_cast<double>(now.blocks + 1));
   double const suits = usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024);  // pages
+  std::size_t const by_block = std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512);
+  // A handle was made although the bound had no room: large ones keep too much mapped, about one for each free piece, half of it at either
+  // end. Not among many small blocks: small handles would be moved for ever.
+  if (double const fair = 2 * epsilon * static_cast<double>(held) / static_cast<double>(now.free_pieces + 1); plenty && now.past_bound && fair < 32 && (now.blocks < 64 || usual >= 12)) {
+    std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::min(by_block, static_cast<std::size_t>(fair)), 1, 16));
+    return {page_, n * page_, 0, 2 * n * page_};
+  }
   if (plenty && pages >= 64 && suits >= 32) return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
   std::size_t const most = plenty ? 16 : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)), 1, 16);
-  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512), 1, most));
+  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(by_block, 1, most));
   return {page_, n * page_, plenty && n == 16 && goes_with_rest(now, suits, n) ? 24 * page_ : 0};
 }
 

@@ -146,6 +146,7 @@ class region {
 struct handle_sizes {
   std::size_t page = 0, most = 0;  // bytes
   std::size_t last = 0;            // bytes: a rest of so much is one handle. 0: handles are powers of two of pages
+  std::size_t moved = ~std::size_t{0};  // bytes: a free handle of more is given back and made anew here, not moved
 
   // Bytes of the next one, where `left` are missing. Requires: left is pages.
   std::size_t next(std::size_t left) const noexcept {
@@ -168,10 +169,13 @@ class address_space {  // one a device
   struct holdings {
     std::size_t reserved = 0;              // bytes, what is missing for that block among them
     std::size_t live = 0, blocks = 0;      // of blocks that are no slots: bytes, and how many
+    std::size_t free_pieces = 0;           // of two pages and more
+    bool past_bound = false;               // a handle was made past the bound since the program took its first 32 pages
   };
   // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, the less so the more
   // is reserved; the largest only where the program's blocks are large, or few; never so small that a device takes more than some 512
-  // of them; and small where `epsilon` leaves little idle memory to round up with.
+  // of them; and small where `epsilon` leaves little idle memory to round up with, or where handles of that size have kept more mapped
+  // than the bound has room for: of those, each free piece may cost one.
   handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
   // Where none is moved and each costs as much again for every peer: as few as can be, up to 128 pages, 256 MiB on GPUs.
   handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }

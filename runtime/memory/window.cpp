@@ -159,8 +159,10 @@ arena::window arena::best_window(search& s, part in) const {
 bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out, ghost_sight const& sight, bool thorough) {
   search s{bytes, alignment, ghost_gains(sight), thorough, looked_at_};
   window const w = best_window(s, in);
-  if (w.first) reserve_window(w, bytes, out, sight);
-  return w.first;
+  if (!w.first) return false;
+  reserve_window(w, bytes, out, sight);
+  out.large_beside = some_large();
+  return true;
 }
 
 void arena::reserve_window(window const& w, std::size_t bytes, growth& out, ghost_sight const& sight) {

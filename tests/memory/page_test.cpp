@@ -109,6 +109,24 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
   EXPECT_EQ(pages_of(3, 6400, 20, 0), (handles{1, 1, 1}));
 }
 
+TEST_F(address_space_test, handles_that_kept_too_much_mapped_are_followed_by_such_as_the_free_pieces_have_room_for) {
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  std::size_t const page = space.page_bytes();
+  auto const sizes = [&](std::size_t blocks, std::size_t free_pieces, bool past_bound, double epsilon = 0.027) {  // under 113 of 4,096 pages
+    return space.handles_under(113 * page, {.reserved = 4096 * page, .live = 3983 * page, .blocks = blocks, .free_pieces = free_pieces, .past_bound = past_bound}, epsilon);
+  };
+  EXPECT_EQ(sizes(30, 27, false).most, 32 * page) << "as ever, where the bound had room";
+  EXPECT_EQ(sizes(30, 27, true).most, 4 * page) << "221 pages among 28 pieces are 7, and 4 a power of two";
+  EXPECT_EQ(sizes(30, 27, true).last, 0);
+  EXPECT_EQ(sizes(30, 27, true).moved, 8 * page) << "what is much larger does not move";
+  EXPECT_EQ(sizes(30, 5, true).most, 32 * page) << "few pieces";
+  EXPECT_EQ(sizes(30, 500, true).most, page);
+  EXPECT_EQ(sizes(70, 27, true).most, 4 * page) << "the blocks are more, but large";
+  EXPECT_EQ(sizes(1000, 27, true).most, sizes(1000, 27, false).most) << "small blocks are many: they would be moved for ever";
+  EXPECT_EQ(sizes(30, 27, true, 0.01).most, sizes(30, 27, false, 0.01).most) << "where little may be idle they are small already";
+}
+
 // Against a plain table of one word a granule: blocks that start anywhere, and runs that are entered at each granule.
 TEST(granule_table, knows_of_each_granule_what_was_entered_there_last) {
   constexpr std::size_t granules = 64 * 12;
