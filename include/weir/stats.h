@@ -44,6 +44,7 @@ struct memory_report {  // of one failed, or asked-for, moment
   device on = gpu;
   size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not reserved: also CUDA's own memory, libraries', and exported_bytes
   std::vector<rung> ladder;
+  size_t exported = 0;  // of other_processes: what this process holds to share (weir/share.h)
   std::string text() const;  // what a person reads; ends in the likeliest remedies
 };
 }

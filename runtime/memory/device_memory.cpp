@@ -4,6 +4,8 @@
 #include <cstdio>
 
 #include "runtime/memory/device_allocator.h"
+#include "runtime/observe/shared_memory.h"
+#include "runtime/parts.h"
 
 namespace weir::memory {
 
@@ -201,7 +203,9 @@ void device_allocator::reset_accumulated() { counts_.reset_accumulated(tallies()
 memory_report device_allocator::report() const {
   memory_report out{};
   out.on = weir::device(device_);
-  memory_statistics const n = statistics();
+  memory_statistics n = statistics();
+  runtime_.part<observe::shared_memory>().add_to(device_, n);
+  out.exported = static_cast<std::size_t>(n.exported_bytes.current);
   out.capacity = space_.info().total_memory;
   out.limit = counts_.limit();
   out.allocated = static_cast<std::size_t>(n.allocated_bytes.all.current);

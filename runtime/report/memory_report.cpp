@@ -1,5 +1,6 @@
 // A memory report as text: what was asked for, where the device's memory is, what the ladder tried, what to do.
 // Threads: any; it reads one value.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -25,7 +26,9 @@ std::string memory_report::text() const {
   std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
   auto const row = [&out](char const* name, size_t bytes) { out += std::string("  ") + name + in_units(bytes) + '\n'; };
   row("capacity        ", capacity);
-  row("outside weir    ", other_processes);
+  size_t const outside = other_processes - std::min(other_processes, exported);
+  row("outside weir    ", outside);
+  if (exported) row("shared          ", exported);
   if (limit != 0 && limit < capacity) row("limit           ", limit);
   row("reserved        ", reserved);
   row("  allocated     ", allocated);
@@ -40,7 +43,9 @@ std::string memory_report::text() const {
     out += "The request is larger than the device.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += "The limit forbids it: raise it, or free memory.\n";
-  } else if (other_processes > capacity / 2) {
+  } else if (exported > capacity / 2) {
+    out += "Most of the device is shared with other processes, or kept to be: end shared buffers and pools that serve nobody, or trim the pools.\n";
+  } else if (outside > capacity / 2) {
     out += "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
   } else if (allocated + pending + rounded <= capacity - other_processes && largest_hole < rounded) {
     out += "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks first, and what lives long together.\n";

@@ -54,10 +54,7 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   return out + ".\n";
 }
 
-std::int64_t outside(memory_statistics const& n, memory_report const& now) {
-  auto const others = static_cast<std::int64_t>(now.other_processes);
-  return others - std::min(others, n.exported_bytes.current);
-}
+std::int64_t outside(memory_report const& now) { return static_cast<std::int64_t>(now.other_processes - std::min(now.other_processes, now.exported)); }
 
 // A plain sentence for each thing worth knowing.
 std::string sentences(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
@@ -73,8 +70,8 @@ std::string sentences(memory_statistics const& n, memory_report const& now, std:
   if (n.peer_visible_bytes) out += in_units(static_cast<std::int64_t>(n.peer_visible_bytes)) + " are open to other devices, and stay where they are.\n";
   if (n.exported_bytes.current) out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
   if (n.imported_bytes.current) out += in_units(n.imported_bytes.current) + " of other processes are mapped here.\n";
-  if (worth(outside(n, now), static_cast<std::int64_t>(now.capacity))) {
-    out += in_units(outside(n, now)) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
+  if (worth(outside(now), static_cast<std::int64_t>(now.capacity))) {
+    out += in_units(outside(now)) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
   }
   if (n.num_ooms) out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") + " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
   return out;
@@ -96,7 +93,7 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
   out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " + grouped(static_cast<std::int64_t>(now.capacity)) +
-         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(outside(n, now)) + " B\n";
+         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(outside(now)) + " B\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) + ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " +
          std::to_string(n.fences) + "\n";
   return out + sentences(n, now, streams);

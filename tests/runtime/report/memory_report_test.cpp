@@ -46,6 +46,10 @@ TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
   EXPECT_TRUE(says(r, "so none can be moved")) << r.text();
   r.other_processes = 40_MiB;
   EXPECT_TRUE(says(r, "another device")) << r.text();
+  r.exported = 33_MiB;
+  EXPECT_TRUE(says(r, "trim the pools")) << r.text();
+  EXPECT_TRUE(says(r, "outside weir    7.00 MiB")) << r.text();
+  EXPECT_TRUE(says(r, "shared          33.00 MiB")) << r.text();
   r.rounded = 65_MiB;
   EXPECT_TRUE(says(r, "larger than the device")) << r.text();
 }
