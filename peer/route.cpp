@@ -150,7 +150,7 @@ void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, ask
   bool const from_here = line.device() == p.src.device, far_open = from_here ? p.dst_open : p.src_open;
   auto& other = streams::current_line(r, from_here ? p.dst.device : p.src.device);
   auto const refused = [&](driver::status s) {
-    throw_refusal(s, "copy", text_of(p), "The streams of both devices could not be ordered: the same call may be made again", at);
+    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r, s, p.dst.device, p.src.device), "The streams of both devices could not be ordered: the same call may be made again", at);
   };
   // Once something is enqueued the streams must come out ordered: if a wait is refused, the host waits for them instead.
   auto const order_after = [&](clock::timeline& later, clock::timeline& earlier) {

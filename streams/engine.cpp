@@ -10,10 +10,10 @@
 namespace weir::streams {
 namespace {
 
-[[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here at) {
+[[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here at, std::string const& whose = "") {
   bool const filling = !src;
   throw_refusal(why, filling ? "set" : "copy",
-                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) + " on a stream of gpu:" + std::to_string(line.device()),
+                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) + " on a stream of gpu:" + std::to_string(line.device()) + whose,
                 why.what == driver::code::lost ? "Go on with the other devices" : "Nothing was enqueued: the same call may be made again", at);
 }
 
@@ -23,6 +23,15 @@ std::string range_text(void const* p, std::size_t bytes) {
   char text[64];
   std::snprintf(text, sizeof text, "%p (%zu B)", p, bytes);
   return text;
+}
+
+std::string which_is_lost(runtime::impl& r, driver::status why, int one, int other) {
+  if (why.what != driver::code::lost) return "";
+  std::string out;
+  for (int const d : {one, other}) {
+    if (r.machine().memory(d).is.what == driver::code::lost) out += (out.empty() ? ": gpu:" : " and gpu:") + std::to_string(d);
+  }
+  return out;
 }
 
 driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here const& at) {
@@ -53,7 +62,7 @@ driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, v
 
 void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes, here at) {
   auto const done = try_peer_copy(line, dst, dst_device, src, src_device, bytes, at);
-  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at, which_is_lost(line.owner(), done, dst_device, src_device));
 }
 
 void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {

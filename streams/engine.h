@@ -21,5 +21,7 @@ void enqueue_fill(clock::timeline&, void* dst, std::byte value, std::size_t byte
 
 // For messages: "0x7f1000 (4096 B)".
 std::string range_text(void const*, std::size_t bytes);
+// ": gpu:1", which of two devices is lost, for an error about both; asks the driver. Empty: neither, or it does not say.
+std::string which_is_lost(runtime::impl&, driver::status why, int one, int other);
 
 }  // namespace weir::streams
