@@ -144,14 +144,15 @@ tensor tensor::peer_view(weir::device reader, here at) const {
   storage::state const& block = tensor_access::block_of(*this);
   if (block.kind == memory_kind::pageable) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory", "Pin it, or bring it over with to(device)", at);
   if (reader.is_cpu()) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu", "Use cpu(): the host reads no device memory in place", at);
-  weir::device const on(streams::resolve(reader, *block.owner, "tensor::peer_view", at));
+  auto& owner = block.owner ? *block.owner : streams::current_runtime();  // none: borrowed pinned memory
+  weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
   if (on == block.device) return *this;
   if (block.data) grant_access(block.data, on, at);
-  runtime_guard const in(block.owner->facade());
+  runtime_guard const in(owner.facade());
   if (block.kind == memory_kind::device) current_stream(on).wait(current_stream(block.device));
   auto seen = std::make_shared<storage::state>();
   seen->data = block.data, seen->nbytes = block.nbytes;
-  seen->device = on, seen->kind = memory_kind::device, seen->owner = block.owner;
+  seen->device = on, seen->kind = memory_kind::device, seen->owner = &owner;
   seen->of = tensor_access::shared(storage());
   return tensor_access::make(std::move(seen), shape(), strides(), storage_offset(), dtype());
 }

@@ -1,4 +1,5 @@
 // Views of tensors against lists of positions; and what is refused.
+#include <array>
 #include <cmath>
 
 #include "tests/tensor/model.h"
@@ -113,6 +114,20 @@ TEST_F(TensorView, TheLastViewGivesTheMemoryBack) {
     EXPECT_TRUE(find_block(p).has_value());
   }
   EXPECT_FALSE(find_block(p).has_value());
+}
+
+TEST_F(TensorView, BorrowedPinnedMemoryIsSeenByDevicesAndKeptAliveByItsOwner) {
+  buffer const block = pinned(64);
+  std::array<float, 16> own{};
+  pinned_range const lock(std::as_writable_bytes(std::span(own)));
+  for (void* const p : {block.data(), static_cast<void*>(own.data())}) {
+    tensor const t = tensor::borrow(p, {16}, float32, cpu);
+    EXPECT_TRUE(t.is_pinned());
+    tensor const seen = t.peer_view(0);
+    EXPECT_EQ(seen.device(), device(0));
+    EXPECT_EQ(seen.data(), p);
+    EXPECT_NO_THROW(t.record_stream(current_stream(device(0))));
+  }
 }
 
 TEST_F(TensorView, ChangesInPlaceCountTheStoragesVersionUp) {
