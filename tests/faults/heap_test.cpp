@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "runtime/memory/arena.h"
+#include "runtime/observe/shared_memory.h"
+#include "runtime/parts.h"
 #include "streams/staging_crew.h"
 #include "tests/faults/heap.h"
 #include "tests/faults/trial.h"
@@ -73,6 +75,24 @@ TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
     heap::stop();
     EXPECT_EQ(heap::live(), before) << "allocation " << k;
   }
+}
+
+// A block that the books of shared memory had no memory for is not taken for one that was given back.
+TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
+  runtime own(simulated{.devices = 1, .memory = std::size_t{64} << 20});
+  observe::shared_memory books(own.get());
+  auto const at = [](std::uintptr_t n) { return reinterpret_cast<void const*>(n); };
+  books.appeared(0, observe::sharing::exported, 0x10000, 0x1000);
+  EXPECT_FALSE(books.find(at(0x10100))->in_use);
+  heap::fail(1, 0);
+  books.taken(0x10100, 512, 500, here::current());
+  EXPECT_EQ(heap::stop(), 1u);
+  books.taken(0x10400, 512, 500, here::current());
+  auto const unknown = *books.find(at(0x10100)), known = *books.find(at(0x10401));
+  EXPECT_TRUE(unknown.in_use);
+  EXPECT_EQ(unknown.bytes, 0x1000u);
+  EXPECT_EQ(known.at, 0x10400u);
+  EXPECT_EQ(known.bytes, 500u);
 }
 
 }  // namespace
