@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@
 
 #include "tests/explore/programs.h"
 #include "tests/planted/prover.h"
+#include "tests/support/seeds.h"
 
 namespace {
 
@@ -138,6 +140,14 @@ void run_all(stated const& s, found& out) {
   if (seen_at) out.run = seen_at;
 }
 
+std::uint64_t number(std::string_view word, char const* text) {
+  std::uint64_t n = 0;
+  auto const [end, failed] = std::from_chars(text, text + std::strlen(text), n);
+  if (*text && failed == std::errc{} && !*end) return n;
+  std::fprintf(stderr, "%.*s %s is no whole number\n", static_cast<int>(word.size()), word.data(), text);
+  std::exit(2);
+}
+
 stated read(int argc, char** argv) {
   stated s;
   for (int i = 1; i < argc; ++i) {
@@ -145,14 +155,14 @@ stated read(int argc, char** argv) {
     if (word == "--only") s.only = true;
     else if (i + 1 == argc) std::exit(2);
     else if (word == "--check") s.by = argv[++i];
-    else if (word == "--within") s.within = std::strtoull(argv[++i], nullptr, 0);
-    else if (word == "--first") s.first = std::strtoull(argv[++i], nullptr, 0);
+    else if (word == "--within") s.within = number(word, argv[++i]);
+    else if (word == "--first") s.first = number(word, argv[++i]);
     else if (word == "--of") s.of = argv[++i];
     else if (word == "--tape") s.tapes.emplace_back(argv[++i]);
     else if (word == "--keep" && i + 3 < argc) s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
     else std::exit(2);
   }
-  if (char const* const first = std::getenv("WEIR_TEST_SEED")) s.first = std::strtoull(first, nullptr, 0);
+  s.first = weir::tests::number_from_environment("WEIR_TEST_SEED", s.first);
   return s;
 }
 

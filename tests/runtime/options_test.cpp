@@ -10,6 +10,7 @@
 
 #include "weir/copy.h"
 #include "weir/device.h"
+#include "tests/support/seeds.h"
 #include "weir/memory.h"
 
 namespace weir {
@@ -183,6 +184,21 @@ TEST(options, visible_devices_are_chosen_by_the_rules_of_cuda) {
   EXPECT_EQ(visible_devices("0,-1,2", 4), (list{0}));
   EXPECT_EQ(visible_devices("0,2,0", 4), list{}) << "one comes twice";
   for (char const* none : {"", "-1", ",0", "GPU-1", "x", "4"}) EXPECT_EQ(visible_devices(none, 4), list{}) << none;
+}
+
+TEST(options, numbers_of_tests_are_whole_or_the_test_ends) {
+  auto const is = [](char const* text) {
+    ::setenv("WEIR_TEST_NUMBER", text, 1);
+    return tests::number_from_environment("WEIR_TEST_NUMBER", 7);
+  };
+  EXPECT_EQ(is("1000000"), 1'000'000u);
+  EXPECT_EQ(is("0x10"), 16u);
+  EXPECT_EQ(is(""), 7u);
+  for (char const* text : {"1e6", "abc", "-1", "1.5", " 1", "18446744073709551616", "0x"}) {
+    EXPECT_EXIT(is(text), testing::ExitedWithCode(2), "WEIR_TEST_NUMBER=.* is no whole number") << text;
+  }
+  ::unsetenv("WEIR_TEST_NUMBER");
+  EXPECT_EXIT((::setenv("WEIR_TEST_SEEDS", "0", 1), ::unsetenv("WEIR_TEST_SEED"), tests::seeds("none", 5)), testing::ExitedWithCode(2), "would test nothing");
 }
 
 struct visible_to {  // the environment, for one test

@@ -16,6 +16,7 @@
 #include "tests/soak/crooked.h"
 #include "tests/soak/gatekeeper.h"
 #include "tests/soak/stamp.h"
+#include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/observe.h"
 
@@ -383,9 +384,8 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
 
 TEST(gate, in_random_programs_held_memory_goes_only_to_streams_behind_the_same_gates) {
   char const* const one = std::getenv("WEIR_TEST_SEED");
-  char const* const many = std::getenv("WEIR_TEST_SEEDS");
-  std::uint64_t const first = one ? std::strtoull(one, nullptr, 0) : 1;
-  std::uint64_t const end = first + (one ? 1 : (many ? std::max<std::uint64_t>(std::strtoull(many, nullptr, 0) / 20, 10) : 20));
+  std::uint64_t const first = tests::number_from_environment("WEIR_TEST_SEED", 1);
+  std::uint64_t const end = first + (one ? 1 : std::max<std::uint64_t>(tests::number_from_environment("WEIR_TEST_SEEDS", 400) / 20, 10));
   std::uint64_t handed = 0, waits = 0, over_held = 0;
   for (std::uint64_t seed = first; seed < end && !HasFatalFailure(); ++seed) run_program(seed, handed, waits, over_held);
   std::printf("%llu programs: %llu blocks handed over behind a closed gate, %llu waits inserted, which held a stream by %llu gates more than the memory asked for\n",

@@ -5,8 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <map>
+#include <string_view>
 
 #include "runtime/driver/sim/habit.h"
 
@@ -38,14 +42,32 @@ class at_the_end final : public ::testing::Environment {
 
 }  // namespace
 
+std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise) {
+  char const* const text = std::getenv(name);
+  std::string_view digits = text ? text : "";
+  if (digits.empty()) return otherwise;
+  bool const hexadecimal = digits.starts_with("0x");
+  if (hexadecimal) digits.remove_prefix(2);
+  std::uint64_t n = 0;
+  auto const [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), n, hexadecimal ? 16 : 10);
+  if (failed == std::errc{} && end == digits.data() + digits.size()) return n;
+  std::fprintf(stderr, "%s=\"%s\" is no whole number\n", name, text);
+  std::fflush(nullptr);
+  std::_Exit(2);
+}
+
 seeds::seeds(std::string program, std::uint64_t otherwise, std::uint64_t part, std::uint64_t parts) : program_(std::move(program)) {
   if (std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0)) {
     first_ = only;
     count_ = part == 0 ? 1 : 0;
     return;
   }
-  std::uint64_t const most = number_from_environment("WEIR_TEST_MOST_SEEDS", 0);
-  std::uint64_t const all = most ? std::min(most, otherwise) : number_from_environment("WEIR_TEST_SEEDS", otherwise), share = all / parts;
+  std::uint64_t const most = number_from_environment("WEIR_TEST_MOST_SEEDS", 0), wanted = number_from_environment("WEIR_TEST_SEEDS", otherwise);
+  if (wanted == 0 && otherwise != 0) {
+    std::fprintf(stderr, "WEIR_TEST_SEEDS=0 would test nothing\n");
+    std::_Exit(2);
+  }
+  std::uint64_t const all = most ? std::min(most, otherwise) : wanted, share = all / parts;
   first_ = number_from_environment("WEIR_TEST_BASE_SEED", 1) + part * share;
   count_ = part + 1 == parts ? all - part * share : share;
 }

@@ -2,7 +2,8 @@
 // Threads: one at a time.
 //
 // WEIR_TEST_SEEDS=n: so many, instead of those the test asks for. WEIR_TEST_BASE_SEED=s: the first (./run sets the commit's, and
-// prints it). WEIR_TEST_SEED=s: that one alone.
+// prints it). WEIR_TEST_SEED=s: that one alone. What is no whole number ends the program with status 2: a test that ran nothing, or
+// something else than was asked for, must not pass.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -10,10 +11,8 @@
 
 namespace weir::tests {
 
-inline std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 0) : otherwise;
-}
+// A whole number, or 0x and a hexadecimal one. Unset or empty: `otherwise`.
+std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise);
 
 // for (auto const seed : seeds("copies", 2000)) …: a run is counted as its loop comes to it.
 // WEIR_TEST_SEEDS says how many instead; WEIR_TEST_MOST_SEEDS that there shall be no more than so many.
