@@ -375,10 +375,10 @@ std::vector<link> links() {
   return table;
 }
 
-bool can_access_peer(device from, device to) {
+bool can_access_peer(device from, device to, here at) {
   auto& r = streams::current_runtime();
-  int const reader = streams::resolve(from, r, "can_access_peer", here::current()), owner = streams::resolve(to, r, "can_access_peer", here::current());
-  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", here::current());
+  int const reader = streams::resolve(from, r, "can_access_peer", at), owner = streams::resolve(to, r, "can_access_peer", at);
+  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
   auto const known = links_of(r).known(reader, owner);
   return known == peer::links::trust::claimed || known == peer::links::trust::proven;
 }

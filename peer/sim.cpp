@@ -20,7 +20,7 @@ simulation simulation::of(runtime& r, here at) {
   throw invalid_use("simulation::of", "this runtime has " + r.description(), "Make one with runtime(simulated{}), or set WEIR_DEVICES=sim", at);
 }
 
-int simulation::ordinal(device d, std::string_view operation) const { return streams::resolve(d, runtime_->get(), operation, here::current()); }
+int simulation::ordinal(device d, std::string_view operation, here at) const { return streams::resolve(d, runtime_->get(), operation, at); }
 
 bool simulation::step(stream_ref s, here at) {
   clock::timeline& line = streams::line_or_throw(s, "simulation::step", at);
@@ -36,6 +36,7 @@ void simulation::run(here at) {
 }
 
 void simulation::spawn(std::string name, std::function<void()> body, here at) {
+  if (!body) throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Give it something to run", at);
   base::relay* const threads = controls_->host_threads();
   if (!threads) throw invalid_use("simulation::spawn", "this machine is not run by a seed", "Make it with simulated{.how = running::seeded}", at);
   base::relay* const mine = base::relay::here();
@@ -58,10 +59,10 @@ void simulation::join(here at) {
   if (!why.empty()) throw invalid_use("simulation::join", why, "Let one of them not wait, or give what it waits for", at);
 }
 
-std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k) {
+std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, here at) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::faulty::call_names();
-  auto const refuse = [](std::string operands, std::string remedy) { throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), here::current()); };
+  auto const refuse = [at](std::string operands, std::string remedy) { throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at); };
   if (std::find(names.begin(), names.end(), call) == names.end()) refuse("no call is named \"" + std::string(call) + "\"", "Did you mean " + std::string(nearest(call, names)) + "?");
   if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
   return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
@@ -70,10 +71,10 @@ std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k) {
 bool simulation::cancel_failure(std::uint64_t number) { return controls_->cancel_failure(number); }
 void simulation::forget_failures() { controls_->forget_failures(); }
 
-void simulation::lose(device d) { controls_->lose(ordinal(d, "simulation::lose")); }
-void simulation::cut(device from, device to) { controls_->cut(ordinal(from, "simulation::cut"), ordinal(to, "simulation::cut")); }
-void simulation::corrupt(device from, device to) { controls_->corrupt(ordinal(from, "simulation::corrupt"), ordinal(to, "simulation::corrupt")); }
-void simulation::use_up(device d, size_t bytes) { controls_->use_up(ordinal(d, "simulation::use_up"), bytes); }
+void simulation::lose(device d, here at) { controls_->lose(ordinal(d, "simulation::lose", at)); }
+void simulation::cut(device from, device to, here at) { controls_->cut(ordinal(from, "simulation::cut", at), ordinal(to, "simulation::cut", at)); }
+void simulation::corrupt(device from, device to, here at) { controls_->corrupt(ordinal(from, "simulation::corrupt", at), ordinal(to, "simulation::corrupt", at)); }
+void simulation::use_up(device d, size_t bytes, here at) { controls_->use_up(ordinal(d, "simulation::use_up", at), bytes); }
 std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
 std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }
 std::vector<std::string> simulation::findings() const { return controls_->findings(); }

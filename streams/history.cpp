@@ -46,8 +46,11 @@ std::string signed_bytes(std::int64_t n) { return (n < 0 ? "-" : "+") + bytes_te
 
 }  // namespace
 
-void record_memory_history(history_options o) {
-  if (o.events == 0) throw invalid_use("record_memory_history", "room for 0 events", "Ask for at least 1", here::current());
+void record_memory_history(history_options o, here at) {
+  constexpr size_t most = size_t{1} << 32;  // 320 GiB
+  if (o.events == 0 || o.events > most) {
+    throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events", o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at);
+  }
   observe::history::process().start(o.events, o.stacks);
 }
 void stop_memory_history() { observe::history::process().stop(); }

@@ -67,8 +67,9 @@ struct history_options {
   size_t events = size_t{1} << 16;  // the ring keeps so many, of 80 bytes each, the newest; sums by line go on after older ones are forgotten
   bool stacks = false;              // who called whom, up to 32 deep: microseconds an allocation
 };
-void record_memory_history(history_options = {});  // anew: what was recorded before is forgotten
-void stop_memory_history();                        // and what was recorded stays to be read
+// Anew: what was recorded before is forgotten. Throws: invalid_use (no events, or more than 2^32), bad_alloc
+void record_memory_history(history_options = {}, here = here::current());
+void stop_memory_history();  // and what was recorded stays to be read
 
 struct memory_event {
   std::int64_t ns;       // monotonic, from an arbitrary start

@@ -19,7 +19,7 @@ struct link {
 // All pairs, row by row. Opens every device. Blocks: the first call verifies each pair, about a millisecond each
 std::vector<link> links();
 // The driver claims it, and no test has found it wrong. Opens nothing. Throws: invalid_use (no such device), driver_error
-bool can_access_peer(device from, device to);
+bool can_access_peer(device from, device to, here = here::current());
 // A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device, and pinned
 // memory: nothing to do. Blocks: the first for a pair verifies the link
 // Shared memory of weir/share.h, too: then the whole handle, with what else a pool has there.

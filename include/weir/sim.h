@@ -25,7 +25,7 @@ class simulation {  // a view of a runtime's machine: valid while the runtime is
   // running::seeded: a host thread that the seed switches, at every driver call, lock, wait and sleep of weir. `body` runs as on a
   // thread with this runtime current, and so does the caller from the first of these until join(). All else that calls the
   // machine meanwhile is refused. Locks of one's own must not be held where weir is called.
-  // Throws: invalid_use (not seeded; a thread that is none of this machine's)
+  // Throws: invalid_use (not seeded; a thread that is none of this machine's; an empty function)
   void spawn(std::string name, std::function<void()> body, here = here::current());
   // Blocks: until all of them have ended. Requires: before the runtime ends.
   // Throws: what one of them threw; invalid_use naming who waits for whom, when all that is left waits
@@ -33,20 +33,22 @@ class simulation {  // a view of a runtime's machine: valid while the runtime is
   // The k-th of that seam call from now is refused, once: "map", "create", "copy", … or "any"; k = 1 is the next. Calls
   // that take memory answer "out of memory", others "failed".
   // Returns: its number, for cancel_failure.
-  std::uint64_t fail_call(std::string_view call, std::uint64_t k);
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, here = here::current());
   bool cancel_failure(std::uint64_t number);  // Returns: false when it has been refused already
   void forget_failures();                     // all that were ordered and did not come yet
-  void lose(device);                    // a sticky error, now
-  void cut(device from, device to);     // the peer link from -> to vanishes
-  void corrupt(device from, device to); // that link changes bytes from now on, and the driver goes on offering it
-  void use_up(device, size_t bytes);    // another process takes room
+  void lose(device, here = here::current());                     // a sticky error, now
+  void cut(device from, device to, here = here::current());      // the peer link from -> to vanishes
+  void corrupt(device from, device to, here = here::current());  // that link changes bytes from now on, and the driver goes on offering it
+  void use_up(device, size_t bytes, here = here::current());     // another process takes room
   std::uint64_t seed() const noexcept;
   std::uint64_t trace_hash() const noexcept;  // of all choices and operations so far: equal seeds and calls give equal hashes
-  std::vector<std::string> findings() const;  // races, stray accesses, leaks
+  // What the machine itself saw: memory used that is not mapped or not granted, a host that waits for what cannot come. Races are
+  // in race_reports() of weir/observe.h, with options::check_races.
+  std::vector<std::string> findings() const;
 
  private:
   simulation(runtime&, driver::sim::controls&) noexcept;
-  int ordinal(device, std::string_view operation) const;
+  int ordinal(device, std::string_view operation, here) const;
   runtime* runtime_;
   driver::sim::controls* controls_;
 };

@@ -34,6 +34,10 @@ TEST_F(bad_input, no_such_device) {
     refused<invalid_use>([&] { (void)empty_cache(d); }, {name, "3 devices"});
     refused<invalid_use>([&] { set_memory_limit(1_MiB, d); }, {name, "3 devices"});
     refused<invalid_use>([&] { (void)can_access_peer(0, d); }, {name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).lose(d); }, {"simulation::lose", name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).cut(0, d); }, {"simulation::cut", name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).corrupt(d, 0); }, {"simulation::corrupt", name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).use_up(d, 1); }, {"simulation::use_up", name, "3 devices"});
     refused<invalid_use>([&] { (void)communicator::in_process(std::vector<device>{0, d}); }, {name});
   }
   refused<invalid_use>([] { (void)communicator::in_process(std::vector<device>{0, 0}); }, {"gpu:0"});
@@ -45,6 +49,33 @@ TEST_F(bad_input, no_such_device) {
   refused<invalid_use>([] { (void)device("gpu:99999999999"); }, {"gpu:99999999999"});
   refused<invalid_use>([] { (void)device(""); }, {"\"\""});
   EXPECT_EQ(current_device(), device(0));
+}
+
+TEST_F(bad_input, an_error_has_the_line_of_the_call_and_not_one_of_weirs) {
+  auto const from_here = [](std::function<void()> const& f) {
+    try {
+      f();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (error const& e) {
+      EXPECT_NE(std::string_view(e.where().file).find("bad_input_test.cpp"), std::string_view::npos) << e.where().file << ':' << e.where().line;
+    }
+  };
+  simulation sim = simulation::of(*rt);
+  from_here([&] { (void)can_access_peer(0, 3); });
+  from_here([&] { sim.lose(3); });
+  from_here([&] { sim.cut(0, 3); });
+  from_here([&] { sim.corrupt(0, 3); });
+  from_here([&] { sim.use_up(3, 1); });
+  from_here([&] { (void)sim.fail_call("mpa", 1); });
+  from_here([&] { record_memory_history({.events = 0}); });
+}
+
+TEST_F(bad_input, a_history_of_more_events_than_there_can_be_and_a_thread_with_nothing_to_run) {
+  refused<invalid_use>([] { record_memory_history({.events = SIZE_MAX}); }, {"record_memory_history", "18446744073709551615 events"});
+  refused<invalid_use>([] { record_memory_history({.events = 0}); }, {"record_memory_history", "0 events"});
+  runtime seeded(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 1});
+  refused<invalid_use>([&] { simulation::of(seeded).spawn("idle", {}); }, {"simulation::spawn", "\"idle\"", "empty function"});
+  simulation::of(seeded).join();
 }
 
 TEST_F(bad_input, freeing_what_is_no_live_block) {
