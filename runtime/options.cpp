@@ -19,7 +19,8 @@ namespace {
 
 constexpr option_row table[] = {
     {"device_limit", &options::device_limit, "none", nullptr, "Bytes of device memory that weir may reserve on each device."},
-    {"pinned_limit", &options::pinned_limit, "none", nullptr, "Bytes of page-locked host memory that weir may hold."},
+    {"pinned_limit", &options::pinned_limit, "what the host has to spare", nullptr,
+     "Bytes of page-locked host memory that weir may hold. Unless said: what is available, of this process' control group too, when more is wanted, but for an eighth of the host's memory or 8 GiB, which is left to others."},
     {"pinned_idle", &options::pinned_idle, "never", nullptr,
      "How long page-locked memory that nobody uses is kept: at some later allocation of such memory it goes back to the system. See copies.md."},
     {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,

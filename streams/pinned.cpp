@@ -65,16 +65,15 @@ void pinned_memory::state::collect() noexcept {
 }
 
 auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> growth {
-  std::size_t const limit = owner.options().pinned_limit;
   std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
   std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
   auto entries = pinned_space::make_room();
   {
     auto p = in.lock();
     if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return {{}, block};
-    std::size_t const charged = p->tally.reserved() + p->coming;
-    if (limit && (charged > limit || want > limit - charged)) want = least;
-    if (limit && (charged > limit || want > limit - charged)) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
+    std::size_t const charged = p->tally.reserved() + p->coming, limit = most_reserved(*p);
+    if (charged > limit || want > limit - charged) want = least;
+    if (charged > limit || want > limit - charged) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
     p->coming += want;
   }
   auto const pages = take_pages(owner.machine(), want, near);
@@ -178,6 +177,12 @@ void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::v
     r.reserved = p->tally.reserved();
     r.largest_hole = p->space.largest_free();
     r.capacity = os::memory_of_host();
+    auto const host = r.limit ? std::nullopt : os::memory_available();
+    if (host) {
+      r.capacity = host->total;
+      r.host_available = host->available, r.host_kept = state::left_to_others(*host);
+      r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
+    }
   }
   throw out_of_memory(std::move(r), at);
 }

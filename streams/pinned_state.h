@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_memory.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/pinned_idle.h"
@@ -109,6 +110,16 @@ struct pinned_memory::state {
   // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
   // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
   void collect() noexcept;
+  // What of the host's memory is left to others where nobody said how much may be pinned: a host without any ends processes.
+  static std::size_t left_to_others(os::host_memory const& host) noexcept { return std::min(host.total / 8, std::size_t{8} << 30); }
+  // Bytes that may be reserved in all: the option, or what the host has to spare. Pages that are coming may not be touched yet.
+  std::size_t most_reserved(pool const& p) const noexcept {
+    if (std::size_t const limit = owner.options().pinned_limit) return limit;
+    auto const host = os::memory_available();
+    if (!host) return std::numeric_limits<std::size_t>::max();
+    std::size_t const kept = left_to_others(*host);
+    return p.tally.reserved() + std::max(p.coming, host->available - std::min(host->available, kept));
+  }
   struct growth {
     driver::status is{};
     void* block = nullptr;

@@ -40,7 +40,9 @@ enum class log_level : std::uint8_t { silent, error, warning, info, debug };  //
 
 struct options {
   size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
-  size_t pinned_limit = 0;       // bytes of page-locked host memory; 0: no limit
+  // Bytes of page-locked host memory. 0: what the host has available when more is wanted, for this process, whose control group may
+  // be allowed less, but for an eighth of its memory or 8 GiB, which is left to others.
+  size_t pinned_limit = 0;
   std::chrono::milliseconds pinned_idle{0};  // page-locked memory that nobody used for so long goes back to the system at some later allocation of it; 0: never
   size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
   // Races are looked for: two uses of a byte, declared to weir (launch, copy, tensors), that nothing orders, and memory used

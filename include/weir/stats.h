@@ -45,6 +45,7 @@ struct memory_report {  // of one failed, or asked-for, moment
   size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not reserved: also CUDA's own memory, libraries', and exported_bytes
   std::vector<rung> ladder;
   size_t exported = 0;  // of other_processes: what this process holds to share (weir/share.h)
+  size_t host_available = 0, host_kept = 0;  // of page-locked memory without a limit of one's own: what the host had available, and what of that weir leaves to others
   std::string text() const;  // what a person reads; ends in the likeliest remedies
 };
 }

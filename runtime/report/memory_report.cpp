@@ -30,6 +30,10 @@ std::string memory_report::text() const {
   row("outside weir    ", outside);
   if (exported) row("shared          ", exported);
   if (limit != 0 && limit < capacity) row("limit           ", limit);
+  if (host_kept != 0) {
+    row("available       ", host_available);
+    row("  left to others", host_kept);
+  }
   row("reserved        ", reserved);
   row("  allocated     ", allocated);
   row("  pending       ", pending);
@@ -40,7 +44,11 @@ std::string memory_report::text() const {
     out += "  tried " + std::string(tried.name) + ": " + (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " + std::to_string(tried.ns / 1000) + " us\n";
   }
   if (rounded > capacity) {
-    out += "The request is larger than the device.\n";
+    out += std::string("The request is larger than the ") + (on.is_cpu() ? "host" : "device") + ".\n";
+  } else if (host_kept != 0 && rounded + host_kept > host_available) {
+    size_t const spare = host_available - std::min(host_available, host_kept);
+    out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) + " to others and may pin " + in_units(spare) +
+           ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all (WEIR_CONF=pinned_limit:" + std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += "The limit forbids it: raise it, or free memory.\n";
   } else if (exported > capacity / 2) {

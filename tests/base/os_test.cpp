@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "runtime/base/os_cores.h"
+#include "runtime/base/os_memory.h"
 #include "runtime/base/sync.h"
 
 namespace weir::os {
@@ -45,7 +48,54 @@ TEST(os, what_cannot_be_had_is_refused) {
   EXPECT_FALSE(run_this_thread_on({}));
 }
 
-TEST(os, the_host_has_memory) { EXPECT_GT(memory_of_host(), page_size()); }
+TEST(os, the_host_has_memory) {
+  EXPECT_GT(memory_of_host(), page_size());
+  auto const now = memory_available();
+  ASSERT_TRUE(now);
+  EXPECT_GT(now->total, page_size());
+  EXPECT_LE(now->total, memory_of_host());
+  EXPECT_GT(now->available, page_size());
+  EXPECT_LE(now->available, now->total);
+}
+
+TEST(os, memory_is_what_the_host_and_every_control_group_above_leave) {
+  auto const root = std::filesystem::temp_directory_path() / ("weir-os-" + std::to_string(::getpid()));
+  auto const write = [&](char const* file, std::string const& text) {
+    std::filesystem::create_directories((root / file).parent_path());
+    std::ofstream(root / file) << text;
+  };
+  auto const is = [&](std::size_t total, std::size_t available) {
+    auto const got = memory_available(root.c_str());
+    ASSERT_TRUE(got);
+    EXPECT_EQ(got->total, total);
+    EXPECT_EQ(got->available, available);
+  };
+  EXPECT_FALSE(memory_available(root.c_str()));
+  write("proc/meminfo", "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    800 kB\n");
+  is(1000 << 10, 800 << 10);
+  // Version 2: no limit of one's own, one above; file caches are given up.
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "100000\n");
+  is(1000 << 10, 800 << 10);
+  write("sys/fs/cgroup/a/memory.max", "500000\n");
+  write("sys/fs/cgroup/a/memory.current", "400000\n");
+  is(500'000, 100'000);
+  write("sys/fs/cgroup/a/memory.stat", "anon 200000\nactive_file 60000\ninactive_file 40000\n");
+  is(500'000, 200'000);
+  write("sys/fs/cgroup/a/b/memory.max", "300000\n");
+  write("sys/fs/cgroup/a/b/memory.current", "350000\n");
+  is(300'000, 0);
+  // Version 1, of a container that sees its group at the top.
+  write("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/../../c\n0::/\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "400000\n");
+  is(1000 << 10, 800 << 10);
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "450000\n");
+  write("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 50000\n");
+  is(450'000, 100'000);
+  std::filesystem::remove_all(root);
+}
 
 TEST(os, a_child_knows_that_it_is_one) {
   auto const here = fork_generation();

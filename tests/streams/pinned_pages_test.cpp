@@ -1,4 +1,4 @@
-// Pages for the pinned pool as the system sees them: where they lie, that they are there, what was asked for.
+// Pages for the pinned pool as the system sees them: where they lie, that they are there, what was asked for, and how many the host spares.
 // Threads: those of take_pages.
 #include "streams/pinned_pages.h"
 
@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_memory.h"
+#include "streams/pinned.h"
 #include "tests/peer/machine_fixture.h"
 
 namespace weir {
@@ -75,6 +78,51 @@ TEST(pinned_pages, are_all_there_touched_by_several_threads_or_by_this_one_where
     EXPECT_TRUE(threads.load() || os::usable_processors() == 1) << refused;
     EXPECT_TRUE(streams::return_pages(m.driver(), got.value).ok());
   }
+}
+
+std::optional<os::host_memory> host_has;
+struct told_memory {  // what the host says of its memory, for one test
+  explicit told_memory(os::host_memory is) {
+    host_has = is;
+    os::memory_told_by([]() noexcept { return host_has; });
+  }
+  ~told_memory() { os::memory_told_by(nullptr); }
+};
+
+TEST(pinned_limit, without_one_an_eighth_of_the_hosts_memory_is_left_to_others_and_the_refusal_says_so) {
+  here const line = here::current();
+  told_memory const told({.total = 800_MiB, .available = 112_MiB});
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  auto& pool = m.pinned();
+  void* const a = pool.allocate(8_MiB, 0, line);
+  host_has->available = 104_MiB;
+  try {
+    pool.allocate(8_MiB, 0, line);
+    FAIL() << "no out_of_memory";
+  } catch (out_of_memory const& e) {
+    std::string const said(e.remedy());
+    EXPECT_NE(said.find("The host has 104.00 MiB available, of which weir leaves 100.00 MiB to others and may pin 4.00 MiB"), std::string::npos) << said;
+    EXPECT_NE(said.find("WEIR_CONF=pinned_limit:1GiB"), std::string::npos) << said;
+    EXPECT_TRUE(e.report().on.is_cpu());
+    EXPECT_EQ(e.report().capacity, 800_MiB);
+    EXPECT_EQ(e.report().other_processes, 688_MiB);
+  }
+  EXPECT_EQ(pool.statistics().num_ooms, 1u);
+  void* const b = pool.allocate(4_MiB, 0, line);
+  host_has->available = 50_MiB;
+  pool.deallocate(a, line);
+  void* const again = pool.allocate(8_MiB, 0, line);  // what the pool has is no new memory
+  EXPECT_EQ(again, a);
+  EXPECT_EQ(pool.validate(), std::vector<std::string>{});
+  pool.deallocate(again, line);
+  pool.deallocate(b, line);
+
+  test::machine limited({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 16_MiB});
+  limited.pinned().deallocate(limited.pinned().allocate(16_MiB, 0, line), line);  // who says how much is believed
+  host_has->total = 100_GiB, host_has->available = 8_GiB + 4_MiB;              // and of much memory 8 GiB are enough for others
+  test::machine large({.devices = 1, .memory = 64_MiB});
+  EXPECT_THROW(large.pinned().allocate(5_MiB, 0, line), out_of_memory);
+  large.pinned().deallocate(large.pinned().allocate(4_MiB, 0, line), line);
 }
 
 }  // namespace
