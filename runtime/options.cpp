@@ -63,13 +63,17 @@ std::optional<size_t> whole_number(std::string_view text) {
   return n;
 }
 
+std::string all_of(std::span<std::string_view const> words) {
+  std::string all;
+  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
+  return all;
+}
+
 // Which of the words it is.
 std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value, std::string_view where) {
   auto const found = std::find(words.begin(), words.end(), value);
   if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
-  std::string all;
-  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
-  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all, "Did you mean " + std::string(key) + ":" + std::string(nearest(value, words)) + "?");
+  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words), "Did you mean " + std::string(key) + ":" + std::string(nearest(value, words)) + "?");
 }
 
 // `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
@@ -97,15 +101,25 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
       into.**level = static_cast<log_level>(word_of(log_levels, key, value, where));
     } else {
-      bool const yes = value == "true" || value == "1";
-      if (!yes && value != "false" && value != "0") refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
-      into.*std::get<bool options::*>(row.at) = yes;
+      auto const given = switch_from_text(value);
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
+      into.*std::get<bool options::*>(row.at) = *given;
     }
     return number;
   }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
   refuse(std::string(where), "no option is called " + in_quotes(key), "Did you mean " + std::string(nearest(key, names)) + "? docs/options.md lists them");
+}
+
+constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};  // a hundred years fit a count of nanoseconds
+bool is_time(std::chrono::milliseconds t) { return t.count() >= 0 && t <= longest; }
+bool is_part(double part) { return part >= 0 && part <= 1; }  // and no NaN
+
+std::string in_small_letters(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
 }
 
 char const* variable(char const* name) {
@@ -135,10 +149,9 @@ std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
     size_t ms;
   };
   if (text == "0") return std::chrono::milliseconds(0);
-  constexpr size_t longest = size_t{1000} * 3600 * 24 * 365 * 100;  // a hundred years fit a count of nanoseconds
   for (unit const u : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
     auto const n = text.ends_with(u.name) ? whole_number(text.substr(0, text.size() - u.name.size())) : std::nullopt;
-    if (n) return *n <= longest / u.ms ? std::optional(std::chrono::milliseconds(*n * u.ms)) : std::nullopt;
+    if (n) return *n <= static_cast<size_t>(longest.count()) / u.ms ? std::optional(std::chrono::milliseconds(*n * u.ms)) : std::nullopt;
   }
   return {};
 }
@@ -152,8 +165,19 @@ std::string time_text(std::chrono::milliseconds t) {
 std::optional<double> part_from_text(std::string_view text) {
   double part = 0;
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), part);
-  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !(part >= 0 && part <= 1)) return {};
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !is_part(part)) return {};
   return part;
+}
+
+std::optional<bool> switch_from_text(std::string_view text) {
+  std::string const word = in_small_letters(text);
+  for (char const* const yes : {"true", "on", "yes", "1"}) {
+    if (word == yes) return true;
+  }
+  for (char const* const no : {"false", "off", "no", "0"}) {
+    if (word == no) return false;
+  }
+  return {};
 }
 
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {
@@ -225,6 +249,24 @@ options parse_options(std::string_view text) {
 
 std::span<option_row const> option_table() noexcept { return table; }
 
+void check_options(options const& o, here at) {
+  for (option_row const& row : table) {
+    auto const refuse_it = [&](std::string const& value, std::string remedy) { throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at); };
+    auto const one_of = [&](std::size_t n, std::span<std::string_view const> words) {
+      if (n >= words.size()) refuse_it(std::to_string(n), "Name one of " + all_of(words));
+    };
+    if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
+      if (!is_time(o.**time)) refuse_it(std::to_string((o.**time).count()) + " ms", "Name a time from 0 to 100 years; 0: " + std::string(row.nothing));
+    } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+      if (!is_part(o.**part)) refuse_it(std::to_string(o.**part), "Name a number from 0 to 1, like 0.02");
+    } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
+      one_of(static_cast<std::size_t>(o.**policy), wait_policies);
+    } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
+      one_of(static_cast<std::size_t>(o.**level), log_levels);
+    }
+  }
+}
+
 std::string option_text(option_row const& row, options const& o) {
   if (auto const* const size = std::get_if<size_t options::*>(&row.at)) return o.**size ? bytes_text(o.**size) : std::string(row.nothing);
   if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) return (o.**time).count() ? time_text(o.**time) : std::string(row.nothing);
@@ -243,7 +285,7 @@ std::string options_document() {
       "# Options\n\n"
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a number and ms, s or min; parts are numbers; switches are true or false; policies and levels are words.\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a number and ms, s or min; parts are numbers; switches are true or false, on or off, yes or no, 1 or 0; policies and levels are words.\n"
       "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";
@@ -253,40 +295,50 @@ std::string options_document() {
   return out;
 }
 
-machine_choice parse_devices(std::string_view text) {
+machine_choice parse_devices(std::string_view text, std::string const& where) {
   std::string_view const word = text.substr(0, text.find(':'));
   machine_choice choice;
   if (word == "auto" || word == "cuda") {
-    if (word.size() != text.size()) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES");
+    if (word.size() != text.size()) refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES");
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
   if (word != "sim") {
-    refuse("WEIR_DEVICES", in_quotes(text) + " is no machine", "Did you mean " + std::string(nearest(word, {"auto", "cuda", "sim"})) + "? Write auto, cuda or sim[:devices[:GiB]]");
+    refuse(where, in_quotes(text) + " is no machine", "Did you mean " + std::string(nearest(word, {"auto", "cuda", "sim"})) + "? Write auto, cuda or sim[:devices[:GiB]]");
   }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
   std::string_view rest = text.substr(word.size() + 1);
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
-  if (!devices || *devices < 1 || *devices > 64) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64");
+  if (!devices || *devices < 1 || *devices > 64) refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64");
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   auto const gib = whole_number(rest);
-  if (!gib || *gib < 1 || *gib > 1024) refuse("WEIR_DEVICES", in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
+  if (!gib || *gib < 1 || *gib > 1024) refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
   choice.sim.memory = *gib << 30;
   return choice;
 }
 
-bool races_wanted(options const& o) {
+race_check races_of_process() {
   char const* const text = variable("WEIR_CHECK_RACES");
-  return o.check_races || (text && std::string_view(text) != "0");
+  if (!text) return race_check::off;
+  if (auto const given = switch_from_text(text)) return *given ? race_check::report : race_check::off;
+  std::string const word = in_small_letters(text);
+  if (word == "report") return race_check::report;
+  if (word == "fail") return race_check::fail;
+  refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail", "Did you mean " + std::string(nearest(word, {"on", "off", "report", "fail"})) + "?");
 }
+
+bool races_wanted(options const& o) { return races_of_process() != race_check::off || o.check_races; }
 
 bool guard_wanted(options const& o) {
   char const* const text = variable("WEIR_SIM_GUARD");
-  return text ? std::string_view(text) != "0" : races_wanted(o);
+  if (!text) return races_wanted(o);
+  auto const given = switch_from_text(text);
+  if (!given) refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on");
+  return *given;
 }
 
 std::vector<int> visible_devices(std::string_view text, int count) {
@@ -325,7 +377,8 @@ found_options find_options() {
   if (char const* const text = variable("WEIR_CONF")) read_options(text, found.in_force, &found.origin, "WEIR_CONF");
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
-    if (!value || std::string_view(value) == "0") continue;
+    bool const races = table[i].name == "check_races";
+    if (!value || (races ? races_of_process() == race_check::off : std::string_view(value) == "0")) continue;  // of CUDA's variable any number but 0 is on
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;
   }

@@ -28,6 +28,7 @@ struct option_row {
   std::string_view meaning;   // one sentence or two for a person
 };
 std::span<option_row const> option_table() noexcept;
+void check_options(options const&, here);                    // what code may have put there and no text could. Throws: invalid_use, by its name
 inline constexpr std::string_view wait_policies[] = {"never", "when_short", "before_growth"};  // as options::wait_policy counts them
 inline constexpr std::string_view log_levels[] = {"silent", "error", "warning", "info", "debug"};         // as log_level does
 std::string option_text(option_row const&, options const&);  // "512 MiB", "true", what nothing stands for
@@ -41,19 +42,24 @@ struct found_options {
 };
 found_options find_options();  // Throws: invalid_use (a file that cannot be read; as parse_options)
 
-machine_choice parse_devices(std::string_view text);  // WEIR_DEVICES. Throws: invalid_use
+machine_choice parse_devices(std::string_view text, std::string const& where = "WEIR_DEVICES");  // Throws: invalid_use, which says where the text stood
 options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
 machine_choice devices_from_environment();  // WEIR_DEVICES and, for simulated devices, CUDA_VISIBLE_DEVICES. Throws: invalid_use, not_supported (none is visible)
 // What CUDA_VISIBLE_DEVICES shows of `count` simulated devices, by CUDA's rules: numbers or UUIDs (SIM-2) with commas, up to the first
 // that is none; nothing when one comes twice.
 std::vector<int> visible_devices(std::string_view text, int count);
-bool guard_wanted(options const&);                    // of a simulated machine: with a race check, unless WEIR_SIM_GUARD=0
-bool races_wanted(options const&);                    // by these options, or by WEIR_CHECK_RACES for the whole process
+bool guard_wanted(options const&);                    // of a simulated machine: as WEIR_SIM_GUARD says, else with a race check. Throws: invalid_use (it is no switch)
+// WEIR_CHECK_RACES: races are looked for in the whole process; `fail`: and if some were found, it ends with a status of its own.
+enum class race_check : std::uint8_t { off, report, fail };
+race_check races_of_process();                        // Throws: invalid_use (it is no word)
+bool races_wanted(options const&);                    // by these options or by WEIR_CHECK_RACES. Throws: as races_of_process
 // The candidate with the fewest edits from `word`.
 std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates);
 inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
 // "512MiB", "2GiB", "4096": bytes. Nothing: it is no size.
 std::optional<size_t> size_from_text(std::string_view);
+// true, on, yes, 1, or false, off, no, 0, in letters of any size. Nothing: it is none.
+std::optional<bool> switch_from_text(std::string_view);
 // "0.02", "0": a part from 0 to 1. Nothing: it is none.
 std::optional<double> part_from_text(std::string_view);
 // "500ms", "30s", "2min", "0". Nothing: it is no time from 0 up.

@@ -54,9 +54,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
       id_(next_runtime_id.fetch_add(1)),
       device_count_(driver_->device_count()),
       opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
-  if (options_.pinned_idle.count() < 0) {
-    throw invalid_use("runtime", "options::pinned_idle of " + std::to_string(options_.pinned_idle.count()) + " ms", "Say how long unused pinned memory is kept; 0: for ever", here::current());
-  }
+  check_options(options_, here::current());
   if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
   if (!options_.announce_blocks) return;
   (void)driver_->announce_blocks();

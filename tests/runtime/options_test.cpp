@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 
 #include "weir/copy.h"
 #include "weir/device.h"
@@ -73,7 +74,19 @@ TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
     EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is no time").c_str()) && has(said, "Write a number and ms, s or min, or 0: pinned_idle:30s")) << said;
   }
   std::string const said = refused([] { runtime const r(simulated{.devices = 1}, {.pinned_idle = -5ms}); });
-  EXPECT_TRUE(has(said, "options::pinned_idle of -5 ms") && has(said, "0: for ever")) << said;
+  EXPECT_TRUE(has(said, "options::pinned_idle of -5 ms") && has(said, "0: never")) << said;
+}
+
+TEST(options, code_is_checked_as_text_is) {
+  auto const said = [](options o) { return refused([&] { runtime const r(simulated{.devices = 1}, o); }); };
+  for (double const bad : {-1.0, 1.5, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    std::string const what = said({.epsilon = bad});
+    EXPECT_TRUE(has(what, ("options::epsilon of " + std::to_string(bad)).c_str()) && has(what, "from 0 to 1")) << what;
+  }
+  EXPECT_TRUE(has(said({.pinned_idle = std::chrono::milliseconds::max()}), "options::pinned_idle of 9223372036854775807 ms"));
+  EXPECT_TRUE(has(said({.device_waits = static_cast<options::wait_policy>(3)}), "Name one of never, when_short, before_growth"));
+  EXPECT_TRUE(has(said({.log = static_cast<log_level>(5)}), "options::log of 5"));
+  for (double const good : {0.0, 1.0}) runtime const r(simulated{.devices = 1}, {.epsilon = good});
 }
 
 TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
@@ -144,6 +157,24 @@ TEST(options, a_variable_of_cudas_is_named_as_the_origin) {
   EXPECT_EQ(origin_of(found, "launch_blocking"), "CUDA_LAUNCH_BLOCKING");
   EXPECT_FALSE(found.in_force.check_races);
   EXPECT_EQ(origin_of(found, "check_races"), "default");
+}
+
+TEST(options, races_are_looked_for_by_words_and_no_other_word_is_taken_for_one) {
+  auto const as = [](char const* word) {
+    surroundings const here{{"WEIR_CHECK_RACES", word}};
+    EXPECT_EQ(find_options().in_force.check_races, races_wanted({})) << word;
+    return races_of_process();
+  };
+  for (char const* word : {"0", "off", "false", "no", "No", "FALSE", ""}) EXPECT_EQ(as(word), race_check::off) << word;
+  for (char const* word : {"1", "on", "true", "yes", "report", "Report", "ON"}) EXPECT_EQ(as(word), race_check::report) << word;
+  for (char const* word : {"fail", "FAIL"}) EXPECT_EQ(as(word), race_check::fail) << word;
+  for (char const* word : {"perhaps", "2", "fial"}) {
+    surroundings const here{{"WEIR_CHECK_RACES", word}};
+    EXPECT_TRUE(has(refused([] { races_wanted({}); }), "is none of on, off, report, fail")) << word;
+    EXPECT_TRUE(has(refused([] { runtime const r(simulated{.devices = 1}); }), "WEIR_CHECK_RACES")) << word;
+  }
+  surroundings const here{{"WEIR_CHECK_RACES", "fial"}};
+  EXPECT_TRUE(has(refused([] { races_wanted({.check_races = true}); }), "Did you mean fail?"));
 }
 
 TEST(options, a_bad_file_is_refused_by_its_line) {
