@@ -31,6 +31,11 @@ expect 0 'device_limit     2 GiB                        from WEIR_CONF'
 expect 0 '* launch_blocking is on'
 run doctor --options
 [ "$out" = "$(cat "$1/docs/options.md")" ] || { echo "FAILED: docs/options.md is not what weir doctor --options prints"; failed=1; }
+run info --devices sim:0
+expect 1 'weir: --devices: "sim:0"'
+[[ $out != *.cpp* && $out != *WEIR_DEVICES* ]] || { echo "FAILED: a line of weir's own, or another name: $out"; failed=1; }
+run info extra
+expect 1 '"extra"'
 run inof
 expect 2 "did you mean 'info'"
 run info --devices smi:2
@@ -77,6 +82,14 @@ run replay --devices sim --epsilon many "$work/small"
 expect 1 'is no number from 0 to 1'
 run replay --json --devices sim --epsilon 0.5 "$work/small"
 expect 0 '"epsilon": 0.5, '
+run replay --devices sim:0 "$work/small"
+expect 1 'weir: --devices: "sim:0"'
+run replay --devices sim "$work"
+expect 1 'is a directory'
+run snapshot "$work"
+expect 1 'is a directory'
+run snapshot "$work/small" "$work/other"
+expect 1 '/other"'
 run replay --devices sim
 expect 1 'no trace'
 run replay --devices sim --snapshot "$work/snapshot" "$work/small"
@@ -145,6 +158,10 @@ run bench alloc --devices sim:1 pair513
 expect 1 'no pattern "pair513"'
 run bench alloc --devices sim:1 --rounds 0
 expect 1 'at least one'
+run bench --help
+expect 0 'weir bench copy --help'
+run bench
+expect 2 'weir bench copy --help'
 run bench aloc
 expect 2 'there are: alloc, copy, pipeline, share'
 
@@ -155,7 +172,9 @@ rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)".*"ratio": [0-9.nul]*}$/\1/p' <<< "$ou
 [ "$rows" = "pinned_h2d pinned_d2h small_h2d small_d2h small_same small_seam small_many pageable_h2d pageable_d2h pageable_d2h_async d2d peer striped_h2d striped_d2h new_pinned new_pinned_first broadcast broadcast_others broadcast_4th broadcast_16th broadcast_64th broadcast_x16 broadcast_x32 broadcast_x64 broadcast_x128 scatter scatter_others gather gather_others" ] || { echo "FAILED: the rows are $rows"; failed=1; }
 run bench copy --rounds 1 --bytes 1MiB --devices sim:1:1 peer d2d
 expect 0 'd2d'
-[[ $out != *peer* ]] || { echo "FAILED: one device has no peer: $out"; failed=1; }
+expect 0 'no row peer: it needs a second device'
+run bench copy --rounds 1 --bytes 1MiB --devices sim:1:1 peer
+expect 1 'no row peer'
 run bench copy --json --rounds 1 --pinned-bytes 4MiB --devices sim:1:1 'pin_lock*'
 expect 0 '"row": "pin_lock4x64", "bytes": 4194304, "unit": "ms", "weir": '
 [[ $(grep -c '"said": "map ' <<< "$out") == 3 ]] || { echo "FAILED: a row of its own for each way: $out"; failed=1; }
@@ -166,6 +185,8 @@ run bench copy --devices sim:1 pinned
 expect 1 'no row "pinned"'
 run bench copy --devices sim:1 --bytes much
 expect 1 'is no size'
+run bench copy --devices sim:1 --bytes 1
+expect 1 '"1" is no multiple of 4 KiB. Ask for whole pages'
 run bench copy --devices sim:1 --rounds 0
 expect 1 'at least one'
 
@@ -178,6 +199,12 @@ run bench pipeline --rounds 1 --batches 12 --batch 64KiB --devices sim:1:1
 expect 0 'of its slowest stage'
 run bench pipeline --batches 4 --devices sim:1
 expect 1 'three times the depth'
+for length in 0 1e300 inf nan; do
+  run bench pipeline --batches 12 --work $length --devices sim:1
+  expect 1 'Ask for more than 0, and 1000 at most'
+done
+run bench pipeline --help
+expect 0 '(=0.9)'
 run bench pipeline --batch 3 --devices sim:1
 expect 1 '64KiB or more'
 
@@ -196,8 +223,19 @@ run bench share --devices sim:1 --bytes 1000
 expect 1 'no multiple of 4 KiB'
 run bench share --devices sim:1 --rounds 0
 expect 1 'at least one'
-run bench share --devices sim:2 --reader 2
-expect 1 'there are 2 devices'
+for reader in 2 -1; do
+  run bench share --devices sim:2 --reader $reader
+  expect 1 "--reader $reader: there are 2 devices"
+done
 run bench share --devices sim:1 --as-reader
 expect 1 'is no Unix socket'
+
+# What cannot be written is not passed over.
+if [ -w /dev/full ]; then
+  for words in 'info --devices sim:1' "replay --json --devices sim:1:1 $work/small" '--help' 'doctor --options'; do
+    status=0
+    out=$("$weir" $words 2>&1 > /dev/full) || status=$?
+    expect 1 'not all that was printed could be written'
+  done
+fi
 exit $failed

@@ -265,7 +265,7 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   if (!understood(arguments, all, "pattern", -1)) return 0;
   if (rounds < 1) throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const todo = chosen(names);
-  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  use_devices(devices);
   if (history) record_memory_history();
   device_guard const on(0);
   std::vector<stream> streams(most_threads);

@@ -359,25 +359,29 @@ int bench_copy(std::vector<std::string> const& arguments) {
       throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, here::current());
     }
   }
-  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  use_devices(devices);
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
   auto const size_or = [](std::string const& text, size_t otherwise) {
     if (text.empty()) return otherwise;
     auto const size = size_from_text(text);
     if (!size || *size == 0) throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB", here::current());
+    if (*size % 4_KiB) throw invalid_use("bench copy", "\"" + text + "\" is no multiple of 4 KiB", "Ask for whole pages: 4KiB, 1MiB", here::current());
     return *size;
   };
   rig r{{}, size_or(bytes, simulated ? 16_MiB : 256_MiB), size_or(fresh, simulated ? 64_MiB : 1_GiB), size_or(broadcast, simulated ? 16_MiB : 1_GiB)};
   if (!json) {
     std::printf("%s, %d processors\n%-18s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
   }
+  bool any = false;
   for (auto const& [name, make] : rows) {
     if (!is_wanted(name, names)) continue;
-    if (auto const one = make(r)) run(*one, rounds, json);
+    auto const one = make(r);
+    if (one) run(*one, rounds, json), any = true;
+    else if (!names.empty()) std::fprintf(stderr, "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n", name.c_str(), runtime::current().description().c_str());
     for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // the next row begins as this one did
   }
-  return 0;
+  return any ? 0 : 1;
 }
 
 }  // namespace weir::tool

@@ -17,12 +17,20 @@
 namespace weir::tool {
 namespace {
 
+constexpr double longest_work = 1000;
+
 struct settings {
   size_t batch = 0;      // bytes
   int batches = 48;
   int depth = 4;         // batches the host is ahead
   double work = 0.9;     // how long the work is, of the slower copy
 };
+
+std::string work_text(double work) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", work);
+  return text;
+}
 
 struct stage_times {  // ms
   double in = 0, work = 0, out = 0;
@@ -218,7 +226,7 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   po::options_description all("weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")("json", po::bool_switch(&json), "a line of JSON")(
       "batch", po::value(&batch), "its size; 64MiB, 1MiB on simulated devices")("batches", po::value(&s.batches)->default_value(s.batches), "a round")(
-      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")("work", po::value(&s.work)->default_value(s.work), "how long the work takes, of the slower copy")(
+      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")("work", po::value(&s.work)->default_value(s.work, "0.9"), "how long the work takes, of the slower copy")(
       "equal", po::bool_switch(&equal), "all stages take as long: --work 1")("rounds", po::value(&rounds)->default_value(rounds), "the median counts");
   if (!understood(arguments, all)) return 0;
   auto const refuse = [](std::string const& what, char const* remedy) { throw invalid_use("bench pipeline", what, remedy, here::current()); };
@@ -226,8 +234,8 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");
   if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "At least one batch is under way");
   if (s.batches < 3 * s.depth) refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth), "Ask for three times the depth: the first and the last are not counted");
-  if (!(s.work > 0)) refuse("--work " + std::to_string(s.work), "Ask for more than 0");
-  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  if (!(s.work > 0 && s.work <= longest_work)) refuse("--work " + work_text(s.work), "Ask for more than 0, and 1000 at most");
+  use_devices(devices);
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
   auto const size = batch.empty() ? std::optional<size_t>(simulated ? 1_MiB : 64_MiB) : size_from_text(batch);

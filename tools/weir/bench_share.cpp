@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 
 #include "command_line.h"
 #include "commands.h"
@@ -26,6 +27,7 @@ namespace {
 
 constexpr int line_of_reader = 50, plain_of_reader = 51;
 constexpr std::chrono::seconds lease{60};
+constexpr int no_reader = std::numeric_limits<int>::min();  // was named
 
 // The reader: the same program with the same words, and two sockets.
 class reader_process {
@@ -131,21 +133,21 @@ int bench_share(std::vector<std::string> const& arguments) {
   po::options_description all("weir bench share [ROW…]: memory that a second process reads, through weir and by the driver's own calls, medians");
   all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&w.rounds)->default_value(w.rounds), "weir and the raw calls in turn")("json", po::bool_switch(&w.json), "a line of JSON a row")(
-      "bytes", po::value(&bytes), "of a large buffer; 256MiB, 16MiB on simulated devices")("reader", po::value(&w.reader)->default_value(-1, "1, if there is one"), "the device the second process works on")(
+      "bytes", po::value(&bytes), "of a large buffer; 256MiB, 16MiB on simulated devices")("reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"), "the device the second process works on")(
       "row", po::value(&names), "only these");
   po::options_description hidden;
   hidden.add(all).add_options()("as-reader", po::bool_switch(&as_reader), "the second process");
   bool const help = std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
   if (!understood(arguments, help ? all : hidden, "row", -1)) return 0;
   if (w.rounds < 1) throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one", here::current());
-  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  use_devices(devices);
   w.bytes = get_device_properties(0).simulated ? 16_MiB : 256_MiB;
   if (!bytes.empty()) {
     auto const size = size_from_text(bytes);
     if (!size || *size == 0 || *size % 4096) throw invalid_use("bench share", "--bytes \"" + bytes + "\" is no multiple of 4 KiB", "Write bytes, or a number and KiB, MiB or GiB", here::current());
     w.bytes = *size;
   }
-  if (w.reader == -1) w.reader = device_count() > 1 ? 1 : 0;
+  if (w.reader == no_reader) w.reader = device_count() > 1 ? 1 : 0;
   if (w.reader < 0 || w.reader >= device_count()) throw invalid_use("bench share", "--reader " + std::to_string(w.reader) + ": there are " + std::to_string(device_count()) + " devices", "Name one from 0", here::current());
   std::string known;
   auto unknown = names;

@@ -161,7 +161,7 @@ int doctor(std::vector<std::string> const& arguments) {
     std::cout << options_document();
     return 0;
   }
-  if (!on.empty()) setenv("WEIR_DEVICES", on.c_str(), 1);
+  use_devices(on);
   advice found;
   libraries(found);
   devices(found);

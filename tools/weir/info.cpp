@@ -15,7 +15,7 @@ int info(std::vector<std::string> const& arguments) {
   po::options_description known("weir info: the machine a program would get here");
   known.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
   if (!understood(arguments, known)) return 0;
-  if (!devices.empty()) setenv("WEIR_DEVICES", devices.c_str(), 1);
+  use_devices(devices);
   std::printf("%s\n", runtime::current().description().c_str());
   int const count = device_count();
   std::vector<device_properties> all;

@@ -291,8 +291,9 @@ int replay(std::vector<std::string> const& arguments) {
   if (!understood(arguments, all, "trace", -1)) return 0;
   if (s.rounds < 2) throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one", here::current());
   if (paths.empty()) throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
+  use_devices(devices);
   char const* const from_environment = std::getenv("WEIR_DEVICES");
-  if (devices.empty() && from_environment) devices = from_environment;
+  if (from_environment) devices = from_environment;
   if (!devices.empty()) s.machine = parse_devices(devices);
   s.size_given = std::count(devices.begin(), devices.end(), ':') == 2;
   if (!limit.empty()) s.limit = size_or_throw(limit);

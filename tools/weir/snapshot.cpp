@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -17,6 +18,7 @@ namespace weir::tool {
 namespace {
 
 std::string contents(std::string const& path) {
+  if (std::error_code whatever; std::filesystem::is_directory(path, whatever)) throw invalid_use("snapshot", path + " is a directory", "Name a file in it", here::current());
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
   if (!file.good() && !file.eof()) throw invalid_use("snapshot", path + ": " + std::strerror(errno), "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot", here::current());

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -44,6 +45,7 @@ std::string unpacked(std::string const& path) { refuse(path + " is packed, and t
 #endif
 
 std::string contents(std::string const& path) {
+  if (std::error_code whatever; std::filesystem::is_directory(path, whatever)) refuse(path + " is a directory", "Name a file in it");
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in) refuse(path + " cannot be read", "Name a file that can be read");
