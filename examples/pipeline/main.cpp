@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -37,10 +38,11 @@ void bar(std::size_t done, std::size_t total) {
                done == total ? "\n" : "");
 }
 
-std::size_t number(char const* option, char const* text) {
+std::size_t number(char const* option, char const* text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
   std::size_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0) throw std::runtime_error(std::string(option) + " " + text + " is no number above 0");
+  if (value > most) throw std::runtime_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
@@ -53,14 +55,22 @@ struct scratch {  // files that go with the program
   }
 };
 
-}  // namespace
+char const* const usage =
+    "usage: pipeline [OPTIONS]   a file through a device, all that can overlap overlapping\n"
+    "  --input FILE    what is scrambled; without it a file of --bytes is made\n"
+    "  --output FILE   where to; without it what is written is restored, compared and removed\n"
+    "  --bytes N       256 MiB unless said\n"
+    "  --batch BYTES   a multiple of 8; 4 MiB unless said\n"
+    "  --depth N       batches under way at most; 4 unless said\n"
+    "  --check         restore and compare also what --output keeps\n";
 
-int main(int argc, char** argv) try {
+int command(int argc, char** argv) try {
   pipeline::settings s;
   std::size_t bytes = std::size_t{256} << 20;
   bool check = false;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
+    if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
     if (option == "--check") {
       check = true;
       continue;
@@ -71,12 +81,16 @@ int main(int argc, char** argv) try {
     else if (option == "--output") s.output = value;
     else if (option == "--bytes") bytes = number("--bytes", value);
     else if (option == "--batch") s.batch = number("--batch", value);
-    else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value));
+    else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
     else throw std::runtime_error(option + " is no option: --input, --output, --bytes, --batch, --depth, --check");
   }
   scratch const temporary;
-  if (s.input.empty()) make_file(s.input = temporary.folder / "input", bytes);
   check |= s.output.empty();
+  if (s.input.empty()) {
+    s.input = temporary.folder / "input";
+    pipeline::require_room(s.input, s.output.empty() && bytes <= std::numeric_limits<std::size_t>::max() / 2 ? 2 * bytes : bytes);
+    make_file(s.input, bytes);
+  }
   if (s.output.empty()) s.output = temporary.folder / "output";
   if (::isatty(STDERR_FILENO)) s.progress = bar;
 
@@ -91,4 +105,13 @@ int main(int argc, char** argv) try {
 } catch (std::exception const& e) {
   std::fprintf(stderr, "pipeline: %s\n", e.what());
   return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int const status = command(argc, argv);
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+  std::fprintf(stderr, "pipeline: not all that was printed could be written: is the disk full?\n");
+  return status ? status : 1;
 }

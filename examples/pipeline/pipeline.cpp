@@ -1,6 +1,7 @@
 // The pipeline itself: files at both ends, three streams between them, as many batches under way as there are slots, and a checksum of all words.
 #include "examples/pipeline/pipeline.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -25,10 +26,15 @@ struct checksum {
 
 class source {
  public:
-  explicit source(std::filesystem::path const& path) : path_(path), file_(path, std::ios::binary) {
+  explicit source(std::filesystem::path const& path) : path_(path) {
     std::error_code failed;
+    auto const kind = std::filesystem::status(path, failed).type();
+    if (kind == std::filesystem::file_type::directory) throw std::runtime_error(path.string() + " is a directory");
+    if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found) throw std::runtime_error(path.string() + " is no file with an end: write it to one first");
+    file_.open(path, std::ios::binary);
     size_ = std::filesystem::file_size(path, failed);
     if (!file_ || failed) throw std::runtime_error(path.string() + " cannot be read");
+    if (size_ == 0 && file_.peek() != std::ifstream::traits_type::eof()) throw std::runtime_error(path.string() + " does not say its size, as files of the kernel do: write it to a file first");
   }
   std::size_t size() const { return size_; }
   // The last word is filled up with zeros.
@@ -78,14 +84,28 @@ struct under_way {  // a batch
 
 }  // namespace
 
+void require_room(std::filesystem::path const& file, std::size_t bytes) {
+  std::error_code failed;
+  auto const there = std::filesystem::status(file, failed);
+  bool const is_new = there.type() == std::filesystem::file_type::not_found;
+  if (!is_new && !std::filesystem::is_regular_file(there)) return;  // a device, say
+  std::size_t const replaced = is_new ? 0 : std::filesystem::file_size(file, failed);
+  auto const disk = std::filesystem::space(is_new ? std::filesystem::absolute(file).parent_path() : file, failed);
+  if (failed || bytes <= replaced || bytes - replaced <= disk.available) return;
+  throw std::runtime_error(file.string() + " would have " + std::to_string(bytes) + " bytes, and its disk has room for " + std::to_string(disk.available + replaced));
+}
+
 outcome run(settings const& s) {
   if (s.batch == 0 || s.batch % 8 || s.depth < 1) throw std::runtime_error("batches are of a multiple of 8 bytes, and at least one is under way");
   source from(s.input);
+  std::error_code not_there;
+  if (std::filesystem::equivalent(s.input, s.output, not_there)) throw std::runtime_error(s.output.string() + " is " + s.input.string() + " itself: name another output");
+  require_room(s.output, from.size());
   sink to(s.output);
   weir::stream in, work, out;
   std::vector<weir::buffer> sources, results;  // pinned: a slot for each batch under way
-  for (int i = 0; i < s.depth; ++i) sources.push_back(weir::pinned(s.batch)), results.push_back(weir::pinned(s.batch));
-  std::vector<under_way> batches((from.size() + s.batch - 1) / s.batch);
+  std::vector<under_way> batches(from.size() / s.batch + (from.size() % s.batch ? 1 : 0));
+  while (sources.size() < std::min(batches.size(), static_cast<std::size_t>(s.depth))) sources.push_back(weir::pinned(s.batch)), results.push_back(weir::pinned(s.batch));
 
   outcome o;
   o.bytes = from.size();

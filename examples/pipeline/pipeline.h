@@ -29,10 +29,14 @@ struct outcome {
   std::vector<span> spans;
 };
 
-// Throws: std::runtime_error (a file that cannot be opened, ends early or takes no more, with the byte), weir's errors.
+// Throws: std::runtime_error (a file that cannot be opened, ends early or takes no more, with the byte; an input that is no file of a
+// known size; an output that is the input, by whatever name, or has no room for it), weir's errors.
 outcome run(settings const&);
 // Of what the output was before it was scrambled. Throws: as run
 std::uint64_t checksum_of_restored(std::filesystem::path const& output);
+
+// Throws: std::runtime_error, where the file's disk has less room than so many bytes, before one of them is written
+void require_room(std::filesystem::path const& file, std::size_t bytes);
 
 // What overlapped with what: a row a stage, a column a moment, in it the last digit of the batch that was there.
 std::string picture(std::vector<span> const&, int columns = 64);

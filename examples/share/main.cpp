@@ -93,14 +93,22 @@ int run(std::vector<std::string> const& options, std::string const& victim, mish
   return noticed ? 0 : 1;
 }
 
-}  // namespace
+char const* const usage =
+    "usage: share [OPTIONS]   two processes, one ring of buffers in device memory; every word checked\n"
+    "  --bytes N               of a buffer\n"
+    "  --buffers N             of the ring\n"
+    "  --rounds N              buffers sent in all\n"
+    "  --lease MS              how long one may say nothing before the other gives it up\n"
+    "  --kill writer|reader    is killed half way, and the other has to notice\n"
+    "  --stop writer|reader    is stopped half way, likewise\n";
 
-int main(int argc, char** argv) try {
+int command(int argc, char** argv) try {
   share::settings s;
   std::string role, victim;
   mishap meets = mishap::none;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
+    if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
     if (i + 1 == argc) throw std::runtime_error(option + " is no option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
@@ -119,4 +127,13 @@ int main(int argc, char** argv) try {
 } catch (std::exception const& e) {
   std::fprintf(stderr, "share: %s\n", e.what());
   return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int const status = command(argc, argv);
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+  std::fprintf(stderr, "share: not all that was printed could be written: is the disk full?\n");
+  return status ? status : 1;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <limits>
 #include <random>
 #include <stdexcept>
 
@@ -92,6 +93,45 @@ TEST_F(files, what_cannot_be_opened_is_named) {
   EXPECT_NE(refusal({.input = folder / "none", .output = folder / "out"}).find("none cannot be read"), std::string::npos);
   EXPECT_NE(refusal({.input = make(8), .output = folder / "no" / "out"}).find("out cannot be written"), std::string::npos);
   EXPECT_NE(refusal({.input = make(8), .output = folder / "out", .batch = 12}).find("multiple of 8"), std::string::npos);
+}
+
+TEST_F(files, an_output_that_is_the_input_by_any_name_is_refused_and_the_input_stays) {
+  auto const input = make(10'000);
+  auto const was = all_of(input);
+  std::filesystem::create_hard_link(input, folder / "hard");
+  std::filesystem::create_symlink(input, folder / "symbolic");
+  for (auto const& output : {input, folder / "." / "in", folder / "hard", folder / "symbolic"}) {
+    auto const said = refusal({.input = input, .output = output, .batch = 4096});
+    EXPECT_NE(said.find("itself: name another output"), std::string::npos) << said;
+    EXPECT_EQ(all_of(input), was);
+  }
+}
+
+TEST_F(files, what_has_no_end_or_no_size_is_no_input) {
+  EXPECT_NE(refusal({.input = folder, .output = folder / "out"}).find("is a directory"), std::string::npos);
+  EXPECT_NE(refusal({.input = "/dev/zero", .output = folder / "out"}).find("/dev/zero is no file with an end"), std::string::npos);
+  if (std::filesystem::exists("/proc/self/status")) {
+    EXPECT_NE(refusal({.input = "/proc/self/status", .output = folder / "out"}).find("does not say its size"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+}
+
+TEST_F(files, more_than_the_disk_has_room_for_is_refused_before_a_byte_is_written) {
+  std::string said;
+  try {
+    require_room(folder / "out", std::size_t{1} << 60);
+  } catch (std::runtime_error const& e) {
+    said = e.what();
+  }
+  EXPECT_NE(said.find("out would have 1152921504606846976 bytes, and its disk has room for "), std::string::npos) << said;
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  require_room(folder / "out", 1);
+  require_room("/dev/null", std::size_t{1} << 60);
+}
+
+TEST_F(files, a_short_file_takes_no_more_memory_than_its_batches) {
+  run({.input = make(10'000), .output = folder / "out", .batch = 4096, .depth = std::numeric_limits<int>::max()});
+  EXPECT_LE(weir::pinned_memory_stats().allocated_bytes.all.peak, 6 * 4096);
 }
 
 TEST_F(files, each_batch_is_in_the_picture_once_a_stage) {
