@@ -166,6 +166,7 @@ class device_allocator final : public allocator {
   std::size_t send_home(stream_memory&, thread_cache&) noexcept;  // bytes. Requires: shut, or by its own thread; the lock
   slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }
   observe::lent_slots lent() const;
+  memory_statistics counted() const;                            // statistics(), of what is settled
 
   friend void* allocate_large(thread_table const&, clock::timeline const*, std::size_t, std::size_t) noexcept;
   friend bool deallocate_large(thread_table const&, region const&, address) noexcept;
@@ -228,6 +229,9 @@ class device_allocator final : public allocator {
   static void note_waiting(stream_memory&) noexcept;             // what outboxes hold, for the peaks, before any block is pending no more. Requires: its lock
   void settled(stream_memory&, held_block const&, std::uint64_t freed) noexcept;  // nobody uses it after the arena's stamp `freed`. Requires: its lock
   std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});  // asks the driver about so many fronts, then settles
+  bool grows_for_what_waits(stream_memory const& mine, request const&);
+  void settle_all_that_is_complete();                            // asks the driver
+  std::size_t settle_what_is_known() const;                      // does not. Returns: bytes. Not in deterministic mode
   std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0});
   enum class behind : std::uint8_t { already, waits, refused };
   behind put_behind(stream_memory& mine, clock::stamp);          // its home, on the device

@@ -165,6 +165,24 @@ bool device_allocator::granted(void const* p, int reader) const noexcept {
 }
 
 memory_statistics device_allocator::statistics() const {
+  (void)settle_what_is_known();
+  return counted();
+}
+
+// What is known to be complete is nobody's any more, although it waits until somebody looks.
+std::size_t device_allocator::settle_what_is_known() const {
+  if (deterministic_) return 0;
+  auto& books = const_cast<device_allocator&>(*this);  // they say the same as before, and sooner
+  std::size_t bytes = 0;
+  for (stream_memory* m : memories()) {
+    if (m->counts.bytes_pending() == 0) continue;
+    section const hold(*m);
+    bytes += books.settle(*m);
+  }
+  return bytes;
+}
+
+memory_statistics device_allocator::counted() const {
   auto const all = tallies();
   auto out = counts_.read(all, lent());
   for (stream_memory const* m : memories()) {
@@ -277,7 +295,7 @@ std::vector<std::string> device_allocator::validate() const {
   }
   std::size_t orphaned = 0;
   for (handle const& h : *orphans_.lock()) orphaned += h.bytes;
-  memory_statistics const n = statistics();
+  memory_statistics const n = counted();
   auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
     if (counted != static_cast<std::int64_t>(found)) {
       wrong.push_back("gpu:" + std::to_string(device_) + ": " + what + ": counted " + std::to_string(counted) + ", found " + std::to_string(found));
@@ -301,6 +319,7 @@ std::vector<std::string> device_allocator::validate() const {
 }
 
 std::size_t device_allocator::covered() const {
+  (void)settle_what_is_known();
   std::size_t bytes = 0, at_rest = 0;
   for (stream_memory* m : memories()) {
     base::owned_lock hold(m->lock);
@@ -332,7 +351,7 @@ device_allocator::~device_allocator() {
   }
   bool const reachable = !lost() && !process_is_ending() && !process_was_forked();
   try {
-    memory_statistics const n = statistics();
+    memory_statistics const n = counted();
     if (n.allocation.all.current) {
       std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
                    static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));

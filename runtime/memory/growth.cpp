@@ -26,7 +26,6 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   if (!space_.maps()) return grow_segment(mine, r, out);
   traffic::flowing const coming(traffic_);
   growth g;
-  g.spare = spare;
   {
     section const hold(mine);
     if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before
@@ -43,6 +42,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
       bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) || plan(mine, bytes, alignment, arena::part::runs, g, true);
       if (!found) return {driver::code::out_of_memory};
     }
+    g.spare = spare;  // a plan makes all of it anew
   }
   region& in = *g.window->in;
   mapped made;

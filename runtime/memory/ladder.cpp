@@ -72,7 +72,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   };
   bool called_back = false;
   std::size_t const limit = counts_.limit(), most = limit ? limit : space_.info().total_memory;
-  auto const came_free = [&] { return statistics().active_bytes.all.freed; };  // so far
+  auto const came_free = [&] { return counted().active_bytes.all.freed; };  // so far
   for (int round = 0, rests = 0; round < most_rounds; ++round) {
     auto const free_before = came_free();
     if (step("pending blocks", [&] {

@@ -43,7 +43,9 @@ class device_allocator::filling {
     }
     if (may_move_) {
       driver::status s;
-      if (move(at, left, n, s)) return s;
+      do {
+        if (move(at, left, n, s)) return s;
+      } while (a_.settle_what_is_known());  // by what was asked on the way
       may_move_ = false;
       if (bound_ >= 32 * page_) a_.past_bound_.set(true);
       if (sizes_.most > page_) sizes_ = suitable();

@@ -34,7 +34,7 @@ bool device_allocator::due_its_own(stream_memory& mine, request const& r, std::s
   std::size_t const page = space_.page_bytes();
   std::size_t const others = std::min(streams_.load(base::memory_order_relaxed), most_streams_with_a_page) - 1;
   if (r.rounded <= page / 2) spare = page * others;
-  return counts_.reserved() + round_up(r.rounded, page) <= most_reserved(r.rounded, pending_bytes()) + page + spare;
+  return counts_.reserved() + round_up(r.rounded, page) <= most_reserved(r.rounded, 0) + page + spare;  // what waits may be complete
 }
 
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
@@ -57,7 +57,51 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
       if (void* const p = borrow(~std::size_t{0})) return p;
     }
   }
-  return waits_ == options::wait_policy::before_growth ? behind_oldest(mine, r) : nullptr;
+  if (waits_ == options::wait_policy::before_growth) {
+    if (void* const p = behind_oldest(mine, r)) return p;
+  }
+  if (!polls_ || !grows_for_what_waits(mine, r)) return nullptr;
+  settle_all_that_is_complete();
+  {
+    section const hold(mine);
+    if (void* const p = warm(mine, r)) return p;
+  }
+  return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
+}
+
+// Would more be reserved than the bound allows if nothing was waiting? What waits may be complete: it counts as in use until somebody asks.
+bool device_allocator::grows_for_what_waits(stream_memory const& mine, request const& r) {
+  if (pending_bytes() == 0) return false;
+  if (streams_.load(base::memory_order_relaxed) == 1) {
+    base::owned_lock const hold(mine.lock);
+    if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were asked about just now
+  }
+  std::size_t const most = (r.size_class < 0 ? r.rounded + r.alignment : slabs::most_run_bytes) + space_.page_bytes();
+  return counts_.reserved() + most > most_reserved(r.rounded, 0);
+}
+
+// Each stream is asked in the order of its work, once more than it had done, however many memories have blocks that wait for it.
+void device_allocator::settle_all_that_is_complete() {
+  std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
+  for (bool news = true; news;) {
+    news = false;
+    std::vector<clock::stamp> fronts;
+    for (stream_memory* m : memories()) {
+      if (m->counts.bytes_pending() == 0) continue;
+      section const hold(*m);
+      (void)settle(*m);
+      auto const here = m->pending.fronts();
+      fronts.insert(fronts.end(), here.begin(), here.end());
+    }
+    std::sort(fronts.begin(), fronts.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
+    for (clock::stamp const s : fronts) {
+      std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
+      if (s.n >= from) continue;
+      auto const done = clocks_.poll(s);
+      if (done.ok() && done.value) news = true;
+      else from = s.n;
+    }
+  }
 }
 
 // Deterministic: a miss looks at what was given back first, and waits for it on the device, whether it is complete or not.

@@ -204,6 +204,7 @@ class slabs {
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
   std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; how many there were
   bool take_back(slab& s, std::uint32_t index) noexcept { return set_free(s, index); }  // cached -> free; as give
+  static constexpr std::size_t most_run_bytes = 512 << 10;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
   std::size_t next_run_bytes(int size_class) const noexcept { return run_bytes(size_class, counts_[static_cast<std::size_t>(size_class)]); }
   slab& add(piece& run, int size_class, stream_memory* owner = nullptr, std::size_t way = 0);                       // the run's piece becomes `slab`

@@ -56,6 +56,26 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   EXPECT_LT(sum / seeds, 1.055) << "with handles as large as before: 1.067";
 }
 
+// Each stream but the first is lent what those before it had, and what it gives back waits for it.
+TEST(bound, many_streams_in_turn_reserve_what_one_does) {
+  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1}, options{.epsilon = 0});
+  auto& device = bench.on(0);
+  std::vector<clock::timeline*> streams;
+  for (int i = 0; i < 40; ++i) streams.push_back(&bench.stream(0));
+  for (int round = 0; round < 4; ++round) {
+    for (clock::timeline* const s : streams) {
+      std::vector<void*> blocks;
+      for (int i = 0; i < 8; ++i) blocks.push_back(device.allocate(*s, 8 * page, 0, at));
+      for (void* const p : blocks) device.deallocate(p, nullptr, at);
+      for (clock::timeline* const each : streams) ASSERT_TRUE(bench.clocks().synchronize(each->now()).ok());
+    }
+  }
+  auto const n = device.statistics();
+  EXPECT_LE(n.reserved_bytes.all.peak, static_cast<std::int64_t>((64 + 17) * page));
+  EXPECT_EQ(n.pending_bytes.all.current, 0);
+  EXPECT_EQ(static_cast<memory::device_allocator&>(device).covered(), 0u);
+}
+
 // Threads that take turns: what each is told to do, it does, and nobody else does anything.
 class crew {
  public:

@@ -5,8 +5,11 @@
 // Peaks are no lower than any level that was seen. In one run of three the history is written down: what it says was mapped and
 // unmapped since leads from nothing to what is mapped.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, pending, and asked for just now, c is a
-// page for each stream and what the threads' caches may hold, and covered is what device_allocator::covered() says before and after every step.
+// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, asked for just now, and given back by other
+// streams' users since all streams were last waited for: the program knows that by itself, for what the allocator takes for pending may
+// be complete. c is a page for each stream, of at most 16, one for a block that begins and ends inside pages, and what the threads' caches may
+// hold; covered is what device_allocator::covered() says now and then, and whenever reserved has come past the first term. To ask for
+// covered or for statistics settles what is complete: it is done seldom.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -29,16 +32,16 @@ class bound_program {
   explicit bound_program(std::uint64_t seed, std::size_t threads = 1, runner on = [](std::size_t, std::function<void()> const& step) { step(); })
       : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0), written_(below(3) == 0) {
     bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_});
-    for (std::size_t i = 0, n = 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
+    bool const many = !small_ && below(4) == 0;
+    for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
   }
   verdict run() {
     book const kept(written_);
     for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
-      note_covered();
-      asked_ = 0;
+      if (below(4) == 0) note_covered();
       on_(below(threads_), [&] { step(); });
-      note_covered();
+      look_at_bound();
       look();
       if (written_ && i % 16 == 0) look_up();
     }
@@ -54,6 +57,8 @@ class bound_program {
   struct block {
     void* at;
     std::size_t bytes;
+    std::size_t taken = 0;        // bytes, of what was handed out for it
+    bool by_others = false;       // streams that its memory is not of
   };
   struct book {
     explicit book(bool o) : open(o) {
@@ -81,30 +86,68 @@ class bound_program {
     for (clock::timeline* s : lines_) {
       if (!bench_->clocks().synchronize(s->now()).ok()) wrong_.note(check::answers, "synchronize was refused");
     }
+    waiting_.clear();
+    waiting_bytes_ = 0;
   }
   void take() {
     clock::timeline& s = any_line();
     std::size_t const bytes = size();
-    asked_ = memory::round_up(std::max(bytes, memory::granule), 512);
+    note_in_use(memory::round_up(std::max(bytes, memory::granule), 512));
     try {
       live_.push_back({device().allocate(s, bytes, 0, here::current()), bytes});
     } catch (out_of_memory const&) {
       return;
     }
+    note_taken(live_.back(), s);
+    look_at_bound();
     if (!idle_) work_on(s, live_.back());
     if (below(6) == 0) {
       clock::timeline& user = any_line();
       (void)user.wait(s.now());  // what its memory held before is over for the user, too
       device().mark(live_.back().at, user, here::current());
+      live_.back().by_others |= &user != &s;
       work_on(user, live_.back());
     }
   }
+  // What was handed out, and that it waits no more: it is had again.
+  void note_taken(block& b, clock::timeline& by) {
+    auto const at = reinterpret_cast<std::uintptr_t>(b.at);
+    for (auto const& r : device().layout()) {
+      if (at < r.at || at >= r.at + r.bytes) continue;
+      b.by_others = r.stream != by.id();
+      for (auto const& p : r.parts) {
+        if (p.at == at) b.taken = p.bytes;
+      }
+    }
+    auto w = waiting_.upper_bound(at);
+    if (w != waiting_.begin()) --w;
+    while (w != waiting_.end() && w->first < at + b.taken) {
+      bool const again = w->first + w->second > at;
+      waiting_bytes_ -= again ? w->second : 0;
+      w = again ? waiting_.erase(w) : std::next(w);
+    }
+    taken_bytes_ += b.taken;
+    note_in_use(0);
+  }
   void give(std::size_t i) {
     device().deallocate(live_[i].at, nullptr, here::current());
+    taken_bytes_ -= live_[i].taken;
+    if (live_[i].by_others) {
+      waiting_[reinterpret_cast<std::uintptr_t>(live_[i].at)] = live_[i].taken;
+      waiting_bytes_ += live_[i].taken;
+    }
     live_[i] = live_.back();
     live_.pop_back();
   }
+  // One stream takes some, gives all of it back, and is waited for: what it had serves the next.
+  void turn() {
+    std::size_t const before = live_.size();
+    for (std::size_t n = 1 + below(8); n-- > 0;) take();
+    while (live_.size() > before) give(live_.size() - 1);
+    complete();
+  }
   void step() {
+    if (lines_.size() > 3 && below(2)) return turn();
     switch (below(14)) {
       case 0: return complete();
       case 1: return (void)any_line().wait(any_line().now());
@@ -130,15 +173,21 @@ class bound_program {
   }
   void note_covered() { most_covered_ = std::max(most_covered_, device().covered()); }
   void look() {
+    if (below(4)) return;
     memory_statistics const n = device().statistics();
     look_at_peaks(n);
-    auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
-    most_in_use_ = std::max({most_in_use_, static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current), before_ + asked_});
-    before_ = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
+    auto const pending = n.pending_bytes.all.current;
+    if (!small_ && pending > static_cast<std::int64_t>(waiting_bytes_)) wrong_.note(check::invariants, std::to_string(pending) + " B are pending, and what other streams may still use is " + std::to_string(waiting_bytes_));
+  }
+  void note_in_use(std::size_t asked) { most_in_use_ = std::max(most_in_use_, taken_bytes_ + waiting_bytes_ + asked); }
+  void look_at_bound() {
+    std::size_t reserved = 0;
+    for (auto const& r : device().layout()) reserved += r.bytes;
     std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
-    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page * lines_.size() + caches;
+    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
+    if (reserved > first) note_covered();
     if (reserved > std::max(first, most_covered_)) {
       wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(most_covered_) + ")");
     }
@@ -199,7 +248,8 @@ class bound_program {
   std::optional<memory_bench> bench_;
   std::vector<clock::timeline*> lines_;
   std::vector<block> live_;
-  std::size_t asked_ = 0, before_ = 0, most_in_use_ = 0, most_covered_ = 0;
+  std::map<std::uintptr_t, std::size_t> waiting_;  // bytes, by address: given back by others' users since all streams were waited for
+  std::size_t taken_bytes_ = 0, waiting_bytes_ = 0, most_in_use_ = 0, most_covered_ = 0;
   std::array<std::array<std::int64_t, 3>, 8> seen_{};  // since peaks were reset
   verdict wrong_;
 };
