@@ -174,6 +174,7 @@ class device_allocator final : public allocator {
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
   void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
+  static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};  // no driver was asked: what is short is room to map at
   driver::status grow(stream_memory& mine, request const&, void*& out, std::size_t spare = 0);
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {

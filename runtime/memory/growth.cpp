@@ -37,10 +37,12 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
       return plan(mine, bytes, alignment, run ? arena::part::runs : arena::part::blocks, g, thorough);
     };
     if (!planned(false)) {
-      region* const more = space_.take(bytes + alignment, mine);
+      std::size_t has = 0;
+      for (region const* r : mine.pieces.regions()) has += r->bytes;
+      region* const more = space_.take(bytes + alignment, mine, has);
       if (more) mine.pieces.add_region(*more, state::gap);
       bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) || plan(mine, bytes, alignment, arena::part::runs, g, true);
-      if (!found) return {driver::code::out_of_memory};
+      if (!found) return no_addresses;
     }
     g.spare = spare;  // a plan makes all of it anew
   }

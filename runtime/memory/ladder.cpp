@@ -53,6 +53,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     text.requested = r.bytes;
     text.rounded = r.rounded;
     text.ladder = climbed;
+    if (why == no_addresses) text.ladder.push_back({"addresses", 0, 0});
     return text;
   };
 

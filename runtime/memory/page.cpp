@@ -8,6 +8,9 @@
 #include "runtime/memory/arena.h"
 
 namespace weir::memory {
+namespace {
+constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
+}  // namespace
 
 bit_tree::bit_tree(std::size_t n) {
   do {
@@ -128,7 +131,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     if (!got.ok()) return got.is;
     base_ = got.value;
     reserved_ = bytes;
-    extent_ = std::max(std::bit_floor(std::min(memory / 4, bytes / 16)), page_);
+    extent_ = std::max(std::bit_floor(bytes / most_extents), page_);
+    generous_ = std::max(4 * std::bit_floor(std::min(memory / 4, bytes / 16)), extent_);
     extent_shift_ = std::countr_zero(extent_);
     extents_ = bytes / extent_;
     by_extent_.reset(new base::atomic<region*>[extents_]);
@@ -162,13 +166,16 @@ bool address_space::goes_with_rest(holdings const& now, double suits, std::size_
   return suits >= static_cast<double>(3 * pages) && (held >= 4096 || (held >= 512 && now.blocks < 40));
 }
 
-region* address_space::take(std::size_t at_least, stream_memory& owner) {
+region* address_space::take(std::size_t at_least, stream_memory& owner, std::size_t has) {
   base::lock_guard hold(lock_);
+  if (!extent_) return nullptr;
   std::size_t const need = (at_least + extent_ - 1) / extent_;
-  std::size_t const left = extents_ - used_;
-  if (!extent_ || need > left) return nullptr;
-  // Generous while there is plenty: an arena of one region has the fewest seams.
-  std::size_t const n = std::max(need, std::min<std::size_t>(left, left > extents_ / 2 ? 4 : left > extents_ / 4 ? 2 : 1));
+  std::size_t const left = extents_ - used_, whole = generous_ / extent_;
+  if (need > left) return nullptr;
+  // Generous while there is plenty: an arena of one region has the fewest seams. Then as much again as the stream has, and at first a small
+  // part of what is left: thousands of streams find room, and one that grows has few regions all the same.
+  std::size_t const wanted = left > extents_ / 2 ? whole : std::max({has / extent_, left / part_of_rest, std::size_t{1}});
+  std::size_t const n = std::max(need, std::min({left, whole, wanted}));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
   if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_); n > need && runs - made->base >= at_least) made->runs = runs;

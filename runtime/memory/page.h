@@ -181,7 +181,8 @@ class address_space {  // one a device
   handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
   driver::device_info const& info() const noexcept { return info_; }
 
-  region* take(std::size_t at_least, stream_memory& owner);  // null: no addresses left
+  // Null: no addresses left. `has`: bytes of addresses that the owner has already.
+  region* take(std::size_t at_least, stream_memory& owner, std::size_t has = 0);
   region* adopt_segment(address, std::size_t bytes, stream_memory& owner);
   // A segment is in no book any more when the driver gets it: its addresses may come back at once, to another thread.
   using segment = std::map<address, std::unique_ptr<region>>::node_type;
@@ -200,6 +201,7 @@ class address_space {  // one a device
   driver::device_info info_;
   int extent_shift_ = 0;
   std::size_t page_ = 0, reserved_ = 0, extent_ = 0, extents_ = 0, used_ = 0;  // used_ under lock_
+  std::size_t generous_ = 0;  // bytes of a region while there is plenty
   address base_ = 0;
   bool abandoned_ = false;
   std::unique_ptr<base::atomic<region*>[]> by_extent_;

@@ -39,7 +39,12 @@ std::string memory_report::text() const {
   row("  pending       ", pending);
   row("  cached        ", cached);
   row("largest hole    ", largest_hole);
+  bool addresses = false;  // were short, not memory
   for (rung const& tried : ladder) {
+    if (tried.name == "addresses") {
+      addresses = true;
+      continue;
+    }
     bool const waited = tried.name.starts_with("waited");  // gives no bytes, but lets others be looked at again
     out += "  tried " + std::string(tried.name) + ": " + (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " + std::to_string(tried.ns / 1000) + " us\n";
   }
@@ -49,6 +54,8 @@ std::string memory_report::text() const {
     size_t const spare = host_available - std::min(host_available, host_kept);
     out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) + " to others and may pin " + in_units(spare) +
            ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all (WEIR_CONF=pinned_limit:" + std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
+  } else if (addresses) {
+    out += "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += "The limit forbids it: raise it, or free memory.\n";
   } else if (exported > capacity / 2) {

@@ -197,5 +197,30 @@ TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
   sound();
 }
 
+// Addresses ran out at the 129th stream: each was given a 256th of them, whatever it needed.
+TEST(cliffs_of_addresses, a_thousand_streams_have_memory_each_and_one_that_comes_then_half_the_device) {
+  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1});
+  std::vector<void*> all;
+  for (int i = 0; i < 1000; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), 2 * page, 0, at));
+  all.push_back(bench.on(0).allocate(bench.stream(0), 120 << 20, 0, at));
+  for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
+}
+
+TEST(cliffs_of_addresses, a_refusal_for_want_of_them_says_so) {
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1}, options{.address_space = 64 << 20});
+  std::vector<void*> all;
+  std::string why;
+  for (int i = 0; i < 2000 && why.empty(); ++i) {
+    try {
+      all.push_back(bench.on(0).allocate(bench.stream(0), page, 0, at));
+    } catch (out_of_memory const& e) {
+      why = e.report().text();
+    }
+  }
+  EXPECT_LT(all.size() * page, std::size_t{64} << 20);
+  EXPECT_NE(why.find("No range of addresses"), std::string::npos) << why;
+  for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
+}
+
 }  // namespace
 }  // namespace weir
