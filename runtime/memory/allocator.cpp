@@ -54,11 +54,10 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   if (stream_memory* const left = inherit(t)) return *left;
   by_stream_.emplace(t.id(), made.get());
   memories_.push_back(std::move(made));
-  if (memories_.size() > 1) {
-    for (auto const& m : memories_) {
-      base::owned_lock share(m->lock);
-      m->counts.share(counts_.shared());
-    }
+  bool const all = (memories_.size() & (memories_.size() - 1)) == 0;  // they are told when there are twice as many; seldom, for each is locked
+  for (auto m = all ? memories_.begin() : memories_.end() - 1; memories_.size() > 1 && m != memories_.end(); ++m) {
+    base::owned_lock share((*m)->lock);
+    (*m)->counts.share(counts_.shared());
   }
   streams_.store(memories_.size());
   return *memories_.back();

@@ -108,6 +108,7 @@ class device_allocator final : public allocator {
   // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live, pending, of a slab's run or
   // not known to be complete, are granted to other devices, or are on their way to a block. Looks at everything.
   std::size_t covered() const;
+  std::size_t reserved() const { return counts_.reserved(); }  // bytes, with those charged for handles yet to be made
   // Blocks, pieces and streams looked at so far for the sake of reuse, but for blocks that it found.
   std::uint64_t steps() const noexcept { return steps_.load(base::memory_order_relaxed); }
 

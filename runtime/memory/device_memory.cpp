@@ -308,6 +308,7 @@ std::vector<std::string> device_allocator::validate() const {
     cached += unusable;
     same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
+    same("charged bytes", static_cast<std::int64_t>(counts_.reserved()), mapped + orphaned);
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
   }
   for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current, n.pending_bytes.all.current, n.cached_bytes.all.current},

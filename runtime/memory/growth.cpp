@@ -51,9 +51,10 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   driver::status const s = fill(mine, g, r.rounded, made);
   if (!s.ok()) undo(made);
   std::size_t kept = made.orphaned;
+  for (handle const& h : made.handles) kept += h.bytes;
   section const hold(mine);
+  counts_.gave(kept, made.charged - kept);
   for (handle const& h : made.handles) {
-    kept += h.bytes;
     auto place = made.places.extract(h.at);
     static_cast<handle&>(place.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
@@ -71,7 +72,6 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   }
   if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
   if (!s.ok()) {
-    counts_.refund(made.charged - kept);
     mine.pieces.roll_back(g);
     for (handle const& h : made.handles) {  // mapped, and the driver lets nobody use it nor take it back: its place stays taken
       if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_home(h), &in, {h}});
@@ -100,8 +100,8 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   bytes = round_up(bytes, space_.page_bytes());
   if (bytes > space_.info().total_memory || !counts_.charge(bytes)) return {driver::code::out_of_memory};
   auto const got = machine_.create_segment(device_, bytes);
+  counts_.gave(got.ok() ? bytes : 0, got.ok() ? 0 : bytes);
   if (!got.ok()) {
-    counts_.refund(bytes);
     note(got.is);
     return got.is;
   }

@@ -52,7 +52,8 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
   for (std::size_t p = 0; p < 3; ++p) {
     now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
     for (std::size_t k = 0; k < levels; ++k) {
-      std::int64_t const known = tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
+      std::int64_t known = tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
+      if (tallies.size() > 1 && k >= static_cast<std::size_t>(level::allocated_bytes)) known = std::min(known, reserved[p]->peak);  // exact ones need no help
       with_peak[k][p]->current = now[k][p];
       with_peak[k][p]->peak = std::max(known, now[k][p]);
     }

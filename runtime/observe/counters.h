@@ -4,8 +4,9 @@
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
-// is known to the others with some slack: a peak errs upward only, by at most `slack_bytes` or an eighth of its bytes for each of
-// them, or an eighth of the peak for all of them together: a quarter of that in equal shares, the rest by what each holds.
+// is known to the others with some slack: a peak errs upward only, by at most an eighth of its bytes for each of them, `slack_bytes` for
+// each of four or in equal shares for more, or an eighth of the peak for all of them together: a quarter of that in equal shares, the
+// rest by what each holds. No peak of bytes is above that of what was reserved.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <algorithm>
@@ -54,19 +55,21 @@ class shared_levels {
   // What a tally has told of itself before, and the number that its levels stay below without telling more.
   struct told_levels {
     level_values upto{};
-    std::int64_t slack = 0;              // of bytes, at the last telling: so much any level may rise
+    std::int64_t slack = 0, slack_blocks = 0;  // at the last telling: so much any level of bytes may rise, of blocks
     std::int64_t extra = 0;              // what it then had of an eighth of the peak beyond its equal share
   };
   // A tally is at `now` and may rise by some slack from now on.
-  void tell(level_values const& now, told_levels& told, std::int64_t least_slack, std::int64_t slack_blocks) noexcept {
+  void tell(level_values const& now, told_levels& told, std::int64_t own_slack, std::int64_t slack_bytes, std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
+    std::int64_t const n = std::max(tallies_, few);
     constexpr auto most = static_cast<std::size_t>(level::active_bytes);
     std::int64_t const all = peaks_[most][2] / 8, by_held = all - all / 4, held = sums_[most][2] >> 10;
     extra_ -= told.extra;
     told.extra = std::clamp<std::int64_t>(held > 0 ? by_held / held * (told.upto[most][2] >> 10) : 0, 0, std::max<std::int64_t>(0, by_held - extra_));
     extra_ += told.extra;
     std::int64_t const share = all / 4 / std::max<std::int64_t>(1, tallies_) + told.extra;
-    told.slack = std::max(least_slack, share * 7 / 16);
+    told.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
+    told.slack_blocks = slack_blocks * few / n;
     auto const tell_of = [&](std::size_t k, std::int64_t slack) {
 #pragma GCC unroll 3
       for (std::size_t p = 0; p < 3; ++p) {
@@ -77,7 +80,7 @@ class shared_levels {
       }
     };
     constexpr auto first_of_bytes = static_cast<std::size_t>(level::allocated_bytes);
-    for (std::size_t k = 0; k < first_of_bytes; ++k) tell_of(k, slack_blocks);
+    for (std::size_t k = 0; k < first_of_bytes; ++k) tell_of(k, told.slack_blocks);
     for (std::size_t k = first_of_bytes; k < levels; ++k) tell_of(k, told.slack);
   }
   void raise(level_values const& to) noexcept {
@@ -98,6 +101,7 @@ class shared_levels {
  private:
   mutable base::mutex lock_;  // taken last
   level_values sums_{}, peaks_{};
+  static constexpr std::int64_t few = 4;
   std::int64_t tallies_ = 0;
   std::int64_t extra_ = 0;    // bytes: the sum of the tallies' own
 };
@@ -166,7 +170,7 @@ class tally {
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }  // bytes, since peaks were reset
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
-    if (shared_) return;
+    if (shared_) return tell();  // with less slack, as there are more
     shared_ = &with;
     with.join();
     note_peaks();
@@ -292,8 +296,8 @@ class tally {
   // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
   [[gnu::noinline]] void tell() noexcept {
     auto const now = current();
-    shared_->tell(now, told_, std::max(slack_bytes, now[3][all] / 8) * 7 / 16, slack_blocks);
-    credit_ = told_.slack, credit_blocks_ = slack_blocks, drifted_ = 0;
+    shared_->tell(now, told_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
+    credit_ = told_.slack, credit_blocks_ = told_.slack_blocks, drifted_ = 0;
     most_credit_ = 2 * told_.slack, most_drift_ = told_.slack / 4;
   }
 
@@ -334,22 +338,27 @@ class tally {
 class counters {
  public:
   // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved would pass the limit.
+  // What is charged counts as reserved from when gave() says that the driver gave it.
   bool charge(std::size_t bytes) {
     lock_guard hold(lock_);
-    if (limit_ && static_cast<std::size_t>(now_.reserved_bytes.all.current) + bytes > limit_) return false;
-    both(now_.reserved_bytes, size_pool::large, as(bytes));
+    if (limit_ && charged() + bytes > limit_) return false;
+    under_way_ += bytes;
     return true;
   }
   // The same for as much of `bytes`, in multiples of `unit`, as neither the limit nor `most` in all forbids.
   std::size_t charge_within(std::size_t bytes, std::size_t most, std::size_t unit) {
     lock_guard hold(lock_);
     if (limit_) most = std::min(most, limit_);
-    auto const now = static_cast<std::size_t>(now_.reserved_bytes.all.current);
-    std::size_t const taken = most > now ? std::min(bytes, most - now) / unit * unit : 0;
-    both(now_.reserved_bytes, size_pool::large, as(taken));
+    std::size_t const now = charged(), taken = most > now ? std::min(bytes, most - now) / unit * unit : 0;
+    under_way_ += taken;
     return taken;
   }
-  void refund(std::size_t bytes) {  // what was charged was refused, or has been given back to the driver
+  void gave(std::size_t bytes, std::size_t refused) {  // Requires: both were charged
+    lock_guard hold(lock_);
+    under_way_ -= bytes + refused;
+    if (bytes) both(now_.reserved_bytes, size_pool::large, as(bytes));
+  }
+  void refund(std::size_t bytes) {  // the driver has it back
     lock_guard hold(lock_);
     both(now_.reserved_bytes, size_pool::large, -as(bytes));
   }
@@ -368,9 +377,9 @@ class counters {
     lock_guard hold(lock_);
     limit_ = bytes;
   }
-  std::size_t reserved() const {
+  std::size_t reserved() const {  // or charged
     lock_guard hold(lock_);
-    return static_cast<std::size_t>(now_.reserved_bytes.all.current);
+    return charged();
   }
   std::size_t limit() const {
     lock_guard hold(lock_);
@@ -432,6 +441,7 @@ class counters {
     lock_guard hold(lock_);
     act(now_);
   }
+  std::size_t charged() const noexcept { return static_cast<std::size_t>(now_.reserved_bytes.all.current) + under_way_; }  // Requires: lock_
   void move_run(std::int64_t bytes) {
     lock_guard hold(lock_);
     add(now_.reserved_bytes.small, bytes);
@@ -441,7 +451,7 @@ class counters {
   mutable base::mutex lock_;
   memory_statistics now_{};   // segment, reserved_bytes and the plain numbers; the rest is in the tallies
   memory_statistics base_{};  // totals when they were last reset
-  std::size_t limit_ = 0;
+  std::size_t limit_ = 0, under_way_ = 0;  // bytes; under way: charged, and not yet given nor refused
   std::uint64_t misses_ = 0;
   shared_levels shared_;
 };

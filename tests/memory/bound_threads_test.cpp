@@ -76,7 +76,7 @@ class bound_among_threads {
     std::size_t const covered = device().covered();
     memory_statistics const n = device().statistics();
     auto const in_use = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
-    auto const reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);
+    std::size_t const reserved = device().reserved();
     auto const l = threads_.lock();
     l->in_use = std::max(l->in_use, in_use + l->all());
     std::size_t const idle = reserved > covered ? reserved - covered : 0;
@@ -87,7 +87,7 @@ class bound_among_threads {
     told_.fell_idle += l->fell_idle > 0;
   }
   void look(std::size_t me) {
-    auto const reserved = static_cast<std::size_t>(device().statistics().reserved_bytes.all.current);
+    std::size_t const reserved = device().reserved();
     note();
     auto const l = threads_.lock();
     std::size_t const others = l->all() - l->asked[me];

@@ -2,6 +2,7 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <random>
 #include <vector>
 
@@ -77,6 +78,53 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
       }
     }
   }
+}
+
+// Each stream in turn takes so much and gives it back: the peak was that told of one, and a hundred times what each may rise unseen.
+TEST(tally, a_hundred_of_them_err_no_more_than_a_few_and_never_above_what_was_reserved) {
+  constexpr std::size_t block = 1 << 20, blocks = 64;
+  for (bool const scarce : {false, true}) {
+    counters sum;
+    std::deque<tally> all;
+    std::vector<tally const*> refs;
+    std::size_t const reserved = scarce ? blocks * block : std::size_t{1} << 40;
+    ASSERT_TRUE(sum.charge(reserved));
+    sum.gave(reserved, 0);
+    for (int i = 0; i < 100; ++i) {
+      refs.push_back(&all.emplace_back());
+      if ((all.size() & (all.size() - 1)) == 0) {
+        for (tally& t : all) t.share(sum.shared());
+      } else {
+        all.back().share(sum.shared());
+      }
+    }
+    for (int round = 0; round < 3; ++round) {
+      for (tally& t : all) {
+        for (std::size_t i = 0; i < blocks; ++i) t.allocated(size_pool::large, block, block);
+        for (std::size_t i = 0; i < blocks; ++i) t.freed(size_pool::large, block, block);
+      }
+    }
+    memory_statistics const n = sum.read(refs, {});
+    EXPECT_GE(n.allocated_bytes.all.peak, static_cast<std::int64_t>(blocks * block));
+    EXPECT_LE(n.allocated_bytes.all.peak, static_cast<std::int64_t>(scarce ? reserved : blocks * block * 2));
+    EXPECT_GE(n.allocation.all.peak, static_cast<std::int64_t>(blocks));
+    EXPECT_LE(n.allocation.all.peak, static_cast<std::int64_t>(blocks + 8 * tally::slack_blocks));
+  }
+}
+
+TEST(tally, what_the_driver_refused_was_never_reserved) {
+  counters sum;
+  ASSERT_TRUE(sum.charge(5 << 20));
+  sum.gave(5 << 20, 0);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(sum.charge(90 << 20));
+    EXPECT_EQ(sum.reserved(), std::size_t{95} << 20) << "others may not have it meanwhile";
+    sum.gave(0, 90 << 20);
+  }
+  memory_statistics const n = sum.read({}, {});
+  EXPECT_EQ(n.reserved_bytes.all.peak, 5 << 20);
+  EXPECT_EQ(n.reserved_bytes.all.allocated, 5 << 20);
+  EXPECT_EQ(n.reserved_bytes.all.freed, 0);
 }
 
 }  // namespace

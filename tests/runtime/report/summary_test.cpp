@@ -19,6 +19,7 @@ using observe::size_pool;
 struct worked : ::testing::Test {
   worked() {
     EXPECT_TRUE(c.charge(1'000'000));
+    c.gave(1'000'000, 0);
     c.handle_mapped();
     t.mapped(1'000'000);
     c.run_cut(65'536);
@@ -59,6 +60,8 @@ TEST_F(worked, peaks_stay_and_totals_grow_until_they_are_reset) {
 }
 
 TEST_F(worked, with_several_tallies_peaks_err_upward_by_no_more_than_stated) {
+  ASSERT_TRUE(c.charge(std::size_t{1} << 40));
+  c.gave(std::size_t{1} << 40, 0);  // more than all of them have
   observe::tally other;
   t.share(c.shared());
   other.share(c.shared());
@@ -93,7 +96,7 @@ TEST_F(worked, the_limit_counts_what_is_reserved) {
   c.set_limit(1'100'000);
   EXPECT_FALSE(c.charge(100'001));
   EXPECT_TRUE(c.charge(100'000));
-  c.refund(100'000);
+  c.gave(0, 100'000);
   EXPECT_EQ(read().reserved_bytes.all.current, 1'000'000);
 }
 
