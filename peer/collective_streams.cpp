@@ -13,6 +13,7 @@
 #include "peer/collective.h"
 #include "peer/collective_reduce.h"
 #include "runtime/base/call_site.h"
+#include "runtime/driver/sim/words.h"
 #include "runtime/parts.h"
 
 namespace weir::peer {
@@ -26,7 +27,7 @@ struct fate {
 };
 
 struct meeting {
-  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), dropped(in.size()), given(in.size()), over(std::move(f)) {}
+  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), dropped(in.size()), given(in.size()), at(in.size()), over(std::move(f)) {}
   request const what;
   std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
   std::vector<void*> out;
@@ -34,6 +35,7 @@ struct meeting {
   // and whether all have been enqueued, after which none is a refused one.
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
+  std::vector<here> at;         // of each rank's call, written before its arrive is enqueued
   std::shared_ptr<fate> const over;
   base::atomic<int> arrived{0}, working{0}, done{0};
 
@@ -107,10 +109,33 @@ struct part {
     }
     delete this;
   }
+
+  std::string name() const {
+    here const& at = where->at[static_cast<std::size_t>(rank)];
+    std::string_view const file = at.file ? at.file : "?";
+    return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line) + ")";
+  }
+  bool needs(part const& other) const noexcept {
+    if (other.where != where || other.rank == rank || other.ran) return false;
+    return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
+  }
+  std::string missing() const {
+    std::string none;
+    for (int r = 0; r < where->ranks(); ++r) {
+      if (!where->given[static_cast<std::size_t>(r)].load()) none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
+    }
+    return none.empty() ? none : none + "'s part";
+  }
 };
 
+bool is_ready(void* p) { return static_cast<part*>(p)->ready(); }
+
+driver::sim::words const parts_words{is_ready, [](void* p) { return static_cast<part*>(p)->name(); },
+                                     [](void* p, void* other) { return static_cast<part*>(p)->needs(*static_cast<part*>(other)); },
+                                     [](void* p) { return static_cast<part*>(p)->missing(); }};
+
 driver::work work_of(std::unique_ptr<part> p) {
-  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(), [](void* p) { return static_cast<part*>(p)->ready(); }};
+  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(), is_ready};
 }
 
 class streams_carrier final : public carrier {
@@ -129,6 +154,7 @@ class streams_carrier final : public carrier {
       where = e.where;
       where->in[mine] = r.in;
       where->out[mine] = r.out;
+      where->at[mine] = at;
       if (++e.issued == ranks()) open->erase(turn);
     }
     for (auto& p : parts) p->where = where;
@@ -195,6 +221,7 @@ class streams_carrier final : public carrier {
 }  // namespace
 
 std::unique_ptr<carrier> carried_by_streams(runtime::impl& owner, std::vector<int> const& devices) {
+  driver::sim::explain_work_with(&parts_words);
   return std::make_unique<streams_carrier>(owner, devices);
 }
 

@@ -2,7 +2,9 @@
 // Threads: any.
 #include "weir/device.h"
 
+#include "runtime/base/call_site.h"
 #include "streams/context.h"
+#include "streams/stuck.h"
 #include "streams/timing.h"
 
 namespace weir {
@@ -48,7 +50,9 @@ void synchronize(device d, here at) {
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
   observe::host_span const waits("synchronize", at);
+  base::call_site const in(r.witness(), "synchronize", at);
   auto const is = r.part<clock::clocks>().synchronize_device(i);
+  streams::require_not_stuck(r.machine(), is, "synchronize", at);
   require(is, "synchronize", "gpu:" + std::to_string(i), is.what == driver::code::not_permitted ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one" : "", at);
 }
 

@@ -1,6 +1,8 @@
 // Events: somebody's own points in a stream, recorded as often as they like, timed on request.
 // Threads: any. An event's lock is held over its record, never over a wait.
+#include "runtime/base/call_site.h"
 #include "streams/context.h"
+#include "streams/stuck.h"
 #include "streams/timing.h"
 #include "weir/stream.h"
 
@@ -91,7 +93,10 @@ void event::synchronize(here at) const {
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
   observe::host_span const waits("synchronize", at);
-  require(line->note(line->owner().machine().synchronize_event(now.event->handle())), "event::synchronize", streams::describe(*line), "", at);
+  base::call_site const in(line->owner().witness(), "synchronize", at);
+  auto const is = line->note(line->owner().machine().synchronize_event(now.event->handle()));
+  streams::require_not_stuck(line->owner().machine(), is, "event::synchronize", at);
+  require(is, "event::synchronize", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
 }
 

@@ -2,8 +2,10 @@
 // Threads: any.
 #include "weir/stream.h"
 
+#include "runtime/base/call_site.h"
 #include "streams/context.h"
 #include "streams/stream_pool.h"
+#include "streams/stuck.h"
 #include "streams/timing.h"
 
 namespace weir {
@@ -22,6 +24,7 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
   if (waiter.alive() == clock::life::retired) {
     throw invalid_use(std::string(operation), streams::describe(waiter) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
   }
+  streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
                 s.what == driver::code::not_permitted ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: synchronize with other work on the host before the capture begins" : "", at);
 }
@@ -42,7 +45,10 @@ void stamp::synchronize(here at) const {
   clock::timeline* const line = clock::find(stream_);
   if (!line) return;
   observe::host_span const waits("synchronize", at);
-  require(clocks_of(*line).synchronize({stream_, n_}), "stamp::synchronize", streams::describe(*line), "", at);
+  base::call_site const in(line->owner().witness(), "synchronize", at);
+  auto const is = clocks_of(*line).synchronize({stream_, n_});
+  streams::require_not_stuck(line->owner().machine(), is, "stamp::synchronize", at);
+  require(is, "stamp::synchronize", streams::describe(*line), "", at);
 }
 
 device stream_ref::device() const noexcept { return weir::device(line_->device()); }
@@ -59,6 +65,7 @@ bool stream_ref::query() const {
 void stream_ref::synchronize(here at) const {
   auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
   observe::host_span const waits("synchronize", at);
+  base::call_site const in(line.owner().witness(), "synchronize", at);
   require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
 }
 
@@ -69,6 +76,7 @@ void stream_ref::wait(weir::stamp s, here at) const {
   clock::timeline const& other = *clock::find(wanted.stream);
   check_one_runtime(line, other, "stream::wait", at);
   streams::timed_work const timed(line, "wait", 0, at, other.id());
+  base::call_site const in(line.owner().witness(), "wait", at);
   require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
 }
 
@@ -79,6 +87,7 @@ void stream_ref::wait(stream_ref other, here at) const {
   if (line.covers(wanted)) return;
   check_one_runtime(line, from, "stream::wait", at);
   streams::timed_work const timed(line, "wait", 0, at, from.id());
+  base::call_site const in(line.owner().witness(), "wait", at);
   auto is = line.wait(wanted);
   if (is.what == driver::code::not_permitted) {  // is it the other one that is captured?
     if (auto const joined = line.join(from); joined.ok()) return;

@@ -43,6 +43,44 @@ struct two {
 
 std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
 
+// Rank 0's part waits for rank 1's, whose stream waits for rank 0's: the circle, with its lines, the same in every runtime.
+TEST(collectives, a_circle_through_the_parts_of_two_ranks_is_printed) {
+  using running = simulated::running;
+  std::string const after[] = {" stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank 1's part of ",
+                               " (collectives_test.cpp:303), still to run: stream ", " waits (wait at collectives_test.cpp:302) for operation ", ": a circle"};
+  std::string first;
+  for (auto const& [how, seed] : {std::pair{running::seeded, 1}, {running::seeded, 2}, {running::stepped, 0}}) {
+    runtime rt{simulated{.devices = 2, .memory = 64 << 20, .how = how, .seed = static_cast<std::uint64_t>(seed)}, {.check_races = true}};
+    runtime_guard const in{rt};
+    auto ranks = two_ranks();
+    buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
+    stream s{device(0)}, t{device(1)};
+    auto const reduce = [&](int rank, stream const& on, buffer const& b, unsigned line) {
+      stream_guard const home(on);
+      ranks[static_cast<size_t>(rank)].all_reduce({b.data(), 4, float32}, reduction::sum, {"collectives_test.cpp", "", line});
+    };
+    reduce(0, s, x, 301);
+    t.wait(s, {"collectives_test.cpp", "", 302});
+    reduce(1, t, y, 303);
+    std::string thrown;
+    try {
+      s.synchronize();
+    } catch (driver_error const& e) {
+      thrown = e.what();
+    }
+    auto const reports = race_reports();
+    ASSERT_EQ(reports.size(), 1u);
+    EXPECT_EQ(reports[0].kind, "stuck");
+    for (std::string const& text : {thrown, reports[0].text}) {
+      for (auto const& part : after) EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+      EXPECT_NE(text.find("et one of them not wait"), std::string::npos) << text;
+    }
+    if (first.empty()) first = thrown;
+    EXPECT_EQ(thrown, first);
+    ranks[0].abort();
+  }
+}
+
 TEST(collectives, steps_on_a_stream_of_their_own_are_right) {
   expect_none(found([] {
     two p;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/driver/sim/words.h"
+
 namespace weir::driver::sim {
 namespace {
 base::per_thread<int>& depth() noexcept {
@@ -22,7 +24,17 @@ void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes
   }
 }
 std::string named(stream const& s) { return "stream " + std::to_string(s.id) + " of device " + std::to_string(s.device); }
+
+std::string at(base::site const& s) {
+  if (!s.operation || !s.at.file) return {};
+  std::string_view const file = s.at.file;
+  return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(s.at.line) + ")";
+}
+
+base::atomic<words const*> said_of_work{nullptr};
 }  // namespace
+
+void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
 
 inside_work::inside_work() noexcept { ++depth().get(); }
 inside_work::~inside_work() { --depth().get(); }
@@ -79,6 +91,7 @@ queues::queues(int n, freedoms& f, memory& m)
 
 void queues::give(stream& s, operation&& o) {
   o.turn = next_turn++;
+  if (o.what == operation::kind::wait) o.site = base::this_call().in;
   ++s.given;
   s.queue.push_back(std::move(o));
 }
@@ -203,11 +216,45 @@ bool queues::hopeless(stream const& s, std::uint64_t position) const {
   return hopeless(s, position, seen);
 }
 
+stream const* queues::who_has_what(operation const& waits, words const& known, work& found) const {
+  for (auto const& d : devices) {
+    for (auto const& s : d.live) {
+      for (operation const& o : s->queue) {
+        if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
+        found = o.job;
+        return s.get();
+      }
+    }
+  }
+  return nullptr;
+}
+
+// Of work that waits for other work: adds why, and answers the stream that has that. Null: all is said.
+stream const* queues::why_not_ready(operation const& o, std::string& text) const {
+  words const* const known = said_of_work.load();
+  if (!o.job.ready || !known || known->of != o.job.ready) {
+    text += " stands before work that is not ready: it waits for work of other streams";
+    return nullptr;
+  }
+  text += " stands before " + known->name(o.job.state) + ", which waits for ";
+  work other;
+  stream const* const has = who_has_what(o, *known, other);
+  if (has) {
+    text += known->name(other.state) + ", still to run: ";
+    return has;
+  }
+  std::string const missing = known->missing(o.job.state);
+  text += missing.empty() ? "work of other streams" : missing + ", which was never given";
+  return nullptr;
+}
+
 std::string queues::why_not(stream const& from) const {
   std::string text;
-  stream const* s = &from;
-  for (std::size_t steps = 0; steps < 64; ++steps) {
+  std::vector<stream const*> passed;
+  for (stream const* s = &from; s;) {
     text += named(*s);
+    if (std::find(passed.begin(), passed.end(), s) != passed.end()) return text + ": a circle";
+    passed.push_back(s);
     if (devices[static_cast<std::size_t>(s->device)].lost) return text + ", whose device is lost";
     if (s->queue.empty()) return text + ", which has nothing to do";
     operation const& o = s->queue.front();
@@ -215,16 +262,16 @@ std::string queues::why_not(stream const& from) const {
     if (stream const* const ahead = ahead_of(*s)) {
       text += " shares a connection and stands behind ";
       s = ahead;
-      if (s == &from) return text + named(*s) + ": a circle";
-      continue;
+    } else if (o.what == operation::kind::work) {
+      s = why_not_ready(o, text);
+    } else if (o.what == operation::kind::wait) {
+      text += " waits" + at(o.site) + " for operation " + std::to_string(o.position) + " of ";
+      s = &o.awaited();
+    } else {
+      return text + ", which can move";
     }
-    if (o.what == operation::kind::work) return text + " stands before work that is not ready: it waits for work of other streams";
-    if (o.what != operation::kind::wait) return text + ", which can move";
-    text += " waits for operation " + std::to_string(o.position) + " of ";
-    s = &o.awaited();
-    if (s == &from) return text + named(*s) + ": a circle";
   }
-  return text + "…";
+  return text;
 }
 
 bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {

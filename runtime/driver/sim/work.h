@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/call_site.h"
 #include "runtime/base/sync_relay.h"
 #include "runtime/driver/sim/freedoms.h"
 #include "runtime/driver/sim/memory.h"
@@ -16,6 +17,7 @@ namespace weir::driver::sim {
 
 struct stream;
 struct capture;
+struct words;
 
 struct event {
   int device = 0;
@@ -54,6 +56,7 @@ struct operation {
   std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
   std::uint64_t turn = 0;         // counts all operations in the order they were given
   std::uint64_t blocks_ended = 0; // before it was given
+  base::site site{};              // wait: the line of the program, under a checker
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
@@ -206,6 +209,8 @@ class queues {
 
  private:
   bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
+  stream const* why_not_ready(operation const&, std::string& text) const;
+  stream const* who_has_what(operation const& waits, words const&, work& found) const;  // null: nobody
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
   int waiting_hosts_ = 0;  // for moved_
