@@ -106,8 +106,8 @@ class memory_tracker {
   std::unique_ptr<state> state_;
 };
 
-// What options::check_races found in the current runtime: a defect of the program, seldom of weir. The same program gives
-// the same reports whatever the order its devices chose. Empty without check_races.
+// What options::check_races found in the current runtime: a defect of the program, seldom of weir. Whatever order its devices
+// chose, the reports are the same, but for polls, unordered host threads and host functions: docs/testing.md. Empty without check_races.
 struct race_report {
   std::string kind;      // "race", "use after free", "freed in use", "source changed", "stuck"; of weir: "handed out too early", "unmapped in use"
   std::string text;      // which bytes of which block, both uses with line and stream, the remedy

@@ -47,7 +47,7 @@ using view = std::shared_ptr<vector_clock const>;
 
 // Two kinds of knowledge. What the program asked for (its waits, its synchronizes) holds in every run; what weir found out
 // or ordered for itself on the way (a poll on the allocation path, a wait it inserted to have a block) holds in this one.
-// Programs are judged by what they were promised, so that every seed gives the same report; weir by what it knew.
+// Programs are judged by what they were promised, so that every seed gives the same report (docs/testing.md: but for what); weir by what it knew.
 struct views {
   view promised, known;
 };
