@@ -41,6 +41,7 @@ void add_slots(mapped_range& to, piece const& run, std::vector<address> const& w
 }  // namespace
 
 std::vector<mapped_range> device_allocator::layout() const {
+  (void)settle_what_is_known();  // as the counters do
   std::vector<mapped_range> all;
   for (stream_memory* m : memories()) {
     base::owned_lock hold(m->lock);
