@@ -86,7 +86,7 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   verdict v;
   if (wrong.empty()) return v;
   auto const says = [&](char const* words) { return wrong.find(words) != std::string::npos; };
-  bool const stray = says("stray") || says("device lost");
+  bool const stray = says("stray") || says("device lost") || says("the device is lost");
   bool const order = says("must be known") || says("is said to be") || says("is not known");
   bool const refused = says("spoiled") || says("captured stream") || says("answered not permitted") || says("memory is refused");
   if (says("the checker: ")) v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
