@@ -73,7 +73,7 @@ TEST(simulation, threads_it_spawns_take_turns_as_the_seed_says_and_staging_threa
     auto const once = staging_among_threads(seed);
     orders.insert(once.substr(0, 4));
   }
-  EXPECT_GT(orders.size(), end - first > 1 ? 2u : 0u);
+  EXPECT_GT(orders.size(), end - first > 1 ? 1u : 0u);
 }
 
 // Pages of other sizes between those of the run: what it maps then lies elsewhere, and in another order.
