@@ -233,7 +233,8 @@ class groups {
   explicit groups(runtime::impl& r) {
     (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
     r.before_the_end(this, [](void* self) noexcept {
-      for (auto const& one : *static_cast<groups*>(self)->all_.lock()) {
+      auto const all = static_cast<groups*>(self)->all_.lock();
+      for (auto const& one : *all) {
         if (auto const alive = one.lock()) alive->runtime_ends();
       }
     });

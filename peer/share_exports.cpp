@@ -110,9 +110,7 @@ exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>(
 }
 
 exports::~exports() {
-  for (auto const& one : *pools_.lock()) {
-    if (auto const pool = one.lock()) pool->end();
-  }
+  for (auto const& pool : pools()) pool->end();
   memory_.remove_callback(callback_);
   bool const gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<exported>> all;
@@ -185,8 +183,11 @@ bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
 
 bool exports::wait_for_kept(int device) noexcept try {
   std::vector<std::vector<clock::stamp>> all;
-  for (auto const& b : *all_.lock()) {
-    if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
+  {
+    auto const every = all_.lock();
+    for (auto const& b : *every) {
+      if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
+    }
   }
   for (auto const& pool : pools()) {
     if (pool->device() == device) pool->add_held(all);
@@ -309,7 +310,8 @@ void exports::remember(std::weak_ptr<pool_books> one) {
 
 std::vector<std::shared_ptr<pool_books>> exports::pools() const {
   std::vector<std::shared_ptr<pool_books>> out;
-  for (auto const& one : *pools_.lock()) {
+  auto const all = pools_.lock();
+  for (auto const& one : *all) {
     if (auto pool = one.lock()) out.push_back(std::move(pool));
   }
   return out;

@@ -86,7 +86,8 @@ bool device_memory::is_alive(device_memory const* m) noexcept {
 
 allocator* device_memory::owner_in_process(void const* p) noexcept {
   if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p))) return &r->owner.load()->in;  // no lock that all threads share
-  for (device_memory* m : *alive().lock()) {
+  auto const all = alive().lock();
+  for (device_memory* m : *all) {
     if (allocator* const a = m->owner(p)) return a;
   }
   return nullptr;
@@ -294,7 +295,10 @@ std::vector<std::string> device_allocator::validate() const {
     cached -= waiting;
   }
   std::size_t orphaned = 0;
-  for (handle const& h : *orphans_.lock()) orphaned += h.bytes;
+  {
+    auto const all = orphans_.lock();
+    for (handle const& h : *all) orphaned += h.bytes;
+  }
   memory_statistics const n = counted();
   auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
     if (counted != static_cast<std::int64_t>(found)) {

@@ -413,12 +413,13 @@ class captures_among_threads {
   }
 
   void end() {
-    for (auto& b : *blocks_.lock()) {
+    auto& all = *blocks_.lock();  // nobody else is left
+    for (auto& b : all) {
       if (order(b.written_on, b.home)) read(b, b.home, "at the end");
     }
     for (auto& l : lines_) must(bench_.clocks().synchronize(l.line->now()), "synchronize");
     check("with live blocks");
-    for (auto const& b : *blocks_.lock()) memory().deallocate(b.at, nullptr, here::current());
+    for (auto const& b : all) memory().deallocate(b.at, nullptr, here::current());
     memory().empty_cache();
     auto const s = memory().statistics();
     if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {

@@ -162,13 +162,14 @@ class memory_among_threads {
   }
 
   void end() {
-    for (auto const& b : *blocks_.lock()) {
+    auto& all = *blocks_.lock();  // nobody else is left
+    for (auto const& b : all) {
       order(b.written_on, b.home);
       read(b, b.home, "at the end");
     }
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
     check("with live blocks");
-    for (auto const& b : *blocks_.lock()) on(device_of(b.home)).deallocate(b.at, nullptr, here::current());
+    for (auto const& b : all) on(device_of(b.home)).deallocate(b.at, nullptr, here::current());
     for (int d = 0; d < devices(); ++d) {
       on(d).empty_cache();
       auto const s = on(d).statistics();

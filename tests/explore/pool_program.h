@@ -29,7 +29,8 @@ class pool_among_threads {
       });
     }
     t_.join();
-    for (auto& b : *kept_.lock()) peer::exports::give_back(std::move(b));
+    auto& all = *kept_.lock();  // nobody else is left
+    for (auto& b : all) peer::exports::give_back(std::move(b));
     if (t_.failed()) return;
     for (auto* line : lines_) {
       if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");

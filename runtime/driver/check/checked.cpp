@@ -29,14 +29,18 @@ constexpr int status_of_reports = 66;  // as other sanitizers of the process hav
 
 void print_at_exit() {
   if (away()) return;
-  for (checked* c : *alive().lock()) c->print_findings();
+  {
+    auto const all = alive().lock();
+    for (checked* c : *all) c->print_findings();
+  }
   try {
     if (any_printed.load() && races_of_process() == race_check::fail) os::end_process(status_of_reports);
   } catch (invalid_use const&) {}  // a word that was put there after the checker was made
 }
 
 std::string explain(address at) {  // after a fault: a lock that is held may be held for ever
-  for (checked* c : *alive().lock()) {
+  auto const all = alive().lock();
+  for (checked* c : *all) {
     if (auto said = c->describe(at); !said.empty()) return said;
   }
   return {};
