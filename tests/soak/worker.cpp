@@ -118,7 +118,7 @@ void worker::make() {
   int const device = static_cast<int>(below(bytes_.size()));
   if (!has_room(device)) return drop();
   // Now and then so much that others have to give way, or that it cannot be had.
-  bool const large = below(400) == 0;
+  bool const large = below(250) == 0;
   std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(20)) : some_bytes();
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), bytes);
   if (!h) return;
