@@ -3,11 +3,10 @@
 // read; and behind a stream that carries collectives, whose other part may come last of all, nothing is put.
 // Threads: one.
 #pragma once
-#include <cstring>
 #include <memory>
 
 #include "runtime/memory/thread_cache.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -53,10 +52,10 @@ class far_ahead {
     auto& device = bench_->on(0);
     void* p = memory::quick_allocate(home_, bytes_, 0);
     if (!p) p = device.allocate(*home_, bytes_, 0, here::current());
-    give(*home_, p, value, true);
+    give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
     if (marks_) device.mark(p, *user_, here::current());
-    give(*user_, p, value, false);
+    give_filled(t_, *user_, filled::still, p, bytes_, value, "somebody wrote into a block that another stream still read");
     if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::quick_deallocate(p) : memory::quick_deallocate_used(user_, p);
     if (!gone) device.deallocate(p, marks_ ? nullptr : user_, here::current());
@@ -70,27 +69,6 @@ class far_ahead {
     t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) + " B with a fence each " + std::to_string(fence_) + " B");
   }
 
-  void give(clock::timeline& line, void* p, unsigned char value, bool writes) {
-    struct job {
-      trial* t;
-      unsigned char* at;
-      std::size_t bytes;
-      unsigned char value;
-    };
-    driver::touch const all{reinterpret_cast<driver::address>(p), bytes_, writes};
-    auto const write = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      std::memset(j.at, j.value, j.bytes);
-    };
-    auto const look = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block that another stream still read");
-    };
-    must(bench_->machine().enqueue(0, line.handle(), {&all, 1},
-                                   {writes ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); },
-                                    new job{&t_, static_cast<unsigned char*>(p), bytes_, value}}),
-         "enqueue");
-  }
   void must(driver::status s, char const* what) {
     if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }

@@ -7,7 +7,7 @@
 
 #include "peer/short_way.h"
 #include "streams/pinned.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -58,7 +58,7 @@ class pinned_among_threads {
     auto* const there = static_cast<unsigned char*>(bench_->on(0).allocate(line, largest, 0, here::current()));
     for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {
       copy(line, there, p, bytes);
-      look(line, there, bytes, value);
+      give_filled(t_, line, filled::still, there, bytes, value, "somebody wrote into a pinned block in use");
       if (t_.coin(30)) copy(line, p, there, bytes);  // the same bytes, later
     }
     bench_->on(0).deallocate(there, nullptr, here::current());
@@ -70,23 +70,6 @@ class pinned_among_threads {
     peer::short_way way;
     if (!way.find(bench_->core, &line, {to, from, bytes})) return t_.fail("no case of the short way");
     if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok()) t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
-  }
-
-  void look(clock::timeline& line, unsigned char* at, std::size_t bytes, unsigned char value) {
-    struct job {
-      trial* t;
-      unsigned char* at;
-      std::size_t bytes;
-      unsigned char value;
-    };
-    auto* const j = new job{&t_, at, bytes, value};
-    driver::touch const all{reinterpret_cast<driver::address>(at), bytes, false};
-    auto const run = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a pinned block in use");
-    };
-    auto const s = line.owner().machine().enqueue(0, line.handle(), {&all, 1}, {run, [](void* x) { delete static_cast<job*>(x); }, j});
-    if (!s.ok()) t_.fail("enqueue answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

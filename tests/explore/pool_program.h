@@ -1,12 +1,11 @@
 // Threads that take blocks of a share_pool, write them and give them back, while there is room for one each.
 // Threads: those of each run.
 #pragma once
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "peer/share_pool.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -54,29 +53,9 @@ class pool_among_threads {
       return;
     }
     auto* const at = static_cast<unsigned char*>(b->data());
-    give(line, at, bytes, value, true);
-    give(line, at, bytes, value, false);
+    give_filled(t_, line, filled::now, at, bytes, value);
+    give_filled(t_, line, filled::still, at, bytes, value);
     keeps_ ? kept_.lock()->push_back(std::move(b)) : peer::exports::give_back(std::move(b));
-  }
-
-  void give(clock::timeline& line, unsigned char* at, std::size_t bytes, unsigned char value, bool writes) {
-    struct job {
-      trial* t;
-      unsigned char* at;
-      std::size_t bytes;
-      unsigned char value;
-    };
-    driver::touch const all{reinterpret_cast<driver::address>(at), bytes, writes};
-    auto const write = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      std::memset(j.at, j.value, j.bytes);
-    };
-    auto const look = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block in use");
-    };
-    driver::work const w{writes ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); }, new job{&t_, at, bytes, value}};
-    if (auto const s = bench_->machine().enqueue(0, line.handle(), {&all, 1}, w); !s.ok()) t_.fail("enqueue answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

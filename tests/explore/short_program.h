@@ -2,10 +2,9 @@
 // and nobody else writes what one has.
 // Threads: those of each run.
 #pragma once
-#include <cstring>
 #include <vector>
 
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -62,32 +61,12 @@ class short_among_threads {
     }
     clock::timeline* user = t_.draw(3) == 2 ? mine.lines[t_.draw(3)] : nullptr;
     if (t_.coin()) {
-      give(line, p, bytes, value, true);
+      give_filled(t_, line, filled::now, p, bytes, value);
       if (user) (void)user->wait(line.now());
-      give(user ? *user : line, p, bytes, value, false);
+      give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     }
     bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
     if (!gone) device.deallocate(p, user, here::current());
-  }
-
-  void give(clock::timeline& line, void* p, std::size_t bytes, unsigned char value, bool writes) {
-    struct job {
-      trial* t;
-      unsigned char* at;
-      std::size_t bytes;
-      unsigned char value;
-    };
-    driver::touch const all{reinterpret_cast<driver::address>(p), bytes, writes};
-    auto const write = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      std::memset(j.at, j.value, j.bytes);
-    };
-    auto const look = [](void* x) {
-      auto const& j = *static_cast<job*>(x);
-      if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block in use");
-    };
-    driver::work const w{writes ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); }, new job{&t_, static_cast<unsigned char*>(p), bytes, value}};
-    if (auto const s = bench_->machine().enqueue(0, line.handle(), {&all, 1}, w); !s.ok()) t_.fail("enqueue answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

@@ -7,7 +7,7 @@
 
 #include "runtime/observe/history.h"
 #include "streams/staging_crew.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -51,26 +51,9 @@ inline void memory_given_back_among_threads(trial& t) {
         } catch (out_of_memory const&) {
           continue;
         }
-        struct job {
-          trial* t;
-          unsigned char* at;
-          std::size_t bytes;
-          int value;
-        };
-        auto const give = [&](bool writes, void (*run)(void*)) {
-          driver::touch const all{reinterpret_cast<driver::address>(p), bytes, writes};
-          auto* const j = new job{&t, static_cast<unsigned char*>(p), bytes, 1 + 2 * i + k};
-          auto const s = bench.machine().enqueue(0, line->handle(), {&all, 1}, {run, [](void* x) { delete static_cast<job*>(x); }, j});
-          if (!s.ok()) t.fail("enqueue answered " + std::string(driver::name_of(s.what)));
-        };
-        give(true, [](void* x) {
-          auto const& j = *static_cast<job*>(x);
-          std::memset(j.at, j.value, j.bytes);
-        });
-        give(false, [](void* x) {
-          auto const& j = *static_cast<job*>(x);
-          if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail("somebody wrote into a block in use");
-        });
+        auto const value = static_cast<unsigned char>(1 + 2 * i + k);
+        give_filled(t, *line, filled::now, p, bytes, value);
+        give_filled(t, *line, filled::still, p, bytes, value);
         bench.on(0).deallocate(p, nullptr, here::current());
       }
     });
