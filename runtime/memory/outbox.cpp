@@ -43,6 +43,7 @@ bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, c
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here)) return false;
     c.out.note_told(static_cast<std::int64_t>(size));
     m.counts.held(observe::size_pool::small, size, requested);
+    tell_held(observe::action::held, b.from->start(b.index), size, s.stream);  // with its free: a snapshot shows it as pending from here on
     if (b.from->marks_room) b.from->marks_room[b.index].store(0);
     return true;
   };
@@ -64,10 +65,7 @@ std::size_t device_allocator::send_home(stream_memory& m, thread_cache& c) noexc
   clock::timeline& home = *m.home.load();
   auto const untold = c.out.untold_here();
   if (untold.slots) m.counts.sent_home(untold.slots, untold.bytes);
-  for (slabs::taken const b : slots) {
-    m.small.hold(*b.from, b.index);
-    tell_held(observe::action::held, b.from->start(b.index), b.from->size, s.stream);
-  }
+  for (slabs::taken const b : slots) m.small.hold(*b.from, b.index);
   m.pending.push(c.out.room(), slots, bytes, s, home.now().n);
   c.out.set_taken();
   return bytes;
