@@ -50,7 +50,7 @@ struct chains::lanes {
 };
 
 struct chains::state {
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), memory(r.part<memory::device_memory>()) {}
+  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), memory(r.part<memory::device_memory>()) { static_cast<void>(r.part<streams::stream_pool>()); }
   runtime::impl& owner;
   clock::clocks& clocks;
   memory::device_memory& memory;

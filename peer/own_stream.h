@@ -1,36 +1,32 @@
-// A stream of weir's own, with its clock.
+// A stream of weir's own, with its clock: leased from the pool that the program's streams come from, so that one that could not be given
+// back to the driver is nobody's loss.
 // Threads: any; its end blocks until what it was given is done.
+//
+// Requires: the part it belongs to asks for the pool when it is made, and so ends before it.
 #pragma once
-#include <string>
+#include <string_view>
 
 #include "runtime/clock/timeline.h"
+#include "streams/stream_pool.h"
 
 namespace weir::peer {
 
 class own_stream {
  public:
-  own_stream(runtime::impl& r, int device, std::string_view operation, here where) : owner_(r) {
+  own_stream(runtime::impl& r, int device, std::string_view operation, here where) : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
-    auto const made = r.machine().create_stream(device, driver::stream_kind::independent, 0);
-    require(made.is, operation, "a stream on gpu:" + std::to_string(device), "Try again", where);
-    try {
-      line_ = &r.part<clock::clocks>().make(device, made.value, clock::life::own);
-    } catch (...) {
-      static_cast<void>(r.machine().destroy_stream(device, made.value));
-      throw;
-    }
+    line_ = &pool_.lease(device, priority::normal, where);
   }
   ~own_stream() {
     static_cast<void>(line_->synchronize());  // a lost device's answers at once
-    owner_.part<clock::clocks>().retire(*line_);
-    static_cast<void>(owner_.machine().destroy_stream(line_->device(), line_->handle()));
+    pool_.give_back(*line_);
   }
   own_stream(own_stream const&) = delete;
   own_stream& operator=(own_stream const&) = delete;
   clock::timeline& line() const noexcept { return *line_; }
 
  private:
-  runtime::impl& owner_;
+  streams::stream_pool& pool_;
   clock::timeline* line_ = nullptr;
 };
 

@@ -62,6 +62,7 @@ struct stripes::state {
 
   explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), pinned(r.part<streams::pinned_memory>()), ways(r.part<links>()) {
     static_cast<void>(r.part<memory::device_memory>());
+    static_cast<void>(r.part<streams::stream_pool>());
     in.lock()->made.resize(static_cast<std::size_t>(r.device_count()));
   }
 
