@@ -228,7 +228,7 @@ std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept 
   }
   return why;
 } catch (...) {
-  return "the host has no memory left";
+  return "no host memory";  // short: words that need memory would end the process here
 }
 
 driver::status chains::carry(lanes& on, std::span<rank_part const> parts, here at) noexcept try {

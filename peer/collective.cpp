@@ -93,6 +93,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
 std::uint64_t group::agree(int rank, request const& r, here at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
+  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);  // for this one, and for one that withdraw() opens again
   std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s->closed);
   if (place == s->open.size()) {

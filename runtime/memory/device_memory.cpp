@@ -371,7 +371,7 @@ device_allocator::~device_allocator() {
       space_.abandon();  // nobody knows what still runs: pages that it uses must not go
       return;
     }
-    for (address_range const& g : ghosts_.all()) (void)machine_.unmap(g.at, g.bytes);
+    for (auto const ghosts = ghosts_.take_all(); auto const& [at, g] : ghosts) (void)machine_.unmap(at, g.bytes);
     for (auto const& m : memories_) {
       bool still_used = false;  // by streams of other devices, which that did not wait for
       m->pending.each([&](held_block const& b) {

@@ -6,6 +6,7 @@
 // Whatever used the handle at a ghost is ordered before whatever it holds at home.
 #pragma once
 #include <map>
+#include <utility>
 
 #include "runtime/base/sync.h"
 #include "runtime/clock/timeline.h"
@@ -94,12 +95,7 @@ class ghosts {
     auto const all = all_.lock();
     return h.ghosts;
   }
-  std::vector<address_range> all() const {  // Throws: bad_alloc
-    std::vector<address_range> out;
-    auto const locked = all_.lock();
-    for (auto const& [at, g] : *locked) out.push_back({at, g.bytes});
-    return out;
-  }
+  places take_all() noexcept { return std::exchange(*all_.lock(), {}); }  // at the end: no handle is asked for its ghosts any more
   bool is_of(homed_handle const& h, address at) const noexcept {
     auto const all = all_.lock();
     auto const found = all->find(at);
