@@ -19,6 +19,7 @@ struct scenario {
   std::string (*run)();
   bool to_the_end = false;   // calls fail while the runtime ends, too
   std::string (*afterwards)() = nullptr;  // once the runtime has ended. Returns: what was wrong
+  bool threads = false;      // that the seed switches
 
   friend void PrintTo(scenario const& s, std::ostream* out) { *out << s.name; }
 };
@@ -32,5 +33,7 @@ std::string communicator_outlives_its_runtime();
 std::string outlived_by_a_communicator();  // afterwards
 std::string captured_and_launched_twice();
 std::string shared_with_oneself();
+std::string collectives_by_copies();
+std::string pinned_pages_go_back();
 
 }  // namespace weir::faults

@@ -3,6 +3,7 @@
 #include "tests/faults/scenario.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -291,6 +292,9 @@ constexpr std::array table{
     scenario{"captures", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, captured_and_launched_twice},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .how = running::seeded}, {}, all_collectives},
     scenario{"sharing", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, shared_with_oneself, true},
+    scenario{"chains", {.devices = 3, .memory = 2_MiB, .how = running::seeded}, {.chains_from = 1}, collectives_by_copies, false, nullptr, true},
+    scenario{"chains_to_the_end", {.devices = 3, .memory = 2_MiB, .how = running::seeded}, {.chains_from = 1}, collectives_by_copies, true, nullptr, true},
+    scenario{"pinned_idle", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {.pinned_idle = std::chrono::milliseconds(1)}, pinned_pages_go_back, false, nullptr, true},
     scenario{"outliving", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, communicator_outlives_its_runtime, true, outlived_by_a_communicator},
 };
 

@@ -1,0 +1,146 @@
+// Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies (chains_from), page-locked
+// memory that goes back once nobody has used it for a while (pinned_idle).
+// Threads: a thread a rank, the caller the first, switched by the seed where it moves the machine; else the system's.
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "peer/chains.h"
+#include "runtime/base/sync.h"
+#include "runtime/parts.h"
+#include "tests/faults/heap.h"
+#include "tests/faults/scenario.h"
+#include "weir/collective.h"
+#include "weir/copy.h"
+#include "weir/peer.h"
+#include "weir/sim.h"
+
+namespace weir::faults {
+namespace {
+
+// Runs part(k) of each k on a thread of its own, the first on the caller's, for what fails in the system and the heap fails there alone.
+// Whoever throws calls give_up(), which ends what the others wait for.
+// Throws: what was thrown first, when all have ended.
+void on_threads(int n, std::function<void(int)> const& part, std::function<void()> const& give_up = [] {}) {
+  runtime& in = runtime::current();
+  std::atomic<bool> any{false};
+  std::exception_ptr first;
+  auto const guarded = [&](auto const& body) {
+    bool threw = false;
+    try {
+      body();
+    } catch (...) {
+      threw = true;
+      if (!any.exchange(true)) first = std::current_exception();
+    }
+    if (threw) give_up();
+  };
+  if (in.get().machine().moves_by_itself()) {
+    std::vector<std::thread> all;
+    guarded([&] {
+      for (int k = 1; k < n; ++k) {
+        all.emplace_back([&, k] {
+          guarded([&] {
+            runtime_guard const here_too(in);
+            part(k);
+          });
+        });
+      }
+      part(0);
+    });
+    for (auto& t : all) t.join();
+  } else {
+    heap::paused const quiet;  // who is switched at a lock needs memory for that, and is the machine's
+    auto machine = simulation::of(in);
+    guarded([&] {
+      for (int k = 1; k < n; ++k) machine.spawn("part " + std::to_string(k), [&, k] { guarded([&] { part(k); }); });
+      part(0);
+    });
+    guarded([&] { machine.join(); });
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+std::string bytes_of(void const* device_memory, std::size_t n) {
+  std::string host(n, 0);
+  copy(host.data(), device_memory, n);
+  return host;
+}
+
+std::vector<device> devices(int n) {
+  std::vector<device> all;
+  for (int d = 0; d < n; ++d) all.emplace_back(d);
+  return all;
+}
+
+}  // namespace
+
+std::string collectives_by_copies() {
+  constexpr int n = 3;
+  constexpr std::int64_t part = 3000;  // three chunks
+  runtime::current().get().part<peer::chains>().set_chunk(1000);
+  auto ranks = communicator::in_process(devices(n));
+  std::vector<buffer> parts, wholes;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    for (auto* all : {&parts, &wholes}) {
+      all->emplace_back(all == &parts ? part : n * part);
+      set(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
+      try {
+        for (int other = 0; other < n; ++other) grant_access(all->back().data(), device(other));
+      } catch (not_supported const&) {}  // by the carrier behind, then
+    }
+  }
+  on_threads(
+      n,
+      [&](int k) {
+        device_guard const on(k);
+        auto const r = static_cast<std::size_t>(k);
+        span_of const mine{parts[r].data(), part, uint8}, whole{wholes[r].data(), n * part, uint8};
+        ranks[r].broadcast(mine, 1);
+        ranks[r].gather(whole, mine, 2);
+        ranks[r].scatter(mine, whole, 0);
+        if (k == 1) set(mine.data, std::byte{9}, part / 2);
+        ranks[r].gather(whole, mine, 0);
+      },
+      [&] { ranks[0].abort(); });
+  std::string seen;
+  for (auto const* all : {&parts, &wholes}) {
+    for (auto const& b : *all) seen += bytes_of(b.data(), b.size());
+  }
+  return seen;
+}
+
+std::string pinned_pages_go_back() {
+  std::string seen;
+  on_threads(2, [&](int k) {  // beside another, so that time is the machine's
+    if (k != 0) return;
+    auto ranks = communicator::in_process(devices(2));
+    buffer const there(100'000, {.on = device(0)}), other(100'000, {.on = device(1)});
+    set(other.data(), std::byte{3}, other.size());
+    for (int round = 0; round < 3; ++round) {
+      {
+        buffer const large = pinned(1'500'000);
+        std::memset(large.data(), 7 + round, large.size());
+        copy(there.data(), large.data(), there.size(), non_blocking);
+        copy(large.data(), there.data(), there.size());
+        seen.append(large.data<char>(), 100);
+      }
+      base::sleep_ns(4'000'000);  // longer than pinned_idle, and than it takes to look again
+      if (round == 1) {  // while a collective is under way they stay
+        ranks[0].broadcast({there.data(), 1000, uint8}, 1);
+        ranks[1].broadcast({other.data(), 1000, uint8}, 1);
+      }
+      buffer const small = pinned(100);
+      copy(small.data(), there.data(), 100);
+      seen.append(small.data<char>(), 100);
+    }
+    seen += bytes_of(other.data(), 100);  // who waits for a lost device's part is told when it asks that device
+  });
+  return seen;
+}
+
+}  // namespace weir::faults
