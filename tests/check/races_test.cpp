@@ -1,5 +1,9 @@
 // What the checker finds in programs, each beside its twin that is right; the report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
+#include <cstring>
+#include <set>
+
+#include "runtime/base/sync.h"
 #include "tests/check/programs.h"
 
 namespace weir::check_tests {
@@ -126,6 +130,88 @@ TEST(races, a_poll_whose_answer_is_ignored_excuses_the_runs_where_it_was_yes) {
   }
   EXPECT_GT(excused, 0);
   EXPECT_LT(excused, 50);
+}
+
+// What one host thread has seen complete orders what all of them give later, for they may have told each other: reported where both
+// had given their work before either had seen its own complete, and only there. Of the two that was given first is named first.
+TEST(races, host_threads_that_nothing_orders_are_reported_where_both_gave_work_before_either_saw_its_own_complete) {
+  int excused = 0, reported = 0;
+  unsigned lines[2] = {};
+  std::set<std::string> said;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    bool given[2] = {}, waits[2] = {}, seen[2] = {}, after_the_other = false, neither_waited = false;
+    auto const reports = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+      stream on[2];
+      buffer const x(size);
+      for (auto& s : on) s.wait(current_stream());
+      auto machine = simulation::of(runtime::current());
+      for (int k : {0, 1}) {
+        machine.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
+          after_the_other |= seen[1 - k];
+          if (k == 0) write(on[0], x.data(), size), lines[0] = __LINE__;
+          else write(on[1], x.data(), size), lines[1] = __LINE__;
+          given[k] = true;
+          if (seed % 2) base::yield_thread();
+          neither_waited |= given[1 - k] && !waits[0] && !waits[1];
+          waits[k] = true;
+          on[k].synchronize();
+          seen[k] = true;
+        });
+      }
+      machine.join();
+      synchronize();
+    });
+    if (after_the_other) expect_none(reports);
+    if (neither_waited) {
+      EXPECT_EQ(reports.size(), 1u) << "seed " << seed << "\n" << texts(reports);
+    }
+    excused += after_the_other, reported += neither_waited;
+    for (auto const& r : reports) {
+      EXPECT_EQ(r.kind, "race");
+      EXPECT_EQ(r.first.line + r.second.line, lines[0] + lines[1]) << r.text;
+      EXPECT_LT(r.text.find(line(static_cast<int>(r.first.line))), r.text.find(line(static_cast<int>(r.second.line))));
+      said.insert(r.text);
+    }
+  }
+  EXPECT_GT(excused, 0);
+  EXPECT_GT(reported, 0);
+  EXPECT_EQ(said.size(), 2u) << "one of each order, and no other words";
+}
+
+// The source of a copy is looked at when the copy is seen complete. Who changes it may not have come by then.
+TEST(races, a_source_that_an_unordered_host_function_changes_is_reported_where_it_came_before_the_copy_was_seen_complete) {
+  auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
+    return found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+      stream a, b;
+      stream_guard const home{a.ref()};
+      buffer const x(size), from = pinned(size);
+      auto* const bytes = from.data<char>();
+      std::memset(bytes, 1, size);
+      copy(a, x.data(), bytes, size, non_blocking);
+      if (right) b.ref().wait(a);
+      launch_host(b, [bytes] { std::memset(bytes, 2, size); });
+      a.ref().synchronize();
+      in_between = bytes[0] == 2;
+      synchronize();
+    });
+  };
+  int came_before = 0;
+  std::string first;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    bool in_between = false;
+    expect_none(run(seed, true, in_between));
+    auto const reports = run(seed, false, in_between);
+    came_before += in_between;
+    if (!in_between) {
+      expect_none(reports);
+      continue;
+    }
+    expect_one(reports, "source changed", {"were the source of copy at", "changed before the host had seen that copy complete"});
+    if (first.empty()) first = texts(reports);
+    EXPECT_EQ(texts(reports), first) << "seed " << seed;
+  }
+  EXPECT_GT(came_before, 0);
+  EXPECT_LT(came_before, 50);
 }
 
 TEST(races, copies_and_fills_are_uses_and_the_public_line_is_named) {
