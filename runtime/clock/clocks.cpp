@@ -62,6 +62,7 @@ struct clocks::state {
   explicit state(weir::runtime::impl& r) : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<timeline::common> shared;
+  std::uint64_t const before = detail::next_id.load() - 1;  // ids that other runtimes have given
   base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
   base::guarded<chain> ended;  // retired, and not known to be done: each keeps its last event
 };
@@ -80,6 +81,7 @@ clocks::~clocks() {
 
 timeline& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
+  state_->runtime.machine().number_stream(device, h, id - state_->before);
   std::unique_ptr<timeline> made(new timeline(id, device, h, l, state_->runtime, state_->shared));
   auto lines = state_->lines.lock();
   if (lines->size() == lines->capacity()) lines->reserve(std::max<std::size_t>(16, 2 * lines->size()));

@@ -182,6 +182,8 @@ class driver {
   virtual status host_function(int device, stream_handle, work) = 0;   // runs in order and holds its stream; a driver call inside answers not_permitted; after loss it never runs, drop is called all the same, soon
   virtual status enqueue(int device, stream_handle, std::span<touch const>, work) = 0;  // simulated work. CUDA: not_supported
   virtual void recheck() {}                                            // some work's ready() answers true from now on
+  // What reports are to call the stream: "stream N of gpu:D". Where nobody says it, they count streams as they are made.
+  virtual void number_stream(int /*device*/, stream_handle, std::uint64_t /*number*/) {}
   virtual void touched(int /*device*/, stream_handle, std::span<touch const>) {}   // native work just given to the stream touches these. For checkers
 
   // Tools that look on ----------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class faulty : public driver {
   int device_count() const noexcept override { return inner_->device_count(); }
   void touched(int device, stream_handle s, std::span<touch const> t) override { inner_->touched(device, s, t); }
   void recheck() override;
+  void number_stream(int device, stream_handle s, std::uint64_t number) override { inner_->number_stream(device, s, number); }
   bool announce_blocks() override { return inner_->announce_blocks(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }

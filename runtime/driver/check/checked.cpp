@@ -150,6 +150,13 @@ result<stream_handle> checked::create_stream(int device, stream_kind kind, int p
   return r;
 }
 
+void checked::number_stream(int device, stream_handle s, std::uint64_t number) {
+  inner_->number_stream(device, s, number);
+  if (away()) return;
+  auto const known = judge_.lock();
+  known->order.set_number(known->order.find(device, s), number);
+}
+
 status checked::destroy_stream(int device, stream_handle s) {
   if (away()) return inner_->destroy_stream(device, s);
   // Taken out first: its handle may come back at once, to another thread.

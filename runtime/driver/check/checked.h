@@ -17,6 +17,7 @@ class checked final : public driver, public control, public witness {
   driver* behind() noexcept override { return inner_.get(); }
   witness* watching() noexcept override { return this; }
   void recheck() override { inner_->recheck(); }
+  void number_stream(int device, stream_handle, std::uint64_t number) override;
   bool announce_blocks() override { return inner_->announce_blocks(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }

@@ -31,6 +31,8 @@ class graph {
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
+  std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }  // in reports
+  void set_number(stream_id s, std::uint64_t number) noexcept { at(s).number = number; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
@@ -59,6 +61,7 @@ class graph {
     int device = 0;
     joins how = joins::nothing;
     std::uint64_t given = 0, done = 0, known_done = 0;
+    std::uint64_t number = 0;  // what reports call it; 0: as it was made
     views seen;
     views at_last;  // of the last operation. Only of streams that the legacy stream is ordered with: a new one comes after more than that
   };

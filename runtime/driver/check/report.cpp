@@ -51,7 +51,7 @@ std::string text_of(base::site const& s) {
   return s.at.file ? operation + " at " + text_of(s.at) : operation;
 }
 
-std::string knowledge::stream(stream_id s) const { return "stream " + number(s) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s))); }
+std::string knowledge::stream(stream_id s) const { return "stream " + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s))); }
 
 std::string knowledge::block_text(blocks::map::iterator b) const {
   block const& is = b->second;

@@ -99,6 +99,12 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }
 
+void machine::number_stream(int device, stream_handle h, std::uint64_t number) {
+  base::lock_guard lock(all_.mutex);
+  status why;
+  if (stream* const s = find_stream(device, h, why)) s->number = number;
+}
+
 status machine::destroy_stream(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
   blocking_call(13, device);

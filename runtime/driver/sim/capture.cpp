@@ -286,6 +286,8 @@ void machine::replay_on(stream& s, executable& e) {
     made->device = lanes[l].device;
     made->priority = lanes[l].priority;
     made->id = all_.next_stream++;
+    made->number = s.number;
+    made->from = {s.id, s.device};
     made->destroyed = true;
     made->connection = stream::alone;  // a graph's work is not given in the order it may run
     all_.devices[static_cast<std::size_t>(made->device)].live.push_back(made);

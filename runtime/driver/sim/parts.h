@@ -65,6 +65,7 @@ class machine final : public driver, public controls {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void recheck() override;
+  void number_stream(int device, stream_handle, std::uint64_t number) override;
   void block_taken(address at, std::size_t bytes) override { pages_.block_taken(at, bytes); }
   void block_given_back(address at) override { pages_.block_given_back(at); }
   status begin_capture(int device, stream_handle, capture_mode) override;

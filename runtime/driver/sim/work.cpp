@@ -23,7 +23,12 @@ void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes
     std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
   }
 }
-std::string named(stream const& s) { return "stream " + std::to_string(s.id) + " of device " + std::to_string(s.device); }
+// Streams that nobody has numbered are the driver's own matter, and named by other words than those of the program.
+std::string named(stream const& s) {
+  bool const lane = s.from.id != 0;
+  return (lane ? "a graph on stream " : "stream ") + std::to_string(s.number ? s.number : lane ? s.from.id : s.id) + (s.number ? " of gpu:" : " of device ") +
+         std::to_string(lane ? s.from.device : s.device);
+}
 
 std::string at(base::site const& s) {
   if (!s.operation || !s.at.file) return {};

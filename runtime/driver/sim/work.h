@@ -77,6 +77,8 @@ struct stream : std::enable_shared_from_this<stream> {
   int priority = 0;
   stream_kind kind{};
   std::uint64_t id = 0;
+  std::uint64_t number = 0;       // what reports call it; 0: its id
+  struct launched { std::uint64_t id = 0; int device = 0; } from{};  // a lane of a graph: the stream it was launched on. id 0: no lane
   std::uint64_t given = 0, done = 0;
   std::deque<operation> queue{};
   bool busy = false;       // a worker has the front, or will
