@@ -11,6 +11,7 @@
 #include "tests/explore/memory_program.h"
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/pool_program.h"
+#include "tests/explore/refused_program.h"
 #include "tests/explore/short_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
@@ -52,6 +53,7 @@ inline constexpr explored explored_programs[] = {
     {"history", history_among_threads},
     {"short", [](trial& t) { short_among_threads(t).run(); }},
     {"far_ahead", [](trial& t) { far_ahead(t).run(); }},
+    {"refused", [](trial& t) { refused_among_threads(t).run(); }},
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };

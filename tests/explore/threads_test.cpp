@@ -18,6 +18,7 @@ TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::expl
 TEST(explore_threads, pinned_memory_is_not_written_under_a_copy_and_not_refused_where_there_is_room) { tests::explore_program("pinned", 120); }
 TEST(explore_threads, nobody_goes_without_memory_that_is_on_its_way) { tests::explore_program("short", 60); }
 TEST(explore_threads, a_host_far_ahead_gets_its_small_blocks_again_behind_who_reads_them) { tests::explore_program("far_ahead", 60); }
+TEST(explore_threads, what_is_refused_to_one_costs_nobody_memory_or_bytes) { tests::explore_program("refused", 400); }
 TEST(explore_threads, a_pool_gives_no_range_twice_and_refuses_none_where_there_is_room) { tests::explore_program("pool", 60); }
 
 TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {

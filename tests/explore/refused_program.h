@@ -1,0 +1,88 @@
+// Threads that take, write and give back device memory while calls of its driver are refused: program, schedule and refusals are of one
+// tape. Whoever is refused hears it as an error of weir's, nobody's bytes are touched, and afterwards all memory is there again.
+// Threads: those of each run.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "tests/explore/filled.h"
+
+namespace weir::tests {
+
+class refused_among_threads {
+ public:
+  explicit refused_among_threads(trial& t) : t_(t), pages_(4 + t.draw(9)) {
+    bench_ = &t.bench({.devices = 1, .memory = pages_ * page, .maps = !t.coin(15)});
+    for (int k = 0, n = 2 + static_cast<int>(t.draw(3)); k < n; ++k) lines_.push_back(&t.stream(0));
+  }
+
+  void run() {
+    t_.among_threads(3, 8, [this](int steps) {
+      for (int i = 0; i < steps && !t_.failed(); ++i) step();
+    });
+    driver::faulty_of(t_.machine())->forget_orders();
+    if (t_.failed()) return;
+    auto& device = bench_->on(0);
+    for (auto* line : lines_) {
+      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+    }
+    for (std::string const& what : device.validate()) t_.fail(what);
+    (void)device.empty_cache();
+    if (device.statistics().allocated_bytes.all.current) t_.fail("something is held by nobody");
+    std::vector<void*> all;
+    try {
+      while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, here::current()));
+    } catch (out_of_memory const&) {}
+    if (all.size() != pages_) t_.fail("of " + std::to_string(pages_) + " pages there are " + std::to_string(all.size()) + " when nothing is refused any more");
+    for (void* p : all) device.deallocate(p, nullptr, here::current());
+  }
+
+ private:
+  static constexpr std::size_t page = 64 << 10;
+
+  clock::timeline& some_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
+
+  // Of those that weir alone makes here: so many calls from the k-th on.
+  void refuse_some() {
+    static constexpr std::array<std::string_view, 10> names{"create", "map", "grant", "unmap", "release", "create_segment", "create_event", "record", "query_event", "wait"};
+    static constexpr std::array codes{driver::code::out_of_memory, driver::code::failed};
+    auto const name = names[t_.draw(names.size())];
+    auto const with = codes[t_.draw(codes.size())];
+    auto const number = std::find(driver::call_names.begin(), driver::call_names.end(), name) - driver::call_names.begin();
+    driver::faulty_of(t_.machine())->refuse({.of = static_cast<driver::call>(number), .k = 1 + t_.draw(4), .with = with, .more = t_.draw(4)});
+    t_.say(std::string(name), " is refused");
+  }
+
+  void step() {
+    static constexpr std::size_t sizes[] = {700, 5000, page, 3 * page};
+    if (t_.draw(3) == 2) refuse_some();
+    auto& device = bench_->on(0);
+    clock::timeline& line = some_line();
+    std::size_t const bytes = sizes[t_.draw(4)];
+    auto const value = static_cast<unsigned char>(1 + t_.draw(200));
+    void* p = nullptr;
+    try {
+      p = device.allocate(line, bytes, 0, here::current());
+    } catch (error const&) {
+      return;
+    }
+    clock::timeline* user = t_.coin() ? &some_line() : nullptr;
+    give_filled(t_, line, filled::now, p, bytes, value);
+    if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block then
+    give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
+    try {
+      device.deallocate(p, user, here::current());
+    } catch (error const& e) {
+      t_.fail("giving back throws: " + std::string(e.operation()) + ": " + std::string(e.operands()));
+    }
+  }
+
+  trial& t_;
+  std::size_t const pages_;
+  memory_bench* bench_ = nullptr;
+  std::vector<clock::timeline*> lines_;
+};
+
+}  // namespace weir::tests
