@@ -208,6 +208,7 @@ class address_space {  // one a device
   mutable base::mutex lock_;
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
+  handle_sizes suitable(std::size_t block, holdings const&, double epsilon) const noexcept;  // but for what past the bound asks of all
   bool goes_with_rest(holdings const&, double suits, std::size_t pages) const noexcept;  // a handle of so many pages, what is left of the block
   static constexpr std::size_t most_dropped = 64;
   std::vector<std::unique_ptr<region>> dropped_;                 // under lock_; the last few: somebody may be asking about them now

@@ -124,6 +124,15 @@ TEST_F(address_space_test, handles_that_kept_too_much_mapped_are_followed_by_suc
   EXPECT_EQ(sizes(30, 500, true).most, page);
   EXPECT_EQ(sizes(70, 27, true).most, 4 * page) << "the blocks are more, but large";
   EXPECT_EQ(sizes(1000, 27, true).most, sizes(1000, 27, false).most) << "small blocks are many: they would be moved for ever";
+  auto const among_many = [&](std::size_t reserved, bool past_bound, double epsilon = 0.027) {  // of two pages each
+    return space.handles_under(113 * page, {.reserved = reserved * page, .live = (reserved - 113) * page, .blocks = reserved / 2, .free_pieces = 27, .past_bound = past_bound}, epsilon);
+  };
+  EXPECT_EQ(among_many(512, false).most, 16 * page);
+  EXPECT_EQ(among_many(512, true).most, 4 * page) << "half of what epsilon leaves idle is 6.9 pages";
+  EXPECT_EQ(among_many(512, true, 0.05).most, 8 * page);
+  EXPECT_EQ(among_many(2000, true).most, 16 * page) << "27 pages are more than it has anyway";
+  EXPECT_EQ(sizes(30, 0, true).last, 48 * page) << "a rest goes with the last handle where these are as large as ever";
+  EXPECT_EQ(space.handles_under(113 * page, {.reserved = 2000 * page, .live = 1887 * page, .blocks = 30, .free_pieces = 0, .past_bound = true}, 0.027).last, 0) << "and not where they are not";
   EXPECT_EQ(sizes(30, 27, true, 0.01).most, sizes(30, 27, false, 0.01).most) << "where little may be idle they are small already";
 }
 
