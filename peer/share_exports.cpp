@@ -13,12 +13,6 @@
 #include "runtime/driver/witness.h"
 
 namespace weir::peer {
-namespace {
-
-constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 200'000;  // for one use, as the device allocator has it
-constexpr int most_polls = 64;                                        // where nothing moves by itself, waiting is asking
-
-}  // namespace
 
 mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   machine_ = other.machine_;
@@ -164,19 +158,8 @@ bool exports::forget(exported& b) noexcept {
 
 bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
   base::unpromised const own_affair(runtime_.witness());
-  bool const patiently = !clocks_.collectives_given().empty(), moves = machine().moves_by_itself();
-  return std::ranges::all_of(uses, [&](clock::stamp s) {
-    if (clocks_.complete(s)) return true;
-    if (!patiently) return clocks_.synchronize(s).ok();
-    std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-    for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
-      auto const done = clocks_.poll(s);
-      if (!done.ok()) return false;
-      if (done.value) return true;
-      if (moves) base::sleep_ns(nap_ns);
-    }
-    return false;
-  });
+  bool const collectives = !clocks_.collectives_given().empty();
+  return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok(); });
 } catch (...) {
   return false;
 }

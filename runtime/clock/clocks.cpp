@@ -145,6 +145,19 @@ driver::status clocks::synchronize(stamp s) {
   return there->synchronize(s.n);
 }
 
+driver::status clocks::ask_for_a_while(stamp s) {
+  constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 200'000;
+  constexpr int most_questions = 64;
+  bool const moves = state_->shared->machine.moves_by_itself();
+  std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
+  for (int questions = 0; moves ? base::now_ns() < until : questions < most_questions; ++questions) {
+    auto const done = poll(s);
+    if (!done.ok() || done.value) return done.is;
+    if (moves) base::sleep_ns(nap_ns);
+  }
+  return {driver::code::not_ready};
+}
+
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   struct one {

@@ -162,6 +162,9 @@ class clocks {
   driver::result<bool> poll(stamp);                 // the same after asking the driver (a fence is recorded if none covers the stamp)
   driver::status synchronize(stamp);                // Blocks: until complete
   driver::status synchronize_device(int device);    // Blocks: until all streams of the device are done, foreign ones too
+  // The same while ranks may be waiting for each other, and one of them for this very thread: it asks again and again. Blocks: for 2 s at
+  // most; where nothing moves by itself, for 64 questions. not_ready: not complete by then
+  driver::status ask_for_a_while(stamp);
   void note_complete(timeline&, fence_ref const&);  // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
   std::vector<stamp> collectives_given() const;     // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;             // a call on that device answered lost

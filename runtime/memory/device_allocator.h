@@ -240,7 +240,6 @@ class device_allocator final : public allocator {
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   void* behind_own(stream_memory& mine, request const&, std::size_t& gave);
   bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
-  bool wait_on_host(clock::stamp, bool patiently);               // Blocks. false: it never comes, or not while ranks may wait for each other
   clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
   void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
   void finish_all();                                             // Blocks. Ensures: nothing waits, and all that is free is known to be complete

@@ -11,9 +11,6 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::int64_t patience_ns = 2'000'000'000;  // for one fence, where ranks may be waiting for each other
-constexpr std::int64_t nap_ns = 200'000;
-constexpr int most_polls = 64;                       // where nothing moves by itself, waiting is asking
 constexpr int looks = 64;                            // blocks or pieces of one stream that would do
 constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
 constexpr int fences_when_sought = 4;
@@ -446,21 +443,8 @@ bool device_allocator::wait_for_oldest(std::vector<clock::stamp> const& also) {
   incomplete.insert(incomplete.end(), also.begin(), also.end());
   step(incomplete.size());
   for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
-    if (wait_on_host(s, collectives)) return true;
+    if ((collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok()) return true;
     if (clocks_.lost(device_)) return false;
-  }
-  return false;
-}
-
-bool device_allocator::wait_on_host(clock::stamp s, bool patiently) {
-  if (!patiently) return clocks_.synchronize(s).ok();
-  bool const moves = machine_.moves_by_itself();
-  std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-  for (int polls = 0; moves ? base::now_ns() < until : polls < most_polls; ++polls) {
-    auto const done = clocks_.poll(s);
-    if (!done.ok()) return false;
-    if (done.value) return true;
-    if (moves) base::sleep_ns(nap_ns);
   }
   return false;
 }

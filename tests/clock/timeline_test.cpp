@@ -298,6 +298,27 @@ TEST_F(timelines, who_asks_for_work_behind_a_lost_device_hears_of_it_and_does_no
   EXPECT_FALSE(all.complete(behind));
 }
 
+TEST_F(timelines, who_asks_for_a_while_hears_of_what_completes_meanwhile_and_gives_up_on_what_does_not) {
+  auto& a = stream();
+  work(a);
+  stamp const s = a.now();
+  EXPECT_EQ(all.ask_for_a_while(s).what, code::not_ready);
+  EXPECT_FALSE(all.complete(s));
+  int looks = 0;
+  std::function<void()> const looked = [&] {
+    if (++looks < 10) machine->in_query = looked;
+    else drain(a);
+  };
+  machine->in_query = looked;
+  EXPECT_TRUE(all.ask_for_a_while(s).ok());
+  EXPECT_TRUE(all.complete(s));
+  work(a);
+  control->lose(0);
+  auto const asked = all.counted().polls;
+  EXPECT_EQ(all.ask_for_a_while(a.now()).what, code::lost);
+  EXPECT_LE(all.counted().polls, asked + 1);
+}
+
 TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   auto &a = stream(0), &b = stream(1);
   stamp const s = a.now();
