@@ -30,8 +30,10 @@ bool device_allocator::due_its_own(stream_memory& mine, request const& r, std::s
   mine.borrowed.store(0, base::memory_order_relaxed);
   std::size_t const page = space_.page_bytes();
   std::size_t const others = std::min(streams_.load(base::memory_order_relaxed), most_streams_with_a_page) - 1;
-  if (r.rounded <= page / 2) spare = page * others;
-  return counts_.reserved() + round_up(r.rounded, page) <= most_reserved(r.rounded, 0) + page + spare;  // what waits may be complete
+  std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
+  if (counts_.reserved() + round_up(r.rounded, page) > most_reserved(r.rounded, 0) + page + theirs) return false;  // what waits may be complete
+  spare = theirs;
+  return true;
 }
 
 void* device_allocator::reuse(stream_memory& mine, request const& r) {
