@@ -130,6 +130,8 @@ class device_allocator final : public allocator {
   std::vector<stream_memory*> memories() const;
   std::vector<observe::tally const*> tallies() const;
   void tell_mapped(stream_memory const&, handle const&, observe::action) const noexcept;  // to the history, if somebody asks for it
+  void note_mapped(stream_memory&, handle const&) noexcept;    // the driver gave it: counted and told. Requires: the lock, and of note_unmapped
+  void note_unmapped(stream_memory&, handle const&) noexcept;  // it has it back
   void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;  // likewise
   void tell_freed(located const&, clock::timeline& home, clock::timeline* last_use, here) const;
   request describe(clock::timeline&, std::size_t bytes, std::size_t alignment, here) const;

@@ -58,10 +58,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     auto place = made.places.extract(h.at);
     static_cast<handle&>(place.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
-    mine.open_bytes += open_bytes(h);
-    counts_.handle_mapped();
-    mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
-    tell_mapped(mine, h, observe::action::map);
+    note_mapped(mine, h);
   }
   while (!made.arrived.empty()) {
     homed_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
@@ -118,9 +115,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
     if (machine_.release_segment(device_, h.at).ok()) counts_.refund(bytes);
     throw;
   }
-  counts_.handle_mapped();
-  mine.counts.mapped(static_cast<std::int64_t>(bytes));
-  tell_mapped(mine, h, observe::action::map);
+  note_mapped(mine, h);
   counts_.missed();
   out = warm(mine, r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};

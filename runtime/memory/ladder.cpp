@@ -224,11 +224,8 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
   section const hold(m);
   for (handle const& h : std::span(g.handles).first(gone)) {
     g.in->set_pages(h, nullptr);
-    m.open_bytes -= open_bytes(h);
     m.handles.erase(h.at);
-    counts_.handle_gone();
-    m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
-    tell_mapped(m, h, observe::action::unmap);
+    note_unmapped(m, h);
   }
   counts_.refund(bytes - back.orphaned);
   if (gone == 0 && !(g.handles.front().readers & own_bit())) {

@@ -118,6 +118,20 @@ void device_allocator::tell_mapped(stream_memory const& m, handle const& h, obse
   log(log_level::debug, {device_, m.home.load()->id(), h.bytes}, what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
 }
 
+void device_allocator::note_mapped(stream_memory& m, handle const& h) noexcept {
+  m.open_bytes += open_bytes(h);
+  counts_.handle_mapped();
+  m.counts.mapped(static_cast<std::int64_t>(h.bytes));
+  tell_mapped(m, h, observe::action::map);
+}
+
+void device_allocator::note_unmapped(stream_memory& m, handle const& h) noexcept {
+  m.open_bytes -= open_bytes(h);
+  counts_.handle_gone();
+  m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  tell_mapped(m, h, observe::action::unmap);
+}
+
 void device_allocator::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime_.id(), device_, {nullptr, nullptr, 0});
 }
