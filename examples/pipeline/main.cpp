@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 
+#include "examples/ending.h"
 #include "examples/pipeline/pipeline.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"
@@ -109,9 +110,4 @@ int command(int argc, char** argv) try {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  int const status = command(argc, argv);
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
-  std::fprintf(stderr, "pipeline: not all that was printed could be written: is the disk full?\n");
-  return status ? status : 1;
-}
+int main(int argc, char** argv) { return examples::ending("pipeline", command(argc, argv)); }

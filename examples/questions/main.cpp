@@ -3,10 +3,21 @@
 #include <algorithm>
 #include <exception>
 #include <iostream>
+#include <string_view>
 
+#include "examples/ending.h"
 #include "questions.h"
 
-int main(int argc, char** argv) try {
+namespace {
+
+void usage(std::ostream& to) {
+  to << "usage: questions [NAME]...   answers to questions about memory; all of them without a name; there are:";
+  for (questions::question const& q : questions::all()) to << ' ' << q.name;
+  to << '\n';
+}
+
+int command(int argc, char** argv) try {
+  if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h"))) return usage(std::cout), 0;
   bool found = argc == 1;
   for (questions::question const& q : questions::all()) {
     if (argc > 1 && std::find(argv + 1, argv + argc, q.name) == argv + argc) continue;
@@ -15,11 +26,13 @@ int main(int argc, char** argv) try {
     q.answer(std::cout);
   }
   if (found) return 0;
-  std::cerr << "questions: there are:";
-  for (questions::question const& q : questions::all()) std::cerr << ' ' << q.name;
-  std::cerr << '\n';
+  usage(std::cerr);
   return 2;
 } catch (std::exception const& e) {
   std::cerr << "questions: " << e.what() << '\n';
   return 1;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return examples::ending("questions", command(argc, argv)); }

@@ -5,32 +5,32 @@
 #include <iostream>
 #include <vector>
 
+#include "examples/ending.h"
 #include "examples/seeds/topics.h"
 
 namespace {
 
-int usage() {
-  std::cerr << "usage: seeds [--full] [--all] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\n"
-               "  --all: every row and sentence, as of a topic that is named; without, one page\ntopics:\n";
-  for (seeds::topic const& t : seeds::topics()) std::cerr << "  " << t.name << "  " << t.about << "\n";
-  return 2;
+int usage(std::ostream& to, int status) {
+  to << "usage: seeds [--full] [--all] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\n"
+        "  --all: every row and sentence, as of a topic that is named; without, one page\ntopics:\n";
+  for (seeds::topic const& t : seeds::topics()) to << "  " << t.name << "  " << t.about << "\n";
+  return status;
 }
 
-}  // namespace
-
-int main(int count, char** arguments) try {
+int command(int count, char** arguments) try {
   seeds::settings with{.out = std::cout, .on_gpus = !weir::runtime::current().is_simulated()};
   std::vector<seeds::topic> chosen;
   bool full = with.on_gpus, all = false;
   for (int i = 1; i < count; ++i) {
     std::string_view const word = arguments[i];
+    if (word == "--help" || word == "-h") return usage(std::cout, 0);
     bool known = word == "--full";
     full |= known;
     if (word == "--all") all = known = true;
     for (seeds::topic const& t : seeds::topics()) {
       if (t.name == word) chosen.push_back(t), known = true;
     }
-    if (!known) return usage();
+    if (!known) return usage(std::cerr, 2);
   }
   if (chosen.empty()) {
     chosen.assign(seeds::topics().begin(), seeds::topics().end());
@@ -52,3 +52,7 @@ int main(int count, char** arguments) try {
   std::cerr << e.what() << "\n";
   return 1;
 }
+
+}  // namespace
+
+int main(int count, char** arguments) { return examples::ending("seeds", command(count, arguments)); }

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/ending.h"
 #include "examples/share/ring.h"
 #include "weir/device.h"
 #include "weir/runtime.h"
@@ -131,9 +132,4 @@ int command(int argc, char** argv) try {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  int const status = command(argc, argv);
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
-  std::fprintf(stderr, "share: not all that was printed could be written: is the disk full?\n");
-  return status ? status : 1;
-}
+int main(int argc, char** argv) { return examples::ending("share", command(argc, argv)); }

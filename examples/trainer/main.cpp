@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "examples/ending.h"
 #include "progress.h"
 #include "table.h"
 #include "train.h"
@@ -205,9 +206,7 @@ int run(asked a) {
   return out.agree() ? 0 : 1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) try {
+int command(int argc, char** argv) try {
   auto const a = parse(argc, argv);
   return a ? run(*a) : 0;
 } catch (weir::out_of_memory const& e) {
@@ -217,3 +216,7 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "%s\n", e.what());
   return 2;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return examples::ending("trainer", command(argc, argv)); }
