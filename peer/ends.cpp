@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "streams/pinned.h"
 
 namespace weir::peer {
@@ -55,7 +55,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     holds(found.block->base, found.block->bytes);
     return found;
   }
-  auto const* const beside = r.part_if_made<observe::shared_memory>();
+  auto const* const beside = r.part_if_made<observe::memory_beside>();
   if (auto const its = beside ? beside->find(at) : std::nullopt; its && its->device >= 0) {  // of the host: the program's own, where pages count
     found.in = driver::where::device;
     found.device = its->device;

@@ -389,8 +389,8 @@ void grant_access(void const* block, device reader, here at) {
   if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
-  auto const* const shared = found ? nullptr : r.part_if_made<observe::shared_memory>();
-  if (auto const its = shared ? shared->find(block) : std::nullopt; its && its->in_use) {
+  auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();
+  if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
     if (from == its->device || its->device < 0) return;
     links_of(r).must_reach(from, its->device, "grant_access", at);
     links_of(r).meet(from, its->device, at);

@@ -16,7 +16,7 @@
 #include "peer/share_turns.h"
 #include "runtime/clock/timeline.h"
 #include "runtime/memory/allocator.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "weir/share.h"
 
 namespace weir::peer {
@@ -34,7 +34,7 @@ class mapped_handle {
   // Requires: no work uses it. Returns: nothing is left.
   bool give_back() noexcept;
   // Requires: mapped, and known there from now on until it is unmapped.
-  void known_to(observe::shared_memory&, int device, observe::sharing) noexcept;
+  void known_to(observe::memory_beside&, int device, observe::sharing) noexcept;
   void* data() const noexcept { return reinterpret_cast<void*>(at_); }
   driver::memory_handle handle() const noexcept { return handle_; }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -46,7 +46,7 @@ class mapped_handle {
   std::size_t bytes_ = 0;
   base::atomic<std::uint64_t> readers_{0};  // a bit a device
   bool mapped_ = false;
-  observe::shared_memory* books_ = nullptr;  // who counts it
+  observe::memory_beside* books_ = nullptr;  // who counts it
   int counted_for_ = -1;
   observe::sharing counted_as_ = observe::sharing::exported;
 };
@@ -145,7 +145,7 @@ class exports {  // a part of the runtime
   runtime::impl& runtime_;
   clock::clocks& clocks_;
   memory::device_memory& memory_;
-  observe::shared_memory& books_;
+  observe::memory_beside& books_;
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
@@ -197,7 +197,7 @@ class imports {  // a part of the runtime
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
-  observe::shared_memory& books_;
+  observe::memory_beside& books_;
   base::mutex opening_;                  // one at a time: the same memory twice finds it
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;

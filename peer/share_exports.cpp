@@ -27,7 +27,7 @@ mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   return *this;
 }
 
-void mapped_handle::known_to(observe::shared_memory& books, int device, observe::sharing as) noexcept {
+void mapped_handle::known_to(observe::memory_beside& books, int device, observe::sharing as) noexcept {
   books_ = &books, counted_for_ = device, counted_as_ = as;
   books.appeared(device, as, at_, bytes_);
 }
@@ -99,7 +99,7 @@ bool loan::watched() noexcept {
   return !closed_;
 }
 
-exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), books_(r.part<observe::shared_memory>()), origin_(os::random_number()) {
+exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), books_(r.part<observe::memory_beside>()), origin_(os::random_number()) {
   callback_ = memory_.add_callback([](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
 }
 

@@ -30,7 +30,7 @@ bool closed_there(owned_file const& life) noexcept {
 
 }  // namespace
 
-imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::shared_memory>()) { static_cast<void>(r.part<links>()); }
+imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) { static_cast<void>(r.part<links>()); }
 
 imports::~imports() {
   bool const gone = process_is_ending() || process_was_forked();

@@ -12,7 +12,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/memory/allocator.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/timing.h"
@@ -34,7 +34,7 @@ char const* verb(access how) noexcept { return how == access::read ? "reads " : 
 struct whereabouts {
   memory::allocator* device = nullptr;
   streams::pinned_memory* pinned = nullptr;
-  std::optional<observe::shared_memory::place> beside;
+  std::optional<observe::memory_beside::place> beside;
   memory::block block;
   bool known() const noexcept { return device || pinned || beside; }
   int on() const noexcept { return device ? device->device() : beside ? beside->device : -1; }  // -1: of the host
@@ -57,7 +57,7 @@ whereabouts whereabouts_of(runtime::impl& r, void const* p) noexcept {
       return at;
     }
   }
-  if (auto const* const beside = r.part_if_made<observe::shared_memory>()) {
+  if (auto const* const beside = r.part_if_made<observe::memory_beside>()) {
     if ((at.beside = beside->find(p))) {
       at.block.base = reinterpret_cast<void*>(at.beside->at);
       at.block.bytes = at.beside->bytes;

@@ -13,7 +13,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 
@@ -140,7 +140,7 @@ std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
 
 std::optional<block_info> find_block(void const* p) noexcept {
   if (auto own = streams::block_of_allocator(p)) return own;
-  auto const beside = process_was_forked() ? std::nullopt : observe::shared_memory::find_in_process(p);
+  auto const beside = process_was_forked() ? std::nullopt : observe::memory_beside::find_in_process(p);
   if (!beside || !beside->in_use) return std::nullopt;
   bool const of_host = beside->device < 0;
   return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device, reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};

@@ -3,7 +3,7 @@
 #include "weir/observe.h"
 
 #include "runtime/memory/allocator.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"
 #include "streams/context.h"
@@ -20,14 +20,14 @@ memory::allocator* used(device on, char const* operation) {
   memory::device_memory* const m = streams::current_runtime().part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
-observe::shared_memory* shared_memory() { return streams::current_runtime().part_if_made<observe::shared_memory>(); }  // null: nothing was ever shared
+observe::memory_beside* beside() { return streams::current_runtime().part_if_made<observe::memory_beside>(); }  // null: nothing was ever shared, nor a range pinned
 
 }  // namespace
 
 memory_statistics memory_stats(device on) {
   memory::allocator const* const a = used(on, "memory_stats");
   memory_statistics out = a ? a->statistics() : memory_statistics{};
-  if (auto const* const shared = shared_memory()) shared->add_to(ordinal(on, "memory_stats"), out);
+  if (auto const* const its = beside()) its->add_to(ordinal(on, "memory_stats"), out);
   return out;
 }
 
@@ -45,11 +45,11 @@ memory_statistics pinned_memory_stats() {
 
 void reset_peak_memory_stats(device on) {
   if (memory::allocator* const a = used(on, "reset_peak_memory_stats")) a->reset_peak();
-  if (auto* const shared = shared_memory()) shared->reset_peak(ordinal(on, "reset_peak_memory_stats"));
+  if (auto* const its = beside()) its->reset_peak(ordinal(on, "reset_peak_memory_stats"));
 }
 void reset_accumulated_memory_stats(device on) {
   if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats")) a->reset_accumulated();
-  if (auto* const shared = shared_memory()) shared->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats"));
+  if (auto* const its = beside()) its->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats"));
 }
 
 memory_report memory_report_now(device on) {

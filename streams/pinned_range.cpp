@@ -4,7 +4,7 @@
 #include "runtime/base/process.h"
 #include "runtime/base/round_up.h"
 #include "runtime/driver/witness.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "weir/memory.h"
@@ -24,7 +24,7 @@ pinned_range::pinned_range(std::span<std::byte> memory, here at) : first_(nullpt
   auto const end = base::round_up(reinterpret_cast<driver::address>(memory.data()) + memory.size(), page);
   r.open_any(streams::current_ordinal(r), "pinned_range", at);  // a driver locks pages for every device, once one is open
   void* const first = memory.data() - (reinterpret_cast<driver::address>(memory.data()) - begin);
-  auto& books = r.part<observe::shared_memory>();
+  auto& books = r.part<observe::memory_beside>();
   auto const pinned = r.machine().pin(first, end - begin);
   if (pinned.what == driver::code::invalid) throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host", at);
   require(pinned, "pinned_range", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
@@ -45,7 +45,7 @@ pinned_range::~pinned_range() {
   if (!first_ || process_is_ending() || process_was_forked()) return;
   auto& r = of_->get();
   static_cast<void>(r.has_come_to_rest());  // no engine reads or writes it any more
-  auto const was = r.part<observe::shared_memory>().unpinned(reinterpret_cast<driver::address>(first_), os::page_size());
+  auto const was = r.part<observe::memory_beside>().unpinned(reinterpret_cast<driver::address>(first_), os::page_size());
   constexpr here its_end{"the end of its pinned_range", "", 0};  // nobody's line
   try {
     if (r.witness() && was) [[unlikely]] r.witness()->freed(was->at, was->requested, {}, its_end);

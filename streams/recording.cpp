@@ -10,8 +10,8 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/allocator.h"
-#include "runtime/observe/shared_memory.h"
 #include "runtime/observe/history.h"
+#include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
 #include "weir/device.h"
 
@@ -108,9 +108,9 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
 
 // Blocks side by side: what lies between those that serve somebody is free.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
-  auto const* const shared = r.part_if_made<observe::shared_memory>();
-  if (!shared) return;
-  for (auto const& its : shared->segments(d)) {
+  auto const* const beside = r.part_if_made<observe::memory_beside>();
+  if (!beside) return;
+  for (auto const& its : beside->segments(d)) {
     memory_segment& s = to.emplace_back(memory_segment{its.at, its.bytes, 0, false, {}, its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported, its.readers});
     std::uintptr_t next = its.at;
     auto const free_until = [&](std::uintptr_t end) {

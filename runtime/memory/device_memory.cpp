@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "runtime/memory/device_allocator.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
 
 namespace weir::memory {
@@ -223,7 +223,7 @@ memory_report device_allocator::report() const {
   memory_report out{};
   out.on = weir::device(device_);
   memory_statistics n = statistics();
-  runtime_.part<observe::shared_memory>().add_to(device_, n);
+  runtime_.part<observe::memory_beside>().add_to(device_, n);
   out.exported = static_cast<std::size_t>(n.exported_bytes.current);
   out.capacity = space_.info().total_memory;
   out.limit = counts_.limit();

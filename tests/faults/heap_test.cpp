@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/memory/arena.h"
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
 #include "streams/staging_crew.h"
 #include "tests/faults/heap.h"
@@ -90,10 +90,10 @@ TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
   }
 }
 
-// A block that the books of shared memory had no memory for is not taken for one that was given back.
+// A block that the books of what lies beside the allocators' memory had no memory for is not taken for one that was given back.
 TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   runtime own(simulated{.devices = 1, .memory = std::size_t{64} << 20});
-  observe::shared_memory books(own.get());
+  observe::memory_beside books(own.get());
   auto const at = [](std::uintptr_t n) { return reinterpret_cast<void const*>(n); };
   books.appeared(0, observe::sharing::exported, 0x10000, 0x1000);
   EXPECT_FALSE(books.find(at(0x10100))->in_use);

@@ -1,14 +1,14 @@
 // Two sums for each device, and three maps by address.
 // Threads: any.
-#include "runtime/observe/shared_memory.h"
+#include "runtime/observe/memory_beside.h"
 
 #include <algorithm>
 
 namespace weir::observe {
 namespace {
 
-base::guarded<std::vector<shared_memory const*>>& in_process() {
-  static auto* const all = new base::guarded<std::vector<shared_memory const*>>;  // outlives every runtime
+base::guarded<std::vector<memory_beside const*>>& in_process() {
+  static auto* const all = new base::guarded<std::vector<memory_beside const*>>;  // outlives every runtime
   return *all;
 }
 
@@ -21,16 +21,16 @@ auto before(Map& map, std::uintptr_t at) {
 
 }  // namespace
 
-shared_memory::shared_memory(runtime::impl&) { in_process().lock()->push_back(this); }
-shared_memory::~shared_memory() { std::erase(*in_process().lock(), this); }
+memory_beside::memory_beside(runtime::impl&) { in_process().lock()->push_back(this); }
+memory_beside::~memory_beside() { std::erase(*in_process().lock(), this); }
 
-stat* shared_memory::of(books& b, int device, sharing kind) noexcept {
+stat* memory_beside::of(books& b, int device, sharing kind) noexcept {
   auto const d = static_cast<std::size_t>(device);
   if (d >= b.devices.size()) return nullptr;
   return kind == sharing::exported ? &b.devices[d].exported : &b.devices[d].imported;
 }
 
-void shared_memory::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   try {
     if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
@@ -43,14 +43,14 @@ void shared_memory::appeared(int device, sharing kind, std::uintptr_t at, std::s
   }
 }
 
-void shared_memory::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
   if (stat* const s = of(*b, device, kind)) s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
 }
 
-void shared_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
+void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
   auto b = books_.lock();
   try {
     auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
@@ -62,12 +62,12 @@ void shared_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
   }
 }
 
-void shared_memory::given_back(std::uintptr_t at) noexcept {
+void memory_beside::given_back(std::uintptr_t at) noexcept {
   auto b = books_.lock();
   if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
 }
 
-bool shared_memory::pinned(std::uintptr_t at, std::size_t bytes, here from) noexcept {
+bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, here from) noexcept {
   auto b = books_.lock();
   try {
     b->pins.insert_or_assign(at, block{at, bytes, bytes, from});
@@ -77,7 +77,7 @@ bool shared_memory::pinned(std::uintptr_t at, std::size_t bytes, here from) noex
   }
 }
 
-std::optional<shared_memory::block> shared_memory::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
+std::optional<memory_beside::block> memory_beside::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
   auto b = books_.lock();
   auto const is = b->pins.lower_bound(page);
   if (is == b->pins.end() || is->first - page >= page_bytes) return std::nullopt;
@@ -86,12 +86,12 @@ std::optional<shared_memory::block> shared_memory::unpinned(std::uintptr_t page,
   return was;
 }
 
-void shared_memory::opened(std::uintptr_t at, int reader) noexcept {
+void memory_beside::opened(std::uintptr_t at, int reader) noexcept {
   auto b = books_.lock();
   if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.readers |= std::uint64_t{1} << (reader & 63);
 }
 
-std::optional<shared_memory::place> shared_memory::find(void const* where) const noexcept {
+std::optional<memory_beside::place> memory_beside::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
   if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes) return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
@@ -104,7 +104,7 @@ std::optional<shared_memory::place> shared_memory::find(void const* where) const
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};
 }
 
-std::optional<shared_memory::place> shared_memory::find_in_process(void const* where) noexcept {
+std::optional<memory_beside::place> memory_beside::find_in_process(void const* where) noexcept {
   auto const all = in_process().lock();
   for (auto const* one : *all) {
     if (auto const found = one->find(where)) return found;
@@ -112,28 +112,28 @@ std::optional<shared_memory::place> shared_memory::find_in_process(void const* w
   return std::nullopt;
 }
 
-void shared_memory::add_to(int device, memory_statistics& out) const {
+void memory_beside::add_to(int device, memory_statistics& out) const {
   auto const b = books_.lock();
   if (static_cast<std::size_t>(device) >= b->devices.size()) return;
   out.exported_bytes = b->devices[static_cast<std::size_t>(device)].exported;
   out.imported_bytes = b->devices[static_cast<std::size_t>(device)].imported;
 }
 
-void shared_memory::reset_peak(int device) {
+void memory_beside::reset_peak(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
     if (stat* const s = of(*b, device, kind)) s->peak = s->current;
   }
 }
 
-void shared_memory::reset_accumulated(int device) {
+void memory_beside::reset_accumulated(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
     if (stat* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
   }
 }
 
-std::vector<shared_memory::segment> shared_memory::segments(int device) const {
+std::vector<memory_beside::segment> memory_beside::segments(int device) const {
   auto const b = books_.lock();
   std::vector<segment> out;
   for (auto const& [at, its] : b->mapped) {

@@ -14,11 +14,11 @@ namespace weir::observe {
 
 enum class sharing : std::uint8_t { exported, imported };  // this process's memory, another one's
 
-class shared_memory {  // a part of the runtime
+class memory_beside {  // a part of the runtime
  public:
-  explicit shared_memory(runtime::impl&);
-  ~shared_memory();
-  shared_memory(shared_memory const&) = delete;
+  explicit memory_beside(runtime::impl&);
+  ~memory_beside();
+  memory_beside(memory_beside const&) = delete;
   // A handle was mapped here, or is mapped no more: whole pages, of that device. For want of memory for these books a handle is
   // counted, and is no segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
