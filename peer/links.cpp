@@ -125,6 +125,21 @@ struct links::state {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
   }
 
+  // As it is once the driver was asked.
+  driver::result<pair> look_at(int from, int to) {
+    {
+      auto p = in.lock();
+      if (auto const& one = p->pairs[index(from, to)]; one.asked) return {{}, one};
+    }
+    auto const answer = owner.machine().peer(from, to);
+    if (!answer.ok()) return {answer.is, {}};
+    auto p = in.lock();
+    auto& one = p->pairs[index(from, to)];
+    one.asked = true;
+    one.told = answer.value;
+    return {{}, one};
+  }
+
   // Through a switch every device is reached, however many there are.
   bool switched(int from, int to) const {
     auto& machine = owner.machine();
@@ -231,26 +246,14 @@ links::~links() {
 }
 
 driver::result<driver::peer_info> links::told(int from, int to) {
-  auto& my = *state_;
-  {
-    auto p = my.in.lock();
-    auto const& one = p->pairs[my.index(from, to)];
-    if (one.asked) return {{}, one.told};
-  }
-  auto const answer = my.owner.machine().peer(from, to);
-  if (!answer.ok()) return answer;
-  auto p = my.in.lock();
-  auto& one = p->pairs[my.index(from, to)];
-  one.asked = true;
-  one.told = answer.value;
-  return answer;
+  auto const seen = state_->look_at(from, to);
+  return {seen.is, seen.value.told};
 }
 
 links::trust links::known(int from, int to) {
   if (from == to) return trust::proven;
-  bool const access = told(from, to).value.access;
-  auto const is = state_->in.lock()->pairs[state_->index(from, to)].is;
-  return access ? is : trust::refused;
+  auto const seen = state_->look_at(from, to).value;
+  return seen.told.access ? seen.is : trust::refused;
 }
 
 links::trust links::prove(int from, int to, here at) {
