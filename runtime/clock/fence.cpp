@@ -23,13 +23,13 @@ event_pool::event_pool(driver::driver& machine, int devices) : machine_(machine)
   contents_.lock()->devices.resize(static_cast<std::size_t>(devices));
 }
 
-driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
+driver::result<driver::event_handle> event_pool::take_handle(int device, driver::event_kind kind) {
   auto const k = static_cast<std::size_t>(kind);
   std::vector<driver::event_handle> doomed;
   driver::event_handle h = driver::event_handle::none;
   {
     auto c = contents_.lock();
-    if (c->closed) return {{driver::code::unloading}, {}};
+    if (c->closed) return {{driver::code::unloading}, h};
     auto& d = c->devices[static_cast<std::size_t>(device)];
     if (!d.doomed.empty()) {
       doomed.reserve(d.doomed.capacity());  // what is left in its place has as much room
@@ -50,19 +50,42 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
   if (h == driver::event_handle::none) {
     auto const made = machine_.create_event(device, kind);
     auto c = contents_.lock();
-    if (c->closed) return {{driver::code::unloading}, {}};
+    if (c->closed) return {{driver::code::unloading}, h};
     auto& all = c->devices[static_cast<std::size_t>(device)].made;
     auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
     if (!made.ok()) {
       all.erase(std::next(place).base());
-      return {made.is, {}};
+      return {made.is, h};
     }
     h = *place = made.value;
   }
+  return {{}, h};
+}
+
+driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
+  auto const h = take_handle(device, kind);
+  if (!h.ok()) return {h.is, {}};
   try {
-    return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h)};
+    return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h.value)};
   } catch (...) {
-    give_back(device, kind, h, true);
+    give_back(device, kind, h.value, true);
+    throw;
+  }
+}
+
+driver::result<fence_ref> event_pool::take_fence(int device) {
+  struct with_event : fence {
+    with_event(std::shared_ptr<event_pool> pool, int device, driver::event_handle h) noexcept : own(std::move(pool), device, driver::event_kind::order_only, h) {
+      event = event_ref(event_ref(), &own);
+    }
+    pooled_event own;
+  };
+  auto const h = take_handle(device, driver::event_kind::order_only);
+  if (!h.ok()) return {h.is, {}};
+  try {
+    return {{}, std::make_shared<with_event>(shared_from_this(), device, h.value)};
+  } catch (...) {
+    give_back(device, driver::event_kind::order_only, h.value, true);
     throw;
   }
 }
@@ -108,6 +131,7 @@ void fence_list::publish(fence_ref f, dropped& out) {
 }
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
+  if (list_.empty() || list_.back()->n < n) return nullptr;  // mostly
   auto at = std::lower_bound(list_.begin(), list_.end(), n, [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
   while (at != list_.end() && (*at)->stale.load()) {
     out.push_back(std::move(*at));

@@ -13,6 +13,8 @@
 namespace weir::clock {
 
 class event_pool;
+struct fence;
+using fence_ref = std::shared_ptr<fence>;
 
 // One driver event. Goes back to its pool with the last reference, so nobody can re-record it under a call that names it.
 class pooled_event {
@@ -43,6 +45,7 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
  public:
   event_pool(driver::driver&, int devices);
   driver::result<event_ref> take(int device, driver::event_kind);  // makes a driver call only when the pool is empty
+  driver::result<fence_ref> take_fence(int device);                // one that is not recorded yet; its event orders only, and is its own: whoever has it has the fence
   void close() noexcept;                                           // destroys every driver event, those in use too
   bool closed() const;
 
@@ -50,6 +53,7 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
   friend class pooled_event;
   static constexpr int kinds = 4;
   static constexpr std::size_t kept = 1024;  // idle events of a device and kind
+  driver::result<driver::event_handle> take_handle(int device, driver::event_kind);
   void give_back(int device, driver::event_kind, driver::event_handle, bool reusable) noexcept;
   struct one_device {
     std::vector<driver::event_handle> idle[kinds];
@@ -72,7 +76,6 @@ struct fence {
   bool captured = false; // recorded inside a capture: it has no number, and only waits inside that capture are about it
   base::atomic<bool> stale{false};  // the event has been, or may have been, recorded again: its answers are not about this fence
 };
-using fence_ref = std::shared_ptr<fence>;
 
 // The fences of a stream that are not known to be complete.
 // Invariant: ascending and at most `most`; a fence that is left out is covered by a later one of the list.

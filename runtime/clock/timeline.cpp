@@ -63,27 +63,25 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
   auto const inside = captured();
   if (!inside.ok()) return {inside.is, {}};
   if (inside.value) return record_inside(event, before);
-  auto f = record_outside(event, before);
-  if (f.ok()) publish(f.value);
+  auto f = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
+  if (!f.ok()) return f;
+  f.value->event = event;
+  if (auto const s = record_outside(*f.value, before); !s.ok()) return {s, {}};
+  publish(f.value);
   return f;
 }
 
-result<fence_ref> timeline::record_outside(event_ref const& event, fence_ref const& before, bool asked) {
-  auto made = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
-  if (!made.ok()) return made;
-  fence_ref const f = std::move(made.value);
-  f->event = event;
-  f->asked = asked;
+status timeline::record_outside(clock::fence& f, fence_ref const& before) {
   bool const was_stale = before && before->stale.exchange(true);
   begun b = begin();
-  f->n = b.n;
-  f->seen = std::move(b.seen);
-  if (auto const s = note(common_->machine.record(device_, handle_, event->handle())); !s.ok()) {
+  f.n = b.n;
+  f.seen = std::move(b.seen);
+  if (auto const s = note(common_->machine.record(device_, handle_, f.event->handle())); !s.ok()) {
     if (before) before->stale.store(was_stale);
-    return {s, {}};
+    return s;
   }
   common_->fences.fetch_add(1, base::memory_order_relaxed);
-  return {{}, f};
+  return {};
 }
 
 void timeline::publish(fence_ref const& f) {
@@ -97,10 +95,10 @@ void timeline::publish(fence_ref const& f) {
 
 result<fence_ref> timeline::record_fence(bool asked) {
   if (auto const s = usable(); !s.ok()) return {s, {}};
-  auto event = or_out_of_memory<result<event_ref>>([&] { return common_->events->take(device_, driver::event_kind::order_only); });
-  if (!event.ok()) return {note(event.is), {}};
-  auto f = record_outside(event.value, nullptr, asked);
-  if (!f.ok()) return f;
+  auto f = or_out_of_memory<result<fence_ref>>([&] { return common_->events->take_fence(device_); });
+  if (!f.ok()) return {note(f.is), {}};
+  f.value->asked = asked;
+  if (auto const s = record_outside(*f.value, nullptr); !s.ok()) return {s, {}};
   // A capture that began meanwhile may have the record inside: whoever asked about the event would spoil it.
   if (auto const inside = captured(); !inside.ok() || inside.value) return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
   publish(f.value);
@@ -155,15 +153,19 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
   } catch (...) {}  // no memory: it is ordered, and not known to be
 }
 
-// A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
 status timeline::wait(fence_ref const& f, timeline& from) {
   if (f->captured) return wait_inside(f->event->handle(), from);
-  bool const relied_on = !f->event->given_away();
-  if (relied_on && covers({from.id_, f->n})) {
+  if (!f->event->given_away() && covers({from.id_, f->n})) {
     rely_on(&from);
     return {};
   }
   if (&from.runtime_ != &runtime_) return {code::invalid};
+  return wait_for(f, from);
+}
+
+// A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
+status timeline::wait_for(fence_ref const& f, timeline& from) {
+  bool const relied_on = !f->event->given_away();
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
   auto const s = common_->machine.wait(device_, handle_, f->event->handle());
@@ -189,12 +191,12 @@ status timeline::wait(stamp wanted, bool* behind_all) {
     }
     timeline& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
-    if (auto const s = usable(); !s.ok()) return s;
+    if (auto const s = open_for_work(); !s.ok()) return s;  // whether it is captured is asked right before the wait
     if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
     if (!f.ok()) return f.is;
     if (behind_all) *behind_all = f.value->asked;
-    auto const s = wait(f.value, from);
+    auto const s = wait_for(f.value, from);
     if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle()))) continue;
     if (s.what != code::not_ready) return s;
   }

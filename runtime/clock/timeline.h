@@ -113,12 +113,13 @@ class timeline final {
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
   driver::status open_for_work() const;               // it has not ended, its device is not lost
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
-  driver::result<fence_ref> record_outside(event_ref const&, fence_ref const& before, bool asked = false);
+  driver::status record_outside(clock::fence&, fence_ref const& before);
   driver::status wait_inside(driver::event_handle, timeline& from);
   driver::status usable() const;                      // open for work and not captured: may a record or a wait be given to this stream?
   driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
   driver::result<fence_ref> record_fence(bool asked);
   void publish(fence_ref const&);                     // now others find it
+  driver::status wait_for(fence_ref const&, timeline& recorded_on);  // whether it is covered or not. Requires: one runtime, not a captured fence
   static bool in_vain(clock::fence&, driver::status answer);  // a question about its event was answered so: is it worth nothing?
   void merge(timeline const& from, clock::fence const&);
   void observe(std::uint64_t n, snapshot const&);     // a fence n with that frontier was seen complete
@@ -161,10 +162,10 @@ class clocks {
   bool complete(stamp) const noexcept;              // known to be complete; no driver call. Never true for work that a lost device did not do
   driver::result<bool> poll(stamp);                 // the same after asking the driver (a fence is recorded if none covers the stamp)
   driver::status synchronize(stamp);                // Blocks: until complete
-  driver::status synchronize_device(int device);    // Blocks: until all streams of the device are done, foreign ones too
   // The same while ranks may be waiting for each other, and one of them for this very thread: it asks again and again. Blocks: for 2 s at
   // most; where nothing moves by itself, for 64 questions. not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
+  driver::status synchronize_device(int device);    // Blocks: until all streams of the device are done, foreign ones too
   void note_complete(timeline&, fence_ref const&);  // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
   std::vector<stamp> collectives_given() const;     // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;             // a call on that device answered lost

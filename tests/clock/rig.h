@@ -14,6 +14,7 @@ class watched : public driver::faulty {
   using faulty::faulty;
   std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
   bool under_capture = false;
+  int asked_for_captures = 0;
 
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     once(in_record);
@@ -30,6 +31,7 @@ class watched : public driver::faulty {
     return faulty::query_event(e);
   }
   weir::driver::result<bool> capturing(int device, weir::driver::stream_handle s) override {
+    ++asked_for_captures;
     if (under_capture) return {{}, true};
     return faulty::capturing(device, s);
   }

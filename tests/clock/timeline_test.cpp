@@ -329,6 +329,13 @@ TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   EXPECT_FALSE(all.lost(0));
 }
 
+TEST_F(timelines, a_wait_asks_about_captures_before_and_after_the_record_and_before_the_wait_alone) {
+  auto &a = stream(0), &b = stream(1);
+  int const before = machine->asked_for_captures;
+  EXPECT_TRUE(b.wait(a.now()).ok());
+  EXPECT_EQ(machine->asked_for_captures, before + 3);
+}
+
 TEST_F(timelines, a_stream_under_capture_is_neither_recorded_nor_made_to_wait) {
   auto &a = stream(), &b = stream();
   (void)b.fence();
