@@ -146,53 +146,102 @@ struct marks_host {  // whatever was enqueued uses it
   }
 };
 
-void between_devices(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at) {
-  bool const from_here = line.device() == p.src.device, far_open = from_here ? p.dst_open : p.src_open;
-  auto& other = streams::current_line(r, from_here ? p.dst.device : p.src.device);
-  auto const refused = [&](driver::status s) {
-    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r, s, p.dst.device, p.src.device), "The streams of both devices could not be ordered: the same call may be made again", at);
-  };
+// Copies between a line's device and another one: they come after what the other's current stream was given before this was made, and what
+// that is given comes after them once it was made to follow.
+class between {
+ public:
+  between(runtime::impl& r, plan const& first, clock::timeline& line, here at)
+      : r_(r), line_(line), other_(streams::current_line(r, far(first, line).device)), alone_(needs_no_order(first, line)) {
+    if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok()) refused(before, first, at);
+  }
+  static bool concerns(plan const& p) { return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged); }
+  bool serves(plan const& p) const { return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_; }
+
+  void copy(plan const& p, asked a, here at) {
+    if (p.by == route::staged) {
+      staged(p, a, at);
+    } else {
+      mark(p.src, line_, at);
+      mark(p.dst, line_, at);
+      streams::enqueue_peer_copy(line_, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
+    }
+    given_ = true;
+  }
   // Once something is enqueued the streams must come out ordered: if a wait is refused, the host waits for them instead.
-  auto const order_after = [&](clock::timeline& later, clock::timeline& earlier) {
-    if (later.wait(earlier.now()).ok()) return;
-    if (auto const done = r.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done);
-  };
-  auto const& far = from_here ? p.dst : p.src;
+  void other_follows(plan const& last, here at) {
+    if (!alone_ && given_) order_after(other_, line_, last, at);
+  }
+  void count(plan const& p, std::size_t bytes, here at) const {  // towards opening the memory
+    auto const& there = far(p, line_);
+    bool const open = &there == &p.dst ? p.dst_open : p.src_open;
+    if (there.memory && (p.untried || (p.by == route::peer && !open))) r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
+  }
+
+ private:
+  static end const& far(plan const& p, clock::timeline const& line) { return line.device() == p.src.device ? p.dst : p.src; }
   // Another process's memory is ordered by what the two say to each other: no stream of its device here has to do with it, and work given
   // there would make two processes take turns on that device (0.1 ms each time).
-  bool const alone = far.foreign && p.by == route::peer;
-  if (auto const before = alone ? driver::status{} : line.wait(other.now()); !before.ok()) refused(before);
-  if (p.by == route::staged) {
-    auto& from = from_here ? line : other;
-    auto& to = from_here ? other : line;
-    if (auto const before = other.wait(line.now()); !before.ok()) refused(before);
+  static bool needs_no_order(plan const& p, clock::timeline const& line) { return far(p, line).foreign && p.by == route::peer; }
+  [[noreturn]] void refused(driver::status s, plan const& p, here at) const {
+    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device), "The streams of both devices could not be ordered: the same call may be made again", at);
+  }
+  void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, here at) const {
+    if (later.wait(earlier.now()).ok()) return;
+    if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done, p, at);
+  }
+  void staged(plan const& p, asked a, here at) {
+    bool const from_here = line_.device() == p.src.device;
+    auto& from = from_here ? line_ : other_;
+    auto& to = from_here ? other_ : line_;
+    if (auto const before = other_.wait(line_.now()); !before.ok()) refused(before, p, at);
     mark(p.src, from, at);
     mark(p.dst, to, at);
     try {
-      r.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
+      r_.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
     } catch (device_lost const&) {
       throw;
     } catch (...) {
-      order_after(line, other);
-      order_after(other, line);
+      order_after(line_, other_, p, at);
+      order_after(other_, line_, p, at);
       throw;
     }
-    order_after(line, other);
-  } else {
-    mark(p.src, line, at);
-    mark(p.dst, line, at);
-    streams::enqueue_peer_copy(line, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
+    order_after(line_, other_, p, at);
   }
-  if (!alone) order_after(other, line);
-  if (far.memory && (p.untried || (p.by == route::peer && !far_open))) {
-    r.part<links>().flowed(line.device(), *far.memory, *far.block, a.bytes, at);
+
+  runtime::impl& r_;
+  clock::timeline &line_, &other_;
+  bool const alone_;
+  bool given_ = false;
+};
+
+// The first of them, and those after it that lie between the same two devices. Returns: how many, with those of zero bytes among them.
+std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line, std::span<copy_item const> items, here at) {
+  between both(r, plans.front(), line, at);
+  std::size_t n = 0, last = 0;
+  try {
+    for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n) {
+      if (items[n].bytes) both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
+    }
+  } catch (...) {
+    both.other_follows(plans[last], at);
+    throw;
   }
+  both.other_follows(plans[last], at);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (items[i].bytes) both.count(plans[i], items[i].bytes, at);
+  }
+  return n;
 }
 
 // Returns: what of it will still come to pageable memory.
 streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at, bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
+  if (between::concerns(p)) {
+    copy_item const alone{a.dst, a.src, a.bytes};
+    between_devices(r, {&p, 1}, line, {&alone, 1}, at);
+    return later;
+  }
   switch (p.by) {
     case route::host:
       synchronize(r, line, line.now(), "copy", p, at);
@@ -210,10 +259,6 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
       }
       break;
     case route::staged:
-      if (!p.dst.on_host() && !p.src.on_host()) {
-        between_devices(r, p, line, a, at);
-        break;
-      }
       mark(p.dst.on_host() ? p.src : p.dst, line, at);
       if (p.dst.on_host() && caller_waits) {
         r.part<streams::staging>().to_waiting_host(line, a.dst, a.src, a.bytes, at);
@@ -224,7 +269,7 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
       }
       mark_host(r, p.dst, line);
       break;
-    case route::peer: between_devices(r, p, line, a, at); break;
+    case route::peer:
     case route::automatic: break;
   }
   return later;
@@ -324,8 +369,14 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
   std::vector<streams::staging::coming> later;
   later.reserve(items.size());
   try {
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      if (items[i].bytes) later.push_back(peer::carry_out(r, plans[i], line, {items[i].dst, items[i].src, items[i].bytes}, at));
+    for (std::size_t i = 0; i < items.size();) {
+      auto const& item = items[i];
+      if (item.bytes && peer::between::concerns(plans[i])) {
+        i += peer::between_devices(r, std::span(plans).subspan(i), line, items.subspan(i), at);
+        continue;
+      }
+      if (item.bytes) later.push_back(peer::carry_out(r, plans[i], line, {item.dst, item.src, item.bytes}, at));
+      ++i;
     }
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
   } catch (...) {  // the caller may touch the host's memory now: those before it are done first, or never will be
