@@ -1,8 +1,8 @@
 // What weir::copy refuses, and with which words; batches, guards, memory freed behind a copy, refused calls, lost devices.
 #include <atomic>
-#include <functional>
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/refused.h"
 
 namespace weir {
 namespace {
@@ -18,48 +18,39 @@ struct routes : ::testing::Test {
   buffer a{n, {.on = device(0)}}, b{n, {.on = device(0)}}, c{n, {.on = device(1)}}, p = pinned(n);
   test::bytes_of_host host = pattern(n, 1);
 
-  std::string refusal(std::function<void()> call) {
-    try {
-      call();
-    } catch (invalid_use const& e) {
-      return e.what();
-    }
-    ADD_FAILURE() << "not refused";
-    return "";
-  }
   static bool has(std::string const& text, std::string_view part) { return text.find(part) != std::string::npos; }
 };
 
 TEST_F(routes, a_copy_past_the_end_of_a_known_block_names_its_size_and_what_was_asked) {
-  auto const past = refusal([&] { copy(a.data(), host.data(), n + 1); });
+  auto const past = test::refused([&] { copy(a.data(), host.data(), n + 1); });
   EXPECT_TRUE(has(past, "dst gpu:0") && has(past, "holds 4096 B") && has(past, "asked 4097 B")) << past;
-  auto const inside = refusal([&] { weir::copy(host.data(), c.data<std::byte>() + 4000, 97); });
+  auto const inside = test::refused([&] { weir::copy(host.data(), c.data<std::byte>() + 4000, 97); });
   EXPECT_TRUE(has(inside, "src gpu:1") && has(inside, "holds 96 B to the end of its block of 4096 B")) << inside;
-  auto const of_pinned = refusal([&] { copy(p.data<std::byte>() + 1, a.data(), n); });
+  auto const of_pinned = test::refused([&] { copy(p.data<std::byte>() + 1, a.data(), n); });
   EXPECT_TRUE(has(of_pinned, "dst pinned") && has(of_pinned, "holds 4095 B")) << of_pinned;
   EXPECT_NO_THROW(weir::copy(c.data<std::byte>() + 4000, host.data(), 96));
 }
 
 TEST_F(routes, overlapping_ranges_are_refused_and_the_same_place_is_nothing_to_do) {
   auto* const x = a.data<std::byte>();
-  EXPECT_TRUE(has(refusal([&] { weir::copy(x + 8, x, 16); }), "overlap"));
-  EXPECT_TRUE(has(refusal([&] { weir::copy(host.data(), host.data() + 15, 16); }), "overlap"));
+  EXPECT_TRUE(has(test::refused([&] { weir::copy(x + 8, x, 16); }), "overlap"));
+  EXPECT_TRUE(has(test::refused([&] { weir::copy(host.data(), host.data() + 15, 16); }), "overlap"));
   EXPECT_NO_THROW(weir::copy(x + 16, x, 16));
   EXPECT_NO_THROW(weir::copy(x, x, n));
 }
 
 TEST_F(routes, null_is_refused_but_with_zero_bytes_anything_is_fine) {
-  EXPECT_TRUE(has(refusal([&] { copy(nullptr, host.data(), 1); }), "dst is null"));
-  EXPECT_TRUE(has(refusal([&] { copy(a.data(), nullptr, 1); }), "src is null"));
+  EXPECT_TRUE(has(test::refused([&] { copy(nullptr, host.data(), 1); }), "dst is null"));
+  EXPECT_TRUE(has(test::refused([&] { copy(a.data(), nullptr, 1); }), "src is null"));
   EXPECT_NO_THROW(copy(nullptr, nullptr, 0));
   EXPECT_NO_THROW(copy(s, nullptr, reinterpret_cast<void*>(8), 0).synchronize());
   EXPECT_NO_THROW(set(nullptr, std::byte{1}, 0));
-  EXPECT_TRUE(has(refusal([&] { set(nullptr, std::byte{1}, 1); }), "null"));
-  EXPECT_TRUE(has(refusal([&] { copy(a.data(), host.data(), std::size_t(-8)); }), "asked"));
+  EXPECT_TRUE(has(test::refused([&] { set(nullptr, std::byte{1}, 1); }), "null"));
+  EXPECT_TRUE(has(test::refused([&] { copy(a.data(), host.data(), std::size_t(-8)); }), "asked"));
 }
 
 TEST_F(routes, another_devices_stream_is_refused_and_named) {
-  auto const said = refusal([&] { copy(t, a.data(), host.data(), n); });
+  auto const said = test::refused([&] { copy(t, a.data(), host.data(), n); });
   EXPECT_TRUE(has(said, "stream of gpu:1") && has(said, "gpu:0")) << said;
   // Between devices: the stream of either. Nothing orders s and t, so the host does.
   EXPECT_NO_THROW(copy(t, c.data(), a.data(), n).synchronize());
@@ -69,10 +60,10 @@ TEST_F(routes, another_devices_stream_is_refused_and_named) {
 TEST_F(routes, freed_memory_is_refused) {
   void* const gone = allocate(s, 1_MiB);
   deallocate(gone);
-  EXPECT_TRUE(has(refusal([&] { copy(s, gone, host.data(), 16); }), "not allocated"));
+  EXPECT_TRUE(has(test::refused([&] { copy(s, gone, host.data(), 16); }), "not allocated"));
   void* const gone_too = p.data();
   p = buffer();
-  EXPECT_TRUE(has(refusal([&] { copy(s, a.data(), gone_too, 16); }), "not allocated"));
+  EXPECT_TRUE(has(test::refused([&] { copy(s, a.data(), gone_too, 16); }), "not allocated"));
 }
 
 TEST_F(routes, a_refused_copy_changes_nothing) {
@@ -105,9 +96,9 @@ TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
     void* const away = allocate(default_stream(device(0)), bytes);
     set(away, std::byte{1}, bytes);
     set(static_cast<std::byte*>(away) + bytes - 1, std::byte{2}, 1);
-    EXPECT_TRUE(has(refusal([&] { set(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
+    EXPECT_TRUE(has(test::refused([&] { set(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
     deallocate(away);
-    EXPECT_TRUE(has(refusal([&] { set(away, std::byte{4}, bytes); }), "not allocated"));
+    EXPECT_TRUE(has(test::refused([&] { set(away, std::byte{4}, bytes); }), "not allocated"));
     EXPECT_GE(m.memory(0).statistics().pending_bytes.all.current, std::int64_t(bytes)) << "the engine may still write it";
   }
 }
@@ -202,7 +193,7 @@ TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
     copy(c.data(), a.data(), n).synchronize();
     EXPECT_EQ(test::read_back(c.data(), n, 1), host);
     route_guard wrong(route::peer);
-    EXPECT_TRUE(has(refusal([&] { copy(a.data(), p.data(), n); }), "route::peer"));
+    EXPECT_TRUE(has(test::refused([&] { copy(a.data(), p.data(), n); }), "route::peer"));
   }
   EXPECT_EQ(explain_copy(a.data(), p.data(), n).by, route::engine);
 }

@@ -9,24 +9,16 @@
 #include <fstream>
 #include <limits>
 
+#include "tests/support/refused.h"
+#include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/device.h"
-#include "tests/support/seeds.h"
 #include "weir/memory.h"
 
 namespace weir {
 namespace {
 
-template <class F>
-std::string refused(F f) {
-  try {
-    f();
-  } catch (invalid_use const& e) {
-    return e.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return {};
-}
+using test::refused;
 
 bool has(std::string const& text, char const* part) { return text.find(part) != text.npos; }
 

@@ -9,6 +9,7 @@
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
+#include "tests/support/refused.h"
 #include "weir/copy.h"
 #include "weir/memory.h"
 
@@ -52,17 +53,6 @@ struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads,
     on.synchronize();
     EXPECT_TRUE(machine.destroy_executable(ready.value).ok());
     drop(g);
-  }
-  // Says the remedy of the invalid_use that f throws.
-  template <class F>
-  std::string refused(F f) {
-    try {
-      f();
-    } catch (invalid_use const& e) {
-      return e.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return {};
   }
   void TearDown() override { EXPECT_EQ(clocks.validate(), std::vector<std::string>{}); }
 };
@@ -126,7 +116,7 @@ TEST_P(beside_captures, memory_is_refused_on_a_captured_stream_and_to_be_had_aga
   begin(s);
   EXPECT_TRUE(s.ref().is_capturing());
   for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) {
-    std::string const words = refused([&] { (void)allocate(s, bytes); });
+    std::string const words = test::refused([&] { (void)allocate(s, bytes); });
     EXPECT_NE(words.find("being captured"), std::string::npos) << words;
     EXPECT_NE(words.find("Allocate before the capture begins"), std::string::npos) << words;
   }
@@ -140,7 +130,7 @@ TEST_P(beside_captures, memory_is_refused_on_a_captured_stream_and_to_be_had_aga
 
 TEST_P(beside_captures, memory_is_refused_where_nothing_is_cached_even_before_the_capture_was_met) {
   begin(s);
-  EXPECT_NE(refused([&] { (void)allocate(s, 100_KiB); }).find("being captured"), std::string::npos);
+  EXPECT_NE(test::refused([&] { (void)allocate(s, 100_KiB); }).find("being captured"), std::string::npos);
   drop(end(s));
 }
 
@@ -171,12 +161,12 @@ TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_e
   f.record(t);
   s.wait(f);
   work(s, 3);
-  EXPECT_NE(refused([&] { (void)e.query(); }).find("inside a capture"), std::string::npos);
-  EXPECT_NE(refused([&] { f.synchronize(); }).find("inside a capture"), std::string::npos);
+  EXPECT_NE(test::refused([&] { (void)e.query(); }).find("inside a capture"), std::string::npos);
+  EXPECT_NE(test::refused([&] { f.synchronize(); }).find("inside a capture"), std::string::npos);
   run(end(s), other);
   EXPECT_EQ(log, (std::vector{1, 2, 3}));
-  EXPECT_NE(refused([&] { (void)e.query(); }).find("behind the launch"), std::string::npos);
-  (void)refused([&] { other.wait(e); });
+  EXPECT_NE(test::refused([&] { (void)e.query(); }).find("behind the launch"), std::string::npos);
+  (void)test::refused([&] { other.wait(e); });
   e.record(other);
   e.synchronize();
   EXPECT_TRUE(e.query());
@@ -190,14 +180,14 @@ TEST_P(beside_captures, what_is_captured_is_neither_asked_nor_waited_for_and_tha
   stamp const work_of_other = other.stamp();
   begin(s);
   work(s, 1);
-  EXPECT_NE(refused([&] { (void)s.query(); }).find("capture"), std::string::npos);
-  EXPECT_NE(refused([&] { s.synchronize(); }).find("capture"), std::string::npos);
-  EXPECT_NE(refused([&] { synchronize(gpu); }).find("end the capture first"), std::string::npos);
-  (void)refused([&] { s.stamp().synchronize(); });
-  (void)refused([&] { s.wait(other); });
+  EXPECT_NE(test::refused([&] { (void)s.query(); }).find("capture"), std::string::npos);
+  EXPECT_NE(test::refused([&] { s.synchronize(); }).find("capture"), std::string::npos);
+  EXPECT_NE(test::refused([&] { synchronize(gpu); }).find("end the capture first"), std::string::npos);
+  (void)test::refused([&] { s.stamp().synchronize(); });
+  (void)test::refused([&] { s.wait(other); });
   work(other, 2);
-  (void)refused([&] { s.wait(other.stamp()); });
-  (void)refused([&] { t.wait(s.stamp()); });
+  (void)test::refused([&] { s.wait(other.stamp()); });
+  (void)test::refused([&] { t.wait(s.stamp()); });
   EXPECT_FALSE(t.ref().is_capturing()) << "a stamp is of a stream's own work: waiting for it joins no capture";
   other.synchronize();
   s.wait(work_of_other);  // known to be complete: nothing to wait for, at any launch

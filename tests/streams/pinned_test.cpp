@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/refused.h"
 #include "weir/collective.h"
 
 namespace weir {
@@ -116,14 +117,7 @@ TEST_F(pinned_pool, zero_bytes_are_valid_and_freeable) {
 TEST_F(pinned_pool, wrong_frees_are_named_and_change_nothing) {
   auto* const a = static_cast<std::byte*>(pool.allocate(4096, 0, line_));
   int outside = 0;
-  auto const message_of = [&](void* p) -> std::string {
-    try {
-      pool.deallocate(p, line_);
-    } catch (invalid_use const& e) {
-      return e.what();
-    }
-    return "";
-  };
+  auto const message_of = [&](void* p) { return test::refused([&] { pool.deallocate(p, line_); }); };
   EXPECT_NE(message_of(a + 8).find("inside the pinned block"), std::string::npos);
   EXPECT_NE(message_of(&outside).find("no pinned pool"), std::string::npos);
   pool.deallocate(a, line_);
