@@ -168,12 +168,19 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   }
   auto got = mine.small.take(r.size_class, r.bytes);
   if (!got.from) {
-    piece* const run = mine.pieces.take_run(mine.small.next_run_bytes(r.size_class));
+    std::size_t const bytes = mine.small.next_run_bytes(r.size_class), alignment = slabs::run_alignment(r.size_class);
+    piece* run = mine.pieces.take_run(bytes, alignment);
+    if (!run && mine.small.has_shed()) run = mine.pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
     if (!run) return nullptr;
     cut_run(mine, *run, r.size_class);
     got = mine.small.take(r.size_class, r.bytes);
   }
   return hand_out(mine, got, r);
+}
+
+void* device_allocator::warm_or_shed(stream_memory& mine, request const& r) {
+  if (void* const p = warm(mine, r)) return p;
+  return r.size_class >= 0 && mine.small.worth_shedding(space_.page_bytes()) && shed_cells(mine) ? warm(mine, r) : nullptr;
 }
 
 // When memory is short: blocks where runs would lie, and runs among blocks.
@@ -182,7 +189,7 @@ void* device_allocator::warm_anywhere(stream_memory& mine, request const& r) {
     piece* const p = mine.pieces.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(mine, *p, r, nullptr) : nullptr;
   }
-  piece* const run = mine.pieces.take_anywhere(mine.small.next_run_bytes(r.size_class), granule);
+  piece* const run = mine.pieces.take_run_anywhere(mine.small.next_run_bytes(r.size_class), granule);
   if (!run) return nullptr;
   cut_run(mine, *run, r.size_class);
   return hand_out(mine, mine.small.take(r.size_class, r.bytes), r);
@@ -207,7 +214,7 @@ void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) 
   try {
     mine.small.add(run, size_class, &mine, mine.way);
   } catch (...) {
-    mine.pieces.give(run, mine.home.load()->now().n);
+    mine.pieces.release_done(run);
     throw;
   }
   mine.counts.run_cut(static_cast<std::int64_t>(bytes));
@@ -215,27 +222,49 @@ void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) 
 }
 
 void device_allocator::return_run(stream_memory& m, slab& s) noexcept {
-  piece& run = m.small.remove(s);
-  m.counts.run_cut(-static_cast<std::int64_t>(run.bytes));
-  counts_.run_returned(run.bytes);
-  m.pieces.give(run, m.home.load()->now().n);
+  std::uint64_t const now = m.home.load()->now().n;
+  m.small.remove(s, [&](piece& part) {
+    run_gone(m, part.bytes);
+    m.pieces.give(part, now);
+  });
+}
+
+void device_allocator::run_gone(stream_memory& m, std::size_t bytes) noexcept {
+  m.counts.run_cut(-static_cast<std::int64_t>(bytes));
+  counts_.run_returned(bytes);
+}
+
+// What sizes that few blocks are left of do not need serves others.
+std::size_t device_allocator::shed_cells(stream_memory& m) {
+  for (thread_cache* c : m.caches) {
+    c->shut();
+    empty(m, *c);
+  }
+  std::uint64_t const now = m.home.load()->now().n;
+  std::size_t const before = m.small.in_runs();
+  m.small.shed(
+      [&](piece& part, address from, std::size_t bytes) {
+        piece* const rest = m.pieces.give_part(part, from, bytes, now);
+        run_gone(m, bytes);
+        return rest;
+      },
+      [&](slab& s) { return_run(m, s); });
+  return before - m.small.in_runs();
 }
 
 device_allocator::located device_allocator::locate(region& r, address a) noexcept {
   located found{r.owner.load()};
-  piece* const p = r.covering(a);
-  if (!p) return found;
-  found.whole = p;
-  found.start = p->at;
-  if (p->is == state::slab) {
-    slab& s = *p->cut;
-    std::uint32_t const i = s.index(a);
-    if (i >= s.slots) return located{found.in};
-    found.cut = &s;
+  if (slab* const s = r.slab_at(a)) {
+    std::uint32_t const i = s->index(a);
+    if (i >= s->slots || s->has_gone(i)) return found;
+    found.whole = s->run;
+    found.cut = s;
     found.index = i;
-    found.start = s.start(i);
-    found.live = s.at(i) == slot::live;
-  } else {
+    found.start = s->start(i);
+    found.live = s->at(i) == slot::live;
+  } else if (piece* const p = r.covering(a)) {
+    found.whole = p;
+    found.start = p->at;
     found.live = p->is == state::live;
   }
   return found;

@@ -221,7 +221,7 @@ std::size_t arena::largest_free() const noexcept {
   return best;
 }
 
-piece* arena::commit(growth& g) {
+piece* arena::commit_run(growth& g) {
   piece* p = g.window;
   if (g.block > p->at) {
     piece* const right = cut(*p, g.block);
@@ -229,6 +229,11 @@ piece* arena::commit(growth& g) {
     p = right;
   }
   if (p->bytes > g.bytes) settle_reserved(*cut(*p, g.block + g.bytes));
+  return p;
+}
+
+piece* arena::commit(growth& g) {
+  piece* const p = commit_run(g);
   p->is = state::live;
   p->in->enter(*p);
   return p;

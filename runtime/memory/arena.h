@@ -44,16 +44,28 @@ class arena {
 
   // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
-  // For a run of slots: apart from the blocks, where there is such a part.
-  piece* take_run(std::size_t bytes) {
-    piece* const found = (has_runs_ ? runs_ : free_).find(bytes, [&](piece const& p) { return round_up(p.at, granule) + bytes <= p.end(); });
-    return found ? carve(found, round_up(found->at, granule), bytes) : nullptr;
+  // For a run of slots: apart from the blocks, where there is such a part. Ensures, of these three: reserved, for a slab or release_done().
+  piece* take_run(std::size_t bytes, std::size_t alignment) {
+    return reserve_in((has_runs_ ? runs_ : free_).find(bytes, room_for{bytes, alignment}), bytes, alignment);
+  }
+  piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) { return reserve_in(find_anywhere(bytes, alignment), bytes, alignment); }
+  // The longest, in whole cells, of those that are too short for that. Not where it would lie among blocks.
+  piece* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
+    if (!has_runs_) return nullptr;
+    piece* found = nullptr;
+    auto const room = [&](piece const& p) { return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell)); };
+    runs_.look_down(below, [&](piece& p) {
+      if (room(p) < slot_bytes) return false;
+      found = &p;
+      return true;
+    }, looks_at_spans);
+    if (!found) return nullptr;
+    std::size_t const slots = std::min(room(*found), below) / slot_bytes;
+    return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
   }
   // From either part, when memory is short.
   piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
-    auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end(); };
-    piece* found = runs_.find(bytes, fits);
-    if (!found) found = tightest(bytes, fits);
+    piece* const found = find_anywhere(bytes, alignment);
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
   // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is large enough, so that
@@ -72,6 +84,17 @@ class arena {
   }
   // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed). It may no longer be named.
   void give(piece&, std::uint64_t freed) noexcept;
+  // Of a slab's run: what is left of the piece at either end stays the slab's. Throws: bad_alloc, before anything changes
+  // Returns: what is left behind it, or null.
+  piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
+    stock(2);
+    piece* const rest = run.end() > from + bytes ? cut(run, from + bytes) : nullptr;
+    if (rest) rest->cut = run.cut;
+    piece* const gone = from > run.at ? cut(run, from) : &run;
+    gone->cut = run.cut;
+    give(*gone, freed);
+    return rest;
+  }
 
   // Adds addresses: all gap, or (segments) all free.
   void add_region(region&, state);
@@ -82,6 +105,7 @@ class arena {
   bool plan(std::size_t bytes, std::size_t alignment, part, growth&, ghost_sight const& = {}, bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
   piece* commit(growth&);            // Requires: what the block needs is mapped. Ensures: live
+  piece* commit_run(growth&);        // the same. Ensures: as take_run
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
   // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours as one reserved piece,
@@ -221,6 +245,17 @@ class arena {
       }
     }
     return nullptr;
+  }
+  struct room_for {
+    std::size_t bytes, alignment;
+    bool operator()(piece const& p) const noexcept { return round_up(p.at, alignment) + bytes <= p.end(); }
+  };
+  piece* find_anywhere(std::size_t bytes, std::size_t alignment) const {
+    piece* const found = runs_.find(bytes, room_for{bytes, alignment});
+    return found ? found : tightest(bytes, room_for{bytes, alignment});
+  }
+  piece* reserve_in(piece* found, std::size_t bytes, std::size_t alignment) {
+    return found ? reserve(*found, round_up(found->at, alignment), round_up(found->at, alignment) + bytes) : nullptr;
   }
   // The tightest of those for blocks.
   template <class Fits>

@@ -149,10 +149,13 @@ class device_allocator final : public allocator {
 
   // Warm: Requires the lock of `mine`. Null: nothing mapped fits.
   void* warm(stream_memory& mine, request const&);
+  void* warm_or_shed(stream_memory&, request const&);
   void* warm_anywhere(stream_memory& mine, request const&);
   void* hand_out(stream_memory& mine, piece&, request const&, clock::timeline* other_home);
   void* hand_out(stream_memory& mine, slabs::taken, request const&);
   void return_run(stream_memory&, slab&) noexcept;
+  void run_gone(stream_memory&, std::size_t bytes) noexcept;  // to the counters
+  std::size_t shed_cells(stream_memory&);                      // bytes of its runs that are free pieces now. Requires: the lock
   void cut_run(stream_memory&, piece& run, int size_class);      // Throws: bad_alloc; the run is free again then
   void take_back(void*, clock::timeline* last_use, here);        // Throws also bad_alloc; nothing has changed then
   void forget_user(void*, clock::timeline&) noexcept;            // what that stream did with the block is complete

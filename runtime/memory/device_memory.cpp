@@ -277,15 +277,16 @@ std::vector<std::string> device_allocator::validate() const {
         if (p->is == state::pending) held += p->bytes;
         if (p->is == state::free) cached += p->bytes;
         if (p->is == state::reserved) reserved += p->bytes;
-        if (p->is == state::slab) {
+        if (p->is == state::slab) cached += p->bytes;
+        if (p->is == state::slab && p->cut->run == p) {  // of all its parts
           slab const& s = *p->cut;
           std::uint32_t held_by_caches = 0;
           for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
           marked_cached += std::size_t{held_by_caches} * s.size;
-          std::size_t const in_use = std::size_t{s.slots - s.free - s.pending - held_by_caches} * s.size;
+          std::size_t const in_use = std::size_t{s.held() - held_by_caches} * s.size;
           live += in_use;
           held += std::size_t{s.pending} * s.size;
-          cached += p->bytes - in_use - std::size_t{s.pending} * s.size;
+          cached -= in_use + std::size_t{s.pending} * s.size;
         }
       }
     }
@@ -385,7 +386,7 @@ device_allocator::~device_allocator() {
       while (slab* const s = m->small.any_empty()) return_run(*m, *s);
       for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
         for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
-          bool const held = p->is == state::live || (p->is == state::slab && p->cut->free + p->cut->pending < p->cut->slots);
+          bool const held = p->is == state::live || (p->is == state::slab && p->cut->held());
           bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));
           if (!held && !used) continue;
           for (address a = p->at; a < p->end();) {

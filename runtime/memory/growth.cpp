@@ -28,9 +28,9 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
   growth g;
   {
     section const hold(mine);
-    if ((out = warm(mine, r))) return {};  // freed meanwhile, or by the rung before
+    if ((out = warm_or_shed(mine, r))) return {};  // freed meanwhile, or by the rung before
     std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
-    std::size_t const alignment = r.size_class < 0 ? r.alignment : granule;
+    std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {
       bool const run = r.size_class >= 0 && mine.pieces.has_runs();
@@ -77,11 +77,10 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     return s;
   }
   counts_.missed();
-  piece* const p = mine.pieces.commit(g);
   if (r.size_class < 0) {
-    out = hand_out(mine, *p, r, nullptr);
+    out = hand_out(mine, *mine.pieces.commit(g), r, nullptr);
   } else {
-    cut_run(mine, *p, r.size_class);
+    cut_run(mine, *mine.pieces.commit_run(g), r.size_class);
     out = hand_out(mine, mine.small.take(r.size_class, r.bytes), r);
   }
   return {};
@@ -91,7 +90,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   std::size_t bytes = 0;
   {
     section const hold(mine);
-    if ((out = warm(mine, r))) return {};
+    if ((out = warm_or_shed(mine, r))) return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, space_.page_bytes());

@@ -96,7 +96,11 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     if (step("blocks in caches of threads", [&] {
           std::size_t bytes = 0;
-          for (stream_memory* m : memories()) bytes += empty_caches(*m);
+          for (stream_memory* m : memories()) {
+            bytes += empty_caches(*m);
+            section const hold(*m);
+            bytes += shed_cells(*m);
+          }
           return bytes;
         })) {
       return out;
@@ -292,7 +296,7 @@ std::size_t device_allocator::empty_cache() {
     {
       section const hold(*m);
       newest.stream = m->home.load()->id();
-      while (slab* const s = m->small.any_empty()) return_run(*m, *s);
+      shed_cells(*m);
       m->pieces.each_free([&](piece const& p) {
         if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);
       });

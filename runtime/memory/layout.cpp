@@ -26,7 +26,8 @@ void add(mapped_range& to, part const& p) {
 void add_slots(mapped_range& to, piece const& run, std::vector<address> const& waiting) {
   slab const& s = *run.cut;
   address end = run.at;
-  for (std::uint32_t i = 0; i < s.slots; ++i) {
+  for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
+    if (s.has_gone(i)) continue;
     if (s.start(i) > end) add(to, {end, s.start(i) - end, 0, use::free});
     end = s.start(i) + s.size;
     switch (s.at(i)) {

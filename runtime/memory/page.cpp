@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "runtime/memory/arena.h"
+#include "runtime/memory/slab.h"
 
 namespace weir::memory {
 namespace {
@@ -58,7 +59,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), slabs_(n / granule + 2), started_(n / granule + 2) {}
+    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), slabs_(n / cell + 2), started_(n / granule + 2) {}
 
 region::~region() = default;
 
@@ -81,25 +82,17 @@ std::array<piece*, granule_table::row>& granule_table::among(std::uintptr_t& s) 
 }
 
 void region::enter(piece& p) noexcept {
-  std::size_t const first_granule = index(p.at);
   if (p.is != state::slab) return enter_block(p, p.at);
-  started_.insert(first_granule);
-  for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
-    starts_.set(i, &p, false);
-    slabs_[i] = p.cut;
-  }
+  for (std::size_t i = cell_index(p.at), last = cell_index(p.end() - 1); i <= last; ++i) slabs_[i] = p.cut;
 }
 
 void region::leave(piece& p) noexcept {
-  std::size_t const first_granule = index(p.at);
   if (p.is != state::slab) return leave_block(p.at);
-  for (std::size_t i = first_granule, last = index(p.at + p.bytes - 1); i <= last; ++i) {
-    starts_.clear(i);
-    slabs_[i] = nullptr;
-  }
+  for (std::size_t i = cell_index(p.at), last = cell_index(p.end() - 1); i <= last; ++i) slabs_[i] = nullptr;
 }
 
 piece* region::covering(address a) const noexcept {
+  if (slab const* const s = slab_at(a)) return s->part_at(a);
   std::size_t i = index(a);
   piece* p = starts_.at(i);
   if (!p || p->at > a) {

@@ -20,6 +20,7 @@ namespace weir::memory {
 
 using driver::address;
 inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule
+inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one slab's run, or of none
 
 class lowest_fit;
 class stream_memory;
@@ -67,7 +68,7 @@ struct homed_handle : handle {
 };
 
 // A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one starts is one word, 64 times
-// fewer pages and lines than a word for each granule. Where several start, or runs of slabs lie, it is a row of 64 words, and stays one.
+// fewer pages and lines than a word for each granule. Where several start it is a row of 64 words, and stays one.
 class granule_table {
  public:
   static constexpr std::size_t row = 64;
@@ -119,7 +120,7 @@ class region {
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }
   void set_pages(handle const& where, handle* value) noexcept;
-  // Which block covers an address: a block is entered at its start, a slab's run at each of its granules.
+  // Which block covers an address: a block is entered at its start, a slab's run at each of its cells.
   void enter(piece&) noexcept;
   void leave(piece&) noexcept;
   void enter_block(piece& p, address at) noexcept {  // no run
@@ -130,15 +131,16 @@ class region {
   void leave_block(address at) noexcept { starts_.clear(index(at)); }
   piece* covering(address) const noexcept;  // null: no block, no run
   piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }  // the block that starts in the same granule, or perhaps another; null: none
-  slab* slab_at(address a) const noexcept { return slabs_[index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
-  slab* const* slabs() const noexcept { return &slabs_[0]; }              // by granule from the one of `base` on
+  slab* slab_at(address a) const noexcept { return slabs_[cell_index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
+  slab* const* slabs() const noexcept { return &slabs_[0]; }              // by cell from the one of `base` on
 
  private:
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
+  std::size_t cell_index(address a) const noexcept { return a / cell - base / cell; }
   int const page_shift_;
   sparse_array<handle*> pages_;
   granule_table starts_;
-  sparse_array<slab*> slabs_;    // a granule
+  sparse_array<slab*> slabs_;    // a cell
   mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };
 

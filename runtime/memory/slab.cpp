@@ -66,6 +66,7 @@ std::uint32_t slabs::take_bit(slab& s) noexcept {
   std::uint64_t& word = s.free_bits[s.hint];
   auto const i = s.hint * 64 + static_cast<std::uint32_t>(std::countr_zero(word));
   word &= word - 1;
+  free_bytes_ -= s.size;
   if (--s.free == 0) unlist(s);
   return i;
 }
@@ -112,10 +113,11 @@ bool slabs::set_free(slab& s, std::uint32_t i) noexcept {
   s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.hint = std::min(s.hint, i / 64);
   ++s.free;
+  free_bytes_ += s.size, ++freed_;
   if (!s.listed) list(s);
   if (!s.empty()) return false;
   // One empty slab a class stays, so that a lone pair of calls does not cut and return a run each time.
-  return ++empties_[static_cast<std::size_t>(s.size_class)] > 1;
+  return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
 }
 
 void slabs::hold(slab& s, std::uint32_t i) noexcept {
@@ -144,8 +146,9 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   s.reciprocal = ~std::uint64_t{0} / size + 1;
   s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = static_cast<std::uint16_t>(c);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
-  s.pending = s.hint = 0;
-  run.in->leave(run);
+  s.bytes = static_cast<std::uint32_t>(run.bytes);
+  s.pending = s.gone = s.hint = 0;
+  in_runs_ += run.bytes, free_bytes_ += slots * size, words_ += words_of(s);
   run.is = state::slab;
   run.cut = &s;
   run.in->enter(run);
@@ -155,20 +158,45 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   return s;
 }
 
-piece& slabs::remove(slab& s) noexcept {
+piece* slabs::forget(slab& s) noexcept {
   unlist(s);
+  free_bytes_ -= std::size_t{s.free} * s.size, words_ -= words_of(s);
   --counts_[static_cast<std::size_t>(s.size_class)];
   --empties_[static_cast<std::size_t>(s.size_class)];
-  piece& run = *std::exchange(s.run, nullptr);
   s.marks.store(nullptr);
   s.known.reset(), s.free_bits.reset(), s.marks_room.reset();
-  s.slots = s.free = 0;
-  run.in->leave(run);
-  run.is = state::live;
-  run.cut = nullptr;
-  run.in->enter(run);
-  spare_.push_back(&s);
-  return run;
+  s.slots = s.free = s.gone = 0;
+  return std::exchange(s.run, nullptr);
+}
+
+slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
+  if (from >= s.slots) return {};
+  std::uint32_t const words = (s.slots + 63) / 64;
+  std::uint32_t w = from / 64;
+  std::uint64_t word = s.free_bits[w] & ~std::uint64_t{0} << from % 64;
+  while (!word && ++w < words) word = s.free_bits[w];
+  if (!word) return {};
+  std::uint32_t i = w * 64 + static_cast<std::uint32_t>(std::countr_zero(word)), end = i;
+  while (i > from && s.has_gone(i - 1)) --i;
+  while (end < s.slots) {
+    auto const free = static_cast<std::uint32_t>(std::countr_one(s.free_bits[end / 64] >> end % 64));
+    if (free) end += std::min(free, 64 - end % 64);
+    else if (s.has_gone(end)) ++end;
+    else break;
+  }
+  return {i, end - i};
+}
+
+void slabs::drop(slab& s, stretch idle, address from, address to) noexcept {
+  in_runs_ -= to - from;
+  for (std::uint32_t i = std::max(idle.first, s.index(from)); i < idle.first + idle.slots && s.start(i) < to; ++i) {
+    if (s.has_gone(i)) continue;
+    s.free_bits[i / 64] &= ~(std::uint64_t{1} << i % 64);
+    s.byte(i).set(slot_bits::gone);
+    --s.free, ++s.gone;
+    free_bytes_ -= s.size;
+  }
+  if (s.free == 0 && s.listed) unlist(s);
 }
 
 slab* slabs::any_empty() noexcept {
@@ -183,11 +211,27 @@ slab* slabs::any_empty() noexcept {
 
 void slabs::validate(std::vector<std::string>& wrong, std::string const& who) const {
   std::array<std::size_t, size_classes::count> counts{}, empties{};
+  std::size_t in_runs = 0, free_bytes = 0, words = 0;
   for (auto const& s : all_) {
     if (!s->run) continue;
     std::string const name = who + " slab of " + std::to_string(s->size) + " B: ";
-    std::uint32_t free = 0, live = 0, pending = 0, cached = 0;
+    std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
+    for (piece const* p = s->run; p; p = s->next_part(*p)) {
+      in_runs += p->bytes;
+      if (p->is != state::slab || p->cut != s.get()) wrong.push_back(name + "its run knows it");
+      for (address a = p->at; a < p->end(); a += cell) {
+        if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
+      }
+    }
     for (std::uint32_t i = 0; i < s->slots; ++i) {
+      bool touches = false;
+      for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell) touches |= s->run->in->slab_at(a) != s.get();
+      if (touches != s->has_gone(i)) wrong.push_back(name + "a slot has gone when a cell that it touches is the slab's no longer");
+      if (s->has_gone(i)) {
+        ++gone;
+        if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0) wrong.push_back(name + "a slot that has gone is not free");
+        continue;
+      }
       free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending, cached += s->at(i) == slot::cached;
       bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
       if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
@@ -197,13 +241,14 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who) co
       if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0))) wrong.push_back(name + "slots in the notes say so");
       if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark)) wrong.push_back(name + "a slot that was given back has neither note nor mark");
     }
-    if (free != s->free || pending != s->pending || free + live + pending + cached != s->slots) wrong.push_back(name + "slots = free + live + pending + cached");
+    if (free != s->free || pending != s->pending || gone != s->gone || free + live + pending + cached + gone != s->slots) wrong.push_back(name + "slots = free + live + pending + cached + gone");
+    free_bytes += std::size_t{free} * s->size, words += words_of(*s);
     if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
-    if (s->run->is != state::slab || s->run->cut != s.get()) wrong.push_back(name + "its run knows it");
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }
   if (counts != counts_ || empties != empties_) wrong.push_back(who + ": slabs are counted by class");
+  if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_) wrong.push_back(who + ": runs and what is free in them are counted");
 }
 
 }  // namespace weir::memory

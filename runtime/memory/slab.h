@@ -1,7 +1,8 @@
 // A slab is one run of an arena cut into equal slots; its state is a byte (four above 1 KiB) and a bit a slot on the host, nothing on the device.
 // Threads: the caller holds the lock of the stream_memory it belongs to.
 //
-// Invariant: slots = free + live + pending + cached, by counting the state bytes; a slab is listed exactly when it has a free slot.
+// Invariant: slots = free + live + pending + cached + gone, by counting the state bytes; a slab is listed exactly when it has a free slot.
+// A slot has gone when a cell that it touches is the slab's no longer: cells in which no slot is in use may go back to the arena.
 #pragma once
 #include <map>
 #include <memory>
@@ -68,6 +69,7 @@ struct slot_bits {
   static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
   static constexpr std::uint8_t some_unused = 1 << 3;
   static constexpr std::uint8_t exact = 1;                // live, no note, all of it was asked for
+  static constexpr std::uint8_t gone = 1 << 3;            // no live slot's, and no free one's
 };
 struct large_slot {
   slot_byte state;                                        // first: a large slot is found by its byte too
@@ -99,8 +101,9 @@ struct alignas(64) slab {
   std::uint16_t size_class = 0, way = 0;                     // way: where a thread finds its cache of this memory
   std::uint8_t byte_shift = 0;                               // 0 or, of large slots, 2
   bool listed = false;
-  piece* run = nullptr;
-  std::uint32_t free = 0, pending = 0;
+  piece* run = nullptr;                                      // the lowest part of it; the others lie behind it
+  std::uint32_t bytes = 0;                                   // of the run, with what has gone
+  std::uint32_t free = 0, pending = 0, gone = 0;
   std::uint32_t hint = 0;                                    // no word of free_bits below it has a bit
   std::unique_ptr<states[]> known;
   std::unique_ptr<std::uint64_t[]> free_bits;                // a bit a slot
@@ -182,7 +185,20 @@ struct alignas(64) slab {
     if (marks_room) marks_room[i].store(0);
     byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
-  bool empty() const noexcept { return free == slots; }
+  bool empty() const noexcept { return free + gone == slots; }
+  bool has_gone(std::uint32_t i) const noexcept { return byte(i).get() == slot_bits::gone; }
+  std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that somebody has, or a cache
+  piece* next_part(piece const& p) const noexcept {
+    for (piece* n = p.after; n && n->at < base + bytes; n = n->after) {
+      if (n->cut == this) return n;
+    }
+    return nullptr;
+  }
+  piece* part_at(address a) const noexcept {
+    piece* p = run;
+    while (p && a - p->at >= p->bytes) p = next_part(*p);
+    return p;
+  }
 };
 
 // A slot as a thread's cache holds it.
@@ -206,10 +222,46 @@ class slabs {
   bool take_back(slab& s, std::uint32_t index) noexcept { return set_free(s, index); }  // cached -> free; as give
   static constexpr std::size_t most_run_bytes = 512 << 10;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
+  static constexpr std::size_t run_alignment(int size_class) noexcept {  // slots are aligned as their size is
+    std::size_t const size = size_classes::bytes(size_class);
+    return std::max(cell, size & (~size + 1));
+  }
   std::size_t next_run_bytes(int size_class) const noexcept { return run_bytes(size_class, counts_[static_cast<std::size_t>(size_class)]); }
   slab& add(piece& run, int size_class, stream_memory* owner = nullptr, std::size_t way = 0);                       // the run's piece becomes `slab`
-  piece& remove(slab&) noexcept;                               // Requires: empty. Ensures: the run, whose piece is `live` again, so that it can be given
+  // Requires: empty; `give(part)` makes each part of its run the arena's.
+  template <class Give>
+  void remove(slab& s, Give give) noexcept {
+    piece* part = forget(s);
+    while (part) {
+      in_runs_ -= part->bytes;
+      give(*std::exchange(part, s.next_part(*part)));
+    }
+    spare_.push_back(&s);
+  }
+  // Ensures: each cell of each run has a byte of a slot in use. The others go: `give(part, from, bytes)` answers what is left of that part behind them, or null; `leave(slab)` is
+  // for those that are empty. Throws: what `give` throws before it changes anything
+  template <class Give, class Leave>
+  void shed(Give give, Leave leave) {
+    freed_ = 0, has_shed_ = true;
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      slab& s = *all_[i];
+      if (!s.run) continue;
+      if (s.empty()) {
+        leave(s);
+        continue;
+      }
+      piece* part = s.run;
+      for (stretch now = next_idle(s, 0); now.slots; now = next_idle(s, now.first + now.slots)) shed(s, now, part, give);
+      shed(s, {s.slots, 0}, part, give);  // what lies behind the last slot
+    }
+  }
+  // Much is free, and so much came free since all runs were looked through that each of those slots pays for a few words of that.
+  bool worth_shedding(std::size_t page_bytes) const noexcept {
+    return free_bytes_ >= std::max(in_runs_ / 4, page_bytes) && freed_ >= words_ / words_a_slot;
+  }
+  bool has_shed() const noexcept { return has_shed_; }         // ever: there may be pieces that are short
   slab* any_empty() noexcept;
+  std::size_t in_runs() const noexcept { return in_runs_; }
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
 
  private:
@@ -217,9 +269,40 @@ class slabs {
   bool set_free(slab&, std::uint32_t index) noexcept;
   std::uint32_t take_bit(slab&) noexcept;
   void unlist(slab&) noexcept;
+  piece* forget(slab&) noexcept;                               // the lowest part of its run
+  struct stretch {
+    std::uint32_t first = 0, slots = 0;
+  };
+  static stretch next_idle(slab const&, std::uint32_t from) noexcept;  // of slots that are free or have gone, some of them free. None: no slots
+  void drop(slab&, stretch, address from, address to) noexcept;        // those that touch these cells have gone
+  template <class Give>
+  void shed(slab& s, stretch idle, piece*& part, Give give) {  // part: none below it has a byte of that stretch
+    address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
+    address const to = round_down(end, cell);
+    for (address a = round_up(s.start(idle.first), cell); part && part->at < to; a = std::max(a, part ? part->at : to)) {
+      if (part->end() <= a || a < part->at) {
+        if (part->end() <= a) part = s.next_part(*part);
+        continue;
+      }
+      if (a >= to) break;
+      address const upto = std::min(to, part->end());
+      bool const lowest = part == s.run && part->at == a;
+      piece* const next = s.next_part(*part);
+      piece* const rest = give(*part, a, upto - a);
+      part = rest ? rest : next;
+      if (lowest) s.run = part;
+      drop(s, idle, a, upto);
+    }
+  }
   std::array<slab*, size_classes::count> open_{};              // listed: at least one free slot
   std::array<std::size_t, size_classes::count> counts_{};
   std::array<std::size_t, size_classes::count> empties_{};
+  static constexpr std::size_t words_a_slot = 32, words_a_slab = 4;
+  static std::size_t words_of(slab const& s) noexcept { return s.slots / 64 + words_a_slab; }  // that shed() looks at, and what the slab itself costs
+  std::size_t in_runs_ = 0, free_bytes_ = 0;                   // bytes: of all runs; of free slots
+  std::size_t words_ = 0;                                      // of all slabs
+  std::size_t freed_ = 0;                                      // slots that came free since shed()
+  bool has_shed_ = false;
   std::vector<std::unique_ptr<slab>> all_;                     // descriptors are used again, never freed
   std::vector<slab*> spare_;
 };

@@ -139,7 +139,7 @@ struct thread_table {
   struct stretch {  // of addresses, where a slot was found last
     address base = 0;
     std::size_t bytes = 0;
-    slab* const* slabs = nullptr;                     // by granule
+    slab* const* slabs = nullptr;                     // by cell
     region const* in = nullptr;
   };
   std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
@@ -222,7 +222,7 @@ bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true 
   if (a - near.base >= near.bytes) {
     return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a) : deallocate_after_search(mine, p);
   }
-  slab const* const s = near.slabs[(a - near.base) / granule];
+  slab const* const s = near.slabs[(a - near.base) / cell];
   std::uint32_t i;
   if (!s) [[unlikely]] return deallocate_large(mine, *near.in, a);
   if (!s->starts(a - s->base, i)) [[unlikely]] return false;
@@ -237,7 +237,7 @@ bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true 
 inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
-  slab* const s = mine.last.slabs[(a - mine.last.base) / granule];
+  slab* const s = mine.last.slabs[(a - mine.last.base) / cell];
   std::uint32_t i;
   if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);

@@ -102,7 +102,7 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
   pieces.give(*run, 0);
   EXPECT_EQ(wrong(), std::vector<std::string>{});
   EXPECT_EQ(pieces.free_pieces(), 2u) << "neighbours in different parts stay two";
-  EXPECT_EQ(pieces.take_run(page)->at, in->runs);
+  EXPECT_EQ(pieces.take_run(page, cell)->at, in->runs);
   ASSERT_NE(pieces.take(48 * page, bins::unit), nullptr);
   EXPECT_EQ(pieces.take(page, bins::unit), nullptr);
   EXPECT_EQ(pieces.take_anywhere(page, bins::unit)->at, in->runs + page);

@@ -5,8 +5,11 @@
 
 #include <condition_variable>
 #include <iostream>
+#include <map>
 #include <mutex>
+#include <random>
 #include <thread>
+#include <unordered_map>
 
 #include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
@@ -54,6 +57,60 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   }
   std::cout << "reserved " << sum / seeds << " of what was live, at most " << worst << "\n";
   EXPECT_LT(sum / seeds, 1.055) << "with handles as large as before: 1.067";
+}
+
+// Small blocks of one size after another, of which some stay: their runs are of use for other sizes, in whole cells. Blocks here have at most a cell, so
+// that no cell that comes free is too short for the next.
+TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells_that_they_touch) {
+  tests::seeds const wanted("small_bound", 12);
+  double worst = 0;
+  std::size_t grown = 0;
+  for (auto const seed : wanted) {
+    memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = seed});
+    auto& home = bench.stream(0);
+    auto& device = bench.on(0);
+    std::mt19937_64 random(seed);
+    std::map<std::uintptr_t, std::size_t> live;                      // bytes, by address
+    std::unordered_map<std::uintptr_t, std::size_t> touched;         // blocks, by cell
+    std::size_t bytes = 0;
+    auto const each_cell = [](std::uintptr_t at, std::size_t n, auto act) {
+      for (std::uintptr_t c = at / memory::cell; c <= (at + n - 1) / memory::cell; ++c) act(c);
+    };
+    std::size_t const one_in = std::array{20, 100, 500}[seed % 3];
+    std::int64_t reserved = 0;
+    for (int phase = 0; phase < 10; ++phase) {
+      std::size_t const size = std::size_t{16} << random() % 10;
+      std::size_t const n = (std::size_t{3} << 20) / (size + 100);
+      for (std::size_t i = 0; i < n; ++i) {
+        auto const p = reinterpret_cast<std::uintptr_t>(device.allocate(home, size, 0, at));
+        std::int64_t const now = device.statistics().reserved_bytes.all.current;
+        if (now > std::exchange(reserved, now)) {
+          double const most = 1.1 * static_cast<double>(std::max(touched.size() * memory::cell, bytes)) + (1 << 20);
+          worst = std::max(worst, static_cast<double>(now) / most), ++grown;
+          ASSERT_LE(static_cast<double>(now), most) << "phase " << phase << ", " << size << " B, seed " << seed;
+        }
+        live[p] = size, bytes += size;
+        each_cell(p, size, [&](std::uintptr_t c) { ++touched[c]; });
+      }
+      for (auto b = live.begin(); b != live.end();) {
+        if (random() % one_in == 0) {
+          ++b;
+          continue;
+        }
+        device.deallocate(reinterpret_cast<void*>(b->first), nullptr, at);  // NOLINT(performance-no-int-to-ptr)
+        bytes -= b->second;
+        each_cell(b->first, b->second, [&](std::uintptr_t c) {
+          if (--touched[c] == 0) touched.erase(c);
+        });
+        b = live.erase(b);
+      }
+      ASSERT_EQ(device.validate(), std::vector<std::string>{}) << "seed " << seed;
+    }
+    for (auto const& b : live) device.deallocate(reinterpret_cast<void*>(b.first), nullptr, at);  // NOLINT(performance-no-int-to-ptr)
+    (void)device.empty_cache();
+    EXPECT_EQ(device.statistics().reserved_bytes.all.current, 0) << "seed " << seed;
+  }
+  std::cout << "memory grew " << grown << " times, to " << worst << " of the bound at most\n";
 }
 
 // Each stream but the first is lent what those before it had, and what it gives back waits for it.

@@ -2,10 +2,13 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 #include <set>
 
+#include "runtime/memory/arena.h"
 #include "runtime/memory/slab.h"
+#include "tests/support/seeds.h"
 
 namespace weir::memory {
 namespace {
@@ -51,8 +54,7 @@ struct shelf {
     p->at = in.base + runs.size() * (std::size_t{1} << 20);
     p->bytes = bytes;
     p->in = &in;
-    p->is = state::live;
-    in.enter(*p);
+    p->is = state::reserved;
     runs.push_back(std::move(p));
     return *runs.back();
   }
@@ -131,14 +133,126 @@ TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_
   int returned = 0;
   for (auto const& t : all) {
     if (s.small.give(*t.from, t.index)) {
-      piece& run = s.small.remove(*t.from);
-      EXPECT_EQ(run.is, state::live);
-      ++returned;
+      s.small.remove(*t.from, [&](piece& run) {
+        EXPECT_EQ(run.cut, t.from);
+        run.in->leave(run);
+        ++returned;
+      });
     }
   }
   EXPECT_EQ(returned, 1) << "one empty slab a class stays";
   EXPECT_TRUE(s.small.any_empty() == &a || s.small.any_empty() == &b);
   EXPECT_EQ(s.wrong(), std::vector<std::string>{});
+}
+
+// Runs of an arena all of which is mapped; what is taken of each block is in a plain table.
+struct shedding {
+  struct taken {
+    slab* from;
+    std::uint32_t index;
+    bool pending = false;
+  };
+  explicit shedding(std::uint64_t seed) : random(seed) {
+    in.set_pages(all, &all);
+    pieces.add_region(in, state::free);
+  }
+  bool take(std::size_t bytes) {
+    int const c = size_classes::of(bytes);
+    auto got = small.take(c, bytes);
+    if (!got.from) {
+      piece* const run = pieces.take_run(random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell), slabs::run_alignment(c));
+      if (!run) return false;
+      small.add(*run, c);
+      got = small.take(c, bytes);
+    }
+    address const at = got.from->start(got.index);
+    auto const above = live.lower_bound(at);
+    bool const apart = (above == live.end() || at + got.from->size <= above->first) && (above == live.begin() || std::prev(above)->first + std::prev(above)->second.from->size <= at);
+    EXPECT_TRUE(apart) << "a byte was handed out twice";
+    live[at] = {got.from, got.index};
+    return true;
+  }
+  void back(slab& s) {
+    small.remove(s, [&](piece& part) { pieces.give(part, 1); });
+  }
+  void give(address at) {
+    taken const t = live.at(at);
+    live.erase(at);
+    if (small.give(*t.from, t.index)) back(*t.from);
+  }
+  address any() { return std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()))->first; }
+  void shed(std::size_t refused = ~std::size_t{0}) {
+    small.shed(
+        [&](piece& part, address from, std::size_t bytes) {
+          if (refused-- == 0) throw std::bad_alloc();
+          return pieces.give_part(part, from, bytes, 1);
+        },
+        [&](slab& s) { back(s); });
+  }
+  std::size_t touched() const {  // bytes of the cells that a block lies in
+    std::set<address> cells;
+    for (auto const& [at, t] : live) {
+      for (address a = round_down(at, cell); a < at + t.from->size; a += cell) cells.insert(a);
+    }
+    return cells.size() * cell;
+  }
+  std::vector<std::string> wrong() const {
+    std::vector<std::string> out;
+    small.validate(out, "slabs");
+    pieces.validate(out, "arena");
+    return out;
+  }
+  std::mt19937_64 random;
+  region in{address{1} << 40, std::size_t{64} << 20, 64 << 10, nullptr};
+  handle all{driver::memory_handle::none, in.base, in.bytes};
+  arena pieces;
+  slabs small;
+  std::map<address, taken> live;
+};
+
+TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_of_a_slot_in_use) {
+  tests::seeds const wanted("slabs_shed", 60);
+  std::size_t sparse = 0, refused = 0;
+  for (auto const seed : wanted) {
+    shedding s(seed);
+    for (int phase = 0; phase < 6; ++phase) {
+      std::vector<address> complete;
+      for (auto const& [at, t] : s.live) {
+        if (t.pending) complete.push_back(at);
+      }
+      for (address const at : complete) s.give(at);
+      std::size_t const size = s.random() % 3 ? 1 + s.random() % 2000 : 1 + s.random() % size_classes::largest;
+      for (std::size_t bytes = 0; bytes < (std::size_t{2} << 20) && s.take(size); bytes += size + 200) {}
+      std::size_t const one_in = 1 + s.random() % 100;
+      std::vector<address> all;
+      for (auto const& b : s.live) all.push_back(b.first);
+      for (address const at : all) {
+        if (s.random() % one_in == 0) continue;
+        if (s.random() % 8 == 0) s.small.hold(*s.live[at].from, s.live[at].index), s.live[at].pending = true;
+        else s.give(at);
+      }
+      std::size_t const before = s.small.in_runs();
+      if (s.random() % 2) {
+        try {
+          s.shed(s.random() % 30);
+        } catch (std::bad_alloc const&) {
+          ++refused;
+        }
+        ASSERT_EQ(s.wrong(), std::vector<std::string>{}) << "host memory was refused, seed " << seed;
+      }
+      s.shed();
+      sparse += s.small.in_runs() < before / 2;
+      ASSERT_EQ(s.wrong(), std::vector<std::string>{}) << "seed " << seed;
+      ASSERT_EQ(s.small.in_runs(), s.touched()) << "seed " << seed;
+    }
+    while (!s.live.empty()) s.give(s.any());
+    s.shed();
+    ASSERT_EQ(s.small.in_runs(), 0u);
+    ASSERT_EQ(s.pieces.free_pieces(), 1u) << "all of it is one piece again, seed " << seed;
+    ASSERT_EQ(s.wrong(), std::vector<std::string>{}) << "seed " << seed;
+  }
+  EXPECT_GT(sparse, wanted.count());
+  EXPECT_GT(refused, wanted.count());
 }
 
 TEST(slabs, many_slabs_of_516_bytes_waste_less_than_three_parts_in_a_hundred) {
