@@ -96,11 +96,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     if (step("blocks in caches of threads", [&] {
           std::size_t bytes = 0;
-          for (stream_memory* m : memories()) {
-            bytes += empty_caches(*m);
-            section const hold(*m);
-            bytes += shed_cells(*m);
-          }
+          for (stream_memory* m : memories()) bytes += empty_caches(*m);
           return bytes;
         })) {
       return out;

@@ -318,7 +318,7 @@ std::size_t device_allocator::empty_caches(stream_memory& m) {
     c->shut();
     bytes += empty(m, *c);
   }
-  return bytes;
+  return bytes + shed_cells(m);
 }
 
 // The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
