@@ -228,6 +228,9 @@ class owned_mutex {
   void disown(owners_word const& gone) noexcept {  // Requires: taken by lock()
     if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
   }
+  // While it is taken by lock() an owner is the calling thread, which takes the other way the next time if it is disowned.
+  bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
+  void disown() noexcept { owner_.store(nullptr, memory_order_relaxed); }
 
  private:
   static constexpr std::uint32_t least_patience = 4, most_patience = 1024;

@@ -48,8 +48,9 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
-  auto made = std::make_unique<stream_memory>(*this, t);
+  auto made = std::make_unique<stream_memory>(*this, streams_, t);
   made->readers.store(readers_);
+  streams_.make_room();
   memories_.reserve(memories_.size() + 1);
   if (stream_memory* const left = inherit(t)) return *left;
   by_stream_.emplace(t.id(), made.get());
@@ -59,25 +60,27 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
     base::owned_lock share((*m)->lock);
     (*m)->counts.share(counts_.shared());
   }
-  streams_.store(memories_.size());
+  streams_.add(*memories_.back());
   return *memories_.back();
 }
 
 void device_allocator::ask_the_retired() {
   bool const may_wait = deterministic_ && clocks_.collectives_given().empty();  // else a rank may be waiting for this very thread
-  for (stream_memory* m : memories()) {
-    clock::timeline& line = *m->home.load();
-    if (may_wait && line.alive() == clock::life::retired) finish(*m);
-    if (line.alive() == clock::life::retired && !clocks_.complete(line.now())) (void)clocks_.poll(line.now());
-  }
+  streams_.each([&](stream_memory& m) {
+    clock::timeline& line = *m.home.load();
+    if (line.alive() != clock::life::retired) return;
+    if (may_wait) finish(m);
+    if (!clocks_.complete(line.now())) (void)clocks_.poll(line.now());
+  });
 }
 
 // A registration that has ended leaves its arena, with all that is cached there, to the next stream.
 stream_memory* device_allocator::inherit(clock::timeline& heir) {
   for (auto const& m : memories_) {
+    if (m->home.load()->alive() != clock::life::retired) continue;  // it changes under making_
     section const hold(*m);
     clock::timeline& old = *m->home.load();
-    if (old.alive() != clock::life::retired || !clocks_.complete(old.now())) continue;
+    if (!clocks_.complete(old.now())) continue;
     for (thread_cache* c : m->caches) {
       c->shut();
       (void)send_home(*m, *c);
@@ -402,7 +405,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         if (cache) m.lock.offer(cache->own);
       }
       m.freed_since_fence += rounded;
-      bool const others = streams_.load(base::memory_order_relaxed) > 1;
+      bool const others = streams_.size() > 1;
       if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= fence_at_home_after(m))) {
         at_home = &home, m.freed_since_fence = 0;
         m.sought > 0 ? --m.sought : ++m.quiet;

@@ -27,6 +27,7 @@ struct growth {
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
   std::size_t large_beside = 0;  // free pieces of two pages and more that are left
+  std::int64_t live_before = 0;  // bytes, of all streams
 };
 
 // Handles on their way back to the driver, and the reserved piece that holds their place.
@@ -201,6 +202,13 @@ class arena {
   std::vector<region*> const& regions() const noexcept { return regions_; }
   std::size_t free_pieces() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
+  // No free piece for blocks, and none at all, has more bytes than that; without looking at any.
+  std::size_t most_for_blocks() const noexcept {
+    std::size_t most = free_.at_most();
+    for (region const* r : regions_) most = r->large ? std::max(most, r->large->at_most()) : most;
+    return most;
+  }
+  std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
   std::size_t some_large() const noexcept {  // how many free pieces of two pages and more: of many, of some leaves
     std::size_t n = 0;
     for (region const* r : regions_) n += r->large ? r->large->some() : 0;

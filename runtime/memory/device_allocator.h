@@ -9,6 +9,7 @@
 #include "runtime/driver/witness.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/arena.h"
+#include "runtime/memory/lenders.h"
 #include "runtime/memory/pending.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/memory/traffic.h"
@@ -24,8 +25,10 @@ inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  stream_memory(device_allocator& a, clock::timeline& t) : in(a), way(thread_table::way_of(&t)), home(&t) {}
+  stream_memory(device_allocator& a, lenders& all, clock::timeline& t) : in(a), streams(all), number(all.size()), way(thread_table::way_of(&t)), home(&t) {}
   device_allocator& in;
+  lenders& streams;                      // all of the device's
+  std::size_t const number;              // among them
   std::size_t const way;                 // where threads find their cache of it by a slab
   mutable base::owned_mutex lock;        // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
@@ -43,18 +46,24 @@ class stream_memory {
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
   observe::lent_slots lent_before;       // what caches counted that are gone
   std::size_t open_bytes = 0;            // of handles that other devices may use
+  lenders::rows listed = 0;              // among the device's, as what may have something for others
   base::atomic<std::uint64_t> readers{0};  // other devices that each handle is open to, a bit each. More while traffic is halted, fewer at any time: changed under making_
 
+  lenders::rows to_be_listed() const noexcept;  // as lenders.h says. Requires: the lock
+  void list() noexcept {                        // likewise
+    if (lenders::rows const now = to_be_listed(); now != listed) streams.list(number, std::exchange(listed, now), now);
+  }
   // Frees on a foreign stream are fenced at once, so its memory has no caches.
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 };
 
-// Holds a stream's memory, and counts the free pieces that come and go meanwhile.
+// Holds a stream's memory, counts the free pieces that come and go meanwhile, and lists it by what it has then.
 class section {
  public:
   explicit section(stream_memory& m) : hold_(m.lock), memory_(m), before_(m.pieces.free_pieces()) {}
   ~section() {
     if (memory_.pieces.free_pieces() != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
+    memory_.list();
   }
 
  private:
@@ -128,6 +137,15 @@ class device_allocator final : public allocator {
   stream_memory* inherit(clock::timeline& heir);  // Requires: making_
   void ask_the_retired();                         // whether their work is complete, so that they can be inherited
   std::vector<stream_memory*> memories() const;
+  // The memories that may have so much for a block of `mine`, some of many: others another time.
+  template <class Enough>
+  void lenders_for(stream_memory const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
+    std::size_t left = most;
+    streams_.some(lenders::at_least(bytes), streams_.size() > most ? turn_.load(base::memory_order_relaxed) : 0, [&](stream_memory& m) {
+      if (&m == &mine || !may_lend(m, mine)) return false;
+      return enough(m) || --left == 0;
+    });
+  }
   std::vector<observe::tally const*> tallies() const;
   void tell_mapped(stream_memory const&, handle const&, observe::action) const noexcept;  // to the history, if somebody asks for it
   void note_mapped(stream_memory&, handle const&) noexcept;    // the driver gave it: counted and told. Requires: the lock, and of note_unmapped
@@ -206,11 +224,10 @@ class device_allocator final : public allocator {
   void validate_ghosts(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;  // Requires: its lock
   bool is_complete(clock::stamp);                                // asks the driver when that is not known
   void undo(mapped&);
-  // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more and what is pending.
-  std::size_t most_reserved(std::size_t asked, std::size_t pending);
-  address_space::holdings holdings(growth const& coming) const;
-  void note_live() noexcept;
-  std::size_t pending_bytes() const;
+  // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more.
+  struct in_use { std::int64_t live = 0, most_of_one = 0, pending = 0, large = 0, large_blocks = 0; };  // bytes, and blocks
+  in_use used() const;
+  std::size_t most_reserved(in_use const&, std::size_t asked) noexcept;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
   std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }  // that other devices may use
@@ -229,7 +246,7 @@ class device_allocator final : public allocator {
   void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
   void* own_pending(stream_memory& mine, request const&);
   void* own_in_outboxes(stream_memory& mine, request const&);
-  void* from_others(stream_memory& mine, request const&, std::size_t at_most);  // ordered or known to be complete; no driver call
+  void* from_others(stream_memory& mine, request const&, std::size_t at_most, std::size_t most_lenders = ~std::size_t{0});  // ordered or known to be complete; no driver call
   void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
   held_block const* worth_a_wait(stream_memory& mine, request const&);
   std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
@@ -239,7 +256,7 @@ class device_allocator final : public allocator {
   bool grows_for_what_waits(stream_memory const& mine, request const&);
   void settle_all_that_is_complete();                            // asks the driver
   std::size_t settle_what_is_known() const;                      // does not. Returns: bytes. Not in deterministic mode
-  std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0});
+  std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0}, std::size_t most_lenders = ~std::size_t{0});
   enum class behind : std::uint8_t { already, waits, refused };
   behind put_behind(stream_memory& mine, clock::stamp);          // its home, on the device
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
@@ -300,7 +317,7 @@ class device_allocator final : public allocator {
   std::uint64_t readers_ = 0;                                    // whom memory of a stream that comes is open to
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
-  base::atomic<std::size_t> streams_{0};                         // = memories_.size()
+  lenders streams_;                                              // all of memories_
   std::array<base::atomic<stream_memory*>, 64> recent_{};        // by stream id: where to look first
   ghosts ghosts_;
   base::guarded<std::vector<handle>> orphans_;                   // unmapped, but the driver would not take them back yet

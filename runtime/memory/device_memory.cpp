@@ -175,11 +175,12 @@ std::size_t device_allocator::settle_what_is_known() const {
   if (deterministic_) return 0;
   auto& books = const_cast<device_allocator&>(*this);  // they say the same as before, and sooner
   std::size_t bytes = 0;
-  for (stream_memory* m : memories()) {
-    if (m->counts.bytes_pending() == 0) continue;
-    section const hold(*m);
-    bytes += books.settle(*m);
-  }
+  streams_.some(lenders::waits, 0, [&](stream_memory& m) {
+    if (m.counts.bytes_pending() == 0) return false;
+    section const hold(m);
+    bytes += books.settle(m);
+    return false;
+  });
   return bytes;
 }
 
@@ -195,11 +196,11 @@ memory_statistics device_allocator::counted() const {
 
 observe::lent_slots device_allocator::lent() const {
   observe::lent_slots all;
-  for (stream_memory const* m : memories()) {
-    base::owned_lock hold(m->lock);
-    all += m->lent_before;
-    for (thread_cache const* c : m->caches) all += c->counted();
-  }
+  streams_.each([&](stream_memory const& m) {
+    base::owned_lock const hold(m.lock);
+    all += m.lent_before;
+    for (thread_cache const* c : m.caches) all += c->counted();
+  });
   return all;
 }
 
@@ -269,13 +270,18 @@ std::vector<std::string> device_allocator::validate() const {
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_pieces += m->pieces.free_pieces();
-    std::size_t held = 0, queued = 0;
-    m->pending.each([&](held_block const& b) { queued += b.bytes; });
+    std::size_t held = 0, queued = 0, largest = 0;
+    bool whole = false;
+    m->pending.each([&](held_block const& b) { queued += b.bytes, largest = b.whole ? std::max(largest, b.bytes) : largest; });
     for (region* r : m->pieces.regions()) {
       for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
         if (p->is == state::live) live += p->bytes;
         if (p->is == state::pending) held += p->bytes;
-        if (p->is == state::free) cached += p->bytes;
+        if (p->is == state::free) {
+          cached += p->bytes;
+          largest = p->at < r->runs ? std::max(largest, p->bytes) : largest;
+          whole |= p->bytes >= r->page_bytes && first_whole(*p);
+        }
         if (p->is == state::reserved) reserved += p->bytes;
         if (p->is == state::slab) cached += p->bytes;
         if (p->is == state::slab && p->cut->run == p) {  // of all its parts
@@ -290,6 +296,10 @@ std::vector<std::string> device_allocator::validate() const {
         }
       }
     }
+    if (m->listed != streams_.listed(m->number)) wrong.push_back(who + ": what it is listed as is what its lists say");
+    if (largest >= lenders::smallest && !(m->listed & lenders::at_least(largest))) wrong.push_back(who + ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
+    if (whole && !(m->listed & lenders::whole)) wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
+    if (m->pending.empty() == ((m->listed & lenders::waits) != 0)) wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
     if (held != queued || queued != m->pending.bytes()) wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
     if (in_caches + waiting != marked_cached) wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
     pending += held + waiting;

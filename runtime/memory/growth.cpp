@@ -14,7 +14,7 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
   void* out = nullptr;
   driver::status const s = grow(mine, r, out, spare);
   if (s.ok()) {
-    note_live();
+    if (!streams_.many()) (void)most_reserved(used(), 0);  // else grow() has noted it
     return out;
   }
   if (s.what == driver::code::out_of_memory) return ladder(mine, r, s);
@@ -77,6 +77,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
     return s;
   }
   counts_.missed();
+  if (streams_.many()) most_live_.raise(static_cast<std::size_t>(g.live_before) + r.rounded);
   if (r.size_class < 0) {
     out = hand_out(mine, *mine.pieces.commit(g), r, nullptr);
   } else {

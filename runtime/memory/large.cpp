@@ -54,7 +54,7 @@ bool deallocate_large(thread_table const& mine, region const& in, address at) no
   piece* const p = in.starting_near(at);
   clock::timeline const* const home = m.home.load(base::memory_order_relaxed);
   if (!p || p->at != at || p->is != state::live || p->home != home || !p->marks.empty()) return false;
-  if (m.in.streams_.load(base::memory_order_relaxed) > 1 && m.freed_since_fence + p->bytes >= m.in.fence_at_home_after(m)) return false;
+  if (m.in.streams_.size() > 1 && m.freed_since_fence + p->bytes >= m.in.fence_at_home_after(m)) return false;
   m.freed_since_fence += p->bytes;
   m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
   m.pieces.give(*p, home->now().n);

@@ -100,6 +100,12 @@ class lowest_fit {
       for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
     }
   }
+  std::size_t at_most() const noexcept {  // bytes: no piece has more
+    if (count_ > some_leaves) return std::numeric_limits<std::size_t>::max();
+    std::int32_t most = 0;
+    for (std::size_t r = 0; r < count_; ++r) most = at(r).n ? std::max(most, most_[r]) : most;
+    return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(most) * unit;
+  }
   std::size_t some() const noexcept {  // how many there are, of those in the first `some_leaves` leaves
     std::size_t n = 0;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) n += at(r).n;

@@ -3,7 +3,7 @@
 //
 // Invariant: reserved <= max((1 + epsilon) x most live + c, what is covered). A handle is covered while it holds a byte that is live, pending
 // or not known to be complete, or the rest of a slab: one is made past the first term only when no handle was found that is wholly free and
-// complete. Of threads at work at once each may find none just before another frees one: what they ask for then may come on top of what is
+// complete. Among more than 16 streams live counts what thread caches keep. Of threads at work at once each may find none just before another frees one: what they ask for then may come on top of what is
 // covered. c is a page, and one for each further stream, of at most 15, that would live on what others leave (due_its_own).
 #include <algorithm>
 #include <bit>
@@ -11,12 +11,16 @@
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
+namespace {
+constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a tally's sums
+}  // namespace
 
 class device_allocator::filling {
  public:
-  filling(device_allocator& a, stream_memory& mine, growth const& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), for_(g), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())), sizes_(suitable()) {
-    bound_ = a.most_reserved(asked, a.pending_bytes()) + page_ + g.spare;
+  filling(device_allocator& a, stream_memory& mine, growth& g, std::size_t asked, mapped& out)
+      : a_(a), mine_(mine), for_(g), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())), used_(a.used()), sizes_(suitable()) {
+    bound_ = a.most_reserved(used_, asked) + page_ + g.spare;
+    g.live_before = used_.live;
     charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
@@ -55,7 +59,11 @@ class device_allocator::filling {
     return make(at, n);
   }
   handle_sizes suitable() const {
-    return mine_.readers.load() ? a_.space_.handles_that_stay() : a_.space_.handles_under(for_.bytes, a_.holdings(for_), a_.epsilon_);
+    return mine_.readers.load() ? a_.space_.handles_that_stay() : a_.space_.handles_under(for_.bytes, holdings(), a_.epsilon_);
+  }
+  address_space::holdings holdings() const {
+    return {.reserved = a_.counts_.reserved() + for_.missing_bytes, .live = static_cast<std::size_t>(used_.large), .blocks = static_cast<std::size_t>(used_.large_blocks),
+            .free_pieces = for_.large_beside, .past_bound = a_.past_bound_.get()};
   }
   bool charge(std::size_t n) {
     if (!a_.counts_.charge(n)) return false;
@@ -114,14 +122,14 @@ class device_allocator::filling {
   released choose(std::size_t left, stream_memory*& from) {
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
-      auto all = a_.memories();
-      std::stable_partition(all.begin(), all.end(), [&](stream_memory* m) { return m != &mine_; });  // others' first: what lies idle there serves nobody
-      for (stream_memory* m : all) {
-        released found = choose_of(*m, left, how);
-        if (!found.place) continue;
-        from = m;
-        return found;
-      }
+      released found;
+      auto const look = [&](stream_memory& m) {
+        found = choose_of(m, left, how);
+        from = &m;
+        return found.place != nullptr;
+      };
+      a_.streams_.some(lenders::whole, 0, [&](stream_memory& m) { return &m != &mine_ && look(m); });  // others' first: what lies idle there serves nobody
+      if (found.place || look(mine_)) return found;
     }
     return {};
   }
@@ -132,6 +140,7 @@ class device_allocator::filling {
       clock::stamp oldest;  // of what may not go yet
       {
         section const hold(m);
+        if (a_.streams_.many()) m.lock.disown();
         oldest.stream = m.home.load()->id();
         auto found = m.pieces.reserve_handle(
             left, enough, [&](handle const& h) { return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !a_.open_bytes(h); },
@@ -158,6 +167,7 @@ class device_allocator::filling {
   mapped& out_;
   std::size_t const page_;
   std::uint64_t peers_;  // that what is made is open to
+  in_use const used_;
   handle_sizes sizes_;
   std::size_t bound_ = 0;  // bytes
   std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
@@ -177,39 +187,36 @@ driver::status device_allocator::fill(stream_memory& mine, growth& g, std::size_
   return {driver::code::out_of_memory};
 }
 
+// All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only among few streams are the caches
+// asked, for that takes each memory's lock.
+device_allocator::in_use device_allocator::used() const {
+  in_use n;
+  std::size_t const all = streams_.size();
+  bool const few = all <= lenders::few;
+  for (std::size_t i = 0; i < all; ++i) {
+    if (i + fetched_ahead < all) {
+      auto const* const next = reinterpret_cast<char const*>(&streams_[i + fetched_ahead].counts);
+      for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
+    }
+    observe::tally const& t = streams_[i].counts;
+    n.live += t.bytes_live();
+    n.pending += t.bytes_pending();
+    n.large += t.bytes_live(observe::size_pool::large);
+    n.large_blocks += t.blocks_live(observe::size_pool::large);
+    if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());
+  }
+  if (!few) return n;
+  auto const caches = lent();
+  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes), n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
+  n.pending += caches.waiting_bytes;
+  return n;
+}
+
 // The first term of the bound. A device of one stream knows its peak; of several, what was live whenever one needed more.
-std::size_t device_allocator::most_reserved(std::size_t asked, std::size_t pending) {
-  std::int64_t now = 0, most = 0;
-  for (stream_memory* m : memories()) {
-    now += m->counts.bytes_live();
-    most = std::max(most, m->counts.most_live());
-  }
-  std::int64_t const cached = lent().held_bytes;  // counted as taken
-  now = std::max<std::int64_t>(0, now - cached), most = std::max<std::int64_t>(0, most - cached);
-  most_live_.raise(static_cast<std::size_t>(std::max(most, now)));
-  std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(now) + asked + pending);
+std::size_t device_allocator::most_reserved(in_use const& n, std::size_t asked) noexcept {
+  most_live_.raise(static_cast<std::size_t>(std::max(n.most_of_one, n.live)));
+  std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(n.live + n.pending) + asked);
   return live + static_cast<std::size_t>(static_cast<double>(live) * epsilon_);
-}
-
-address_space::holdings device_allocator::holdings(growth const& coming) const {
-  address_space::holdings out{.reserved = counts_.reserved() + coming.missing_bytes, .free_pieces = coming.large_beside, .past_bound = past_bound_.get()};
-  for (stream_memory* m : memories()) {
-    out.live += static_cast<std::size_t>(m->counts.bytes_live(observe::size_pool::large));
-    out.blocks += static_cast<std::size_t>(m->counts.blocks_live(observe::size_pool::large));
-  }
-  return out;
-}
-
-void device_allocator::note_live() noexcept try {
-  (void)most_reserved(0, 0);
-} catch (std::bad_alloc const&) {  // the next one sees it
-}
-
-std::size_t device_allocator::pending_bytes() const {
-  std::int64_t bytes = 0;
-  for (stream_memory* m : memories()) bytes += m->counts.bytes_pending();
-  bytes += lent().waiting_bytes;
-  return static_cast<std::size_t>(bytes);
 }
 
 void device_allocator::release(driver::memory_handle h, std::size_t bytes, mapped& out) {

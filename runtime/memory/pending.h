@@ -205,6 +205,7 @@ class pending_blocks {
   void each(Do act) const {
     for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
   }
+  std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }  // bytes, of the blocks of the arena
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return bytes_; }

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <boost/intrusive/set.hpp>
+#include <limits>
 #include <vector>
 
 #include "runtime/clock/timeline.h"
@@ -185,6 +186,11 @@ class bins_by {
     return seen;
   }
   std::size_t size() const noexcept { return size_; }
+  std::size_t at_most() const noexcept {  // bytes: no piece has more
+    int const q = last(count - 1);
+    if (q < 64) return q < 0 ? 0 : at(q) * unit;
+    return q == count - 1 ? std::numeric_limits<std::size_t>::max() : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
+  }
 
  private:
   static std::size_t at(int q) noexcept { return static_cast<std::size_t>(q); }

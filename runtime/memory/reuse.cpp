@@ -12,7 +12,8 @@
 namespace weir::memory {
 namespace {
 constexpr int looks = 64;                            // blocks or pieces of one stream that would do
-constexpr std::size_t asked_a_miss = 16;             // streams; another time the others
+constexpr std::size_t asked_a_miss = lenders::few;   // streams; another time the others
+constexpr std::size_t looked_at_a_miss = 32;         // streams that may have what is wanted, likewise
 constexpr int fences_when_sought = 4;
 constexpr unsigned often_borrowed = 8;               // blocks of others in turn, before a stream gets pages for them
 constexpr std::size_t most_streams_with_a_page = 16;
@@ -29,9 +30,11 @@ bool device_allocator::due_its_own(stream_memory& mine, request const& r, std::s
   if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
   std::size_t const page = space_.page_bytes();
-  std::size_t const others = std::min(streams_.load(base::memory_order_relaxed), most_streams_with_a_page) - 1;
+  std::size_t const others = std::min(streams_.size(), most_streams_with_a_page) - 1;
   std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
-  if (counts_.reserved() + round_up(r.rounded, page) > most_reserved(r.rounded, 0) + page + theirs) return false;  // what waits may be complete
+  in_use n = used();
+  n.pending = 0;  // what waits may be complete
+  if (counts_.reserved() + round_up(r.rounded, page) > most_reserved(n, r.rounded) + page + theirs) return false;
   spare = theirs;
   return true;
 }
@@ -41,18 +44,20 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class >= 0) {
     if (void* const p = own_in_outboxes(mine, r)) return p;
-  } else if (streams_.load(base::memory_order_relaxed) > 1) {
+  } else if (streams_.size() > 1) {
     auto const borrow = [&](std::size_t at_most) {
-      void* const p = from_others(mine, r, at_most);
+      void* const p = from_others(mine, r, at_most, looked_at_a_miss);
       if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
       return p;
     };
     if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
-      auto const all = memories();
-      std::size_t const first = turn_.fetch_add(1, base::memory_order_relaxed);
-      for (std::size_t i = 0; i < std::min(all.size(), asked_a_miss); ++i) (void)poll_pending(*all[(first + i) % all.size()], asked_a_miss / 4);
-      (void)poll_others(mine, r, asked_a_miss);
+      std::size_t left = asked_a_miss;
+      streams_.some(lenders::waits, turn_.fetch_add(1, base::memory_order_relaxed), [&](stream_memory& m) {
+        (void)poll_pending(m, asked_a_miss / 4);
+        return --left == 0;
+      });
+      (void)poll_others(mine, r, asked_a_miss, looked_at_a_miss);
       if (void* const p = borrow(~std::size_t{0})) return p;
     }
   }
@@ -70,13 +75,15 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
 
 // Would more be reserved than the bound allows if nothing was waiting? What waits may be complete: it counts as in use until somebody asks.
 bool device_allocator::grows_for_what_waits(stream_memory const& mine, request const& r) {
-  if (pending_bytes() == 0) return false;
-  if (streams_.load(base::memory_order_relaxed) == 1) {
+  if (streams_.many() && !streams_.any(lenders::waits)) return false;
+  in_use n = used();
+  if (std::exchange(n.pending, 0) == 0) return false;
+  if (streams_.size() == 1) {
     base::owned_lock const hold(mine.lock);
     if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were asked about just now
   }
   std::size_t const most = (r.size_class < 0 ? r.rounded + r.alignment : slabs::most_run_bytes) + space_.page_bytes();
-  return counts_.reserved() + most > most_reserved(r.rounded, 0);
+  return counts_.reserved() + most > most_reserved(n, r.rounded);
 }
 
 // Each stream is asked in the order of its work, once more than it had done, however many memories have blocks that wait for it.
@@ -85,13 +92,14 @@ void device_allocator::settle_all_that_is_complete() {
   for (bool news = true; news;) {
     news = false;
     std::vector<clock::stamp> fronts;
-    for (stream_memory* m : memories()) {
-      if (m->counts.bytes_pending() == 0) continue;
-      section const hold(*m);
-      (void)settle(*m);
-      auto const here = m->pending.fronts();
+    streams_.some(lenders::waits, 0, [&](stream_memory& m) {
+      if (m.counts.bytes_pending() == 0) return false;
+      section const hold(m);
+      (void)settle(m);
+      auto const here = m.pending.fronts();
       fronts.insert(fronts.end(), here.begin(), here.end());
-    }
+      return false;
+    });
     std::sort(fronts.begin(), fronts.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
     for (clock::stamp const s : fronts) {
       std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
@@ -202,51 +210,50 @@ void* device_allocator::own_in_outboxes(stream_memory& mine, request const& r) {
   return own_pending(mine, r);
 }
 
-void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most) {
-  if (streams_.load(base::memory_order_relaxed) < 2) return nullptr;
+void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most, std::size_t most_lenders) {
+  if (streams_.size() < 2) return nullptr;
   clock::timeline& home = *mine.home.load();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
-  for (stream_memory* other : memories()) {
-    if (other == &mine || !may_lend(*other, mine)) continue;
-    section const hold(*other);
+  void* out = nullptr;
+  lenders_for(mine, bytes, most_lenders, [&](stream_memory& other) {
+    section const hold(other);
+    if (streams_.many()) other.lock.disown();  // else it would be listed by what it had, and looked at again and again
     step(1);
-    other->sought = fences_when_sought, other->quiet = 0;
-    clock::timeline const& line = *other->home.load();
+    other.sought = fences_when_sought, other.quiet = 0;
+    clock::timeline const& line = *other.home.load();
     std::uint64_t const up_to = home.covers_up_to(line);
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
     auto const suits = [&](held_block const& h) {
       return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
-    if (other->pending.take(home.id(), suits, b)) {
-      note_waiting(*other);
-      other->counts.held_no_more(observe::size_pool::large, b.bytes);
+    if (other.pending.take(home.id(), suits, b)) {
+      note_waiting(other);
+      other.counts.held_no_more(observe::size_pool::large, b.bytes);
       tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
       b.whole->is = state::live;
       b.whole->marks.clear();
-      return hand_out(*other, *b.whole, r, &home);
+      out = hand_out(other, *b.whole, r, &home);
+      return true;
     }
-    piece* const p = other->pieces.take_if(bytes, alignment, [&](piece const& f) { return step(1), f.freed <= up_to; });
-    if (p) return hand_out(*other, *p, r, &home);
-  }
-  return nullptr;
+    piece* const p = other.pieces.take_if(bytes, alignment, [&](piece const& f) { return step(1), f.freed <= up_to; });
+    if (p) out = hand_out(other, *p, r, &home);
+    return p != nullptr;
+  });
+  return out;
 }
 
 // Asks about free pieces that would do, oldest first: what was freed later is complete later.
-std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, std::size_t streams) {
+std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, std::size_t streams, std::size_t most_lenders) {
   std::size_t bytes = 0;
-  auto const all = memories();
-  std::size_t const first = all.size() > streams ? turn_.load(base::memory_order_relaxed) : 0;
-  for (std::size_t i = 0; i < all.size() && streams > 0; ++i) {
-    stream_memory* const m = all[(first + i) % all.size()];
-    if (m == &mine || !may_lend(*m, mine)) continue;
+  lenders_for(mine, r.rounded, most_lenders, [&](stream_memory& m) {
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
     {
-      section const hold(*m);
-      stream = m->home.load()->id();
-      m->pieces.some_free(r.rounded, looks, [&](piece const& p) {
+      section const hold(m);
+      stream = m.home.load()->id();
+      m.pieces.some_free(r.rounded, looks, [&](piece const& p) {
         step(1);
         if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
       });
@@ -260,7 +267,8 @@ std::size_t device_allocator::poll_others(stream_memory& mine, request const& r,
       bytes += there;
     }
     streams -= asked;
-  }
+    return streams == 0;
+  });
   return bytes;
 }
 
@@ -396,26 +404,26 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   // Others' free pieces: the one freed first, of those of a stream that were looked at.
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
-  for (stream_memory* other : memories()) {
-    if (other == &mine || !may_lend(*other, mine)) continue;
+  void* out = nullptr;
+  streams_.some(lenders::at_least(bytes) | lenders::waits, 0, [&](stream_memory& other) {  // what waits may join what is free
+    if (&other == &mine || !may_lend(other, mine)) return false;
     clock::stamp oldest;
     {
-      section const hold(*other);
-      oldest.stream = other->home.load()->id();
-      settle(*other);
-      other->pieces.some_free(bytes, looks, [&](piece const& p) {
+      section const hold(other);
+      oldest.stream = other.home.load()->id();
+      settle(other);
+      other.pieces.some_free(bytes, looks, [&](piece const& p) {
         step(1);
         if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n)) oldest.n = p.freed;
       });
     }
-    if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) continue;
-    if (void* const p = from_others(mine, r, ~std::size_t{0})) {
-      tell_wait(mine, oldest, reinterpret_cast<address>(p), bytes);
-      gave += bytes;
-      return p;
-    }
-  }
-  return nullptr;
+    if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) return false;
+    if (!(out = from_others(mine, r, ~std::size_t{0}))) return false;
+    tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
+    gave += bytes;
+    return true;
+  });
+  return out;
 }
 
 // The oldest of some; of one of them at least, if any is unknown: then of the newest.

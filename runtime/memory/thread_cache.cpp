@@ -197,12 +197,12 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
   if (!mine.table.holds()) mine.forget();
-  thread_cache* found = nullptr;
-  for (thread_cache* c : mine.all_) {
-    if (c->of.load() == &m) found = c;
-  }
+  auto const known = mine.by_memory_.find(&m);
+  thread_cache* found = known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
   if (!found) {
     mine.all_.reserve(mine.all_.size() + 1);
+    std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
+    thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
     base::lock_guard const hold(all.lock);
     for (thread_cache* c : mine.all_) {  // one whose memory has ended
@@ -228,6 +228,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
     base::undivided const whatever_it_was_used_for;
     found->forget();
     found->of.store(&m);
+    place = found;
   }
   for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};
   return found;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 
 #include "runtime/base/process.h"
 #include "runtime/memory/page.h"
@@ -175,6 +176,7 @@ class thread_caches {
 
  private:
   std::vector<thread_cache*> all_;
+  std::unordered_map<stream_memory const*, thread_cache*> by_memory_;  // some of memories that have ended: such a cache is of another one now, or of none
 };
 inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
 

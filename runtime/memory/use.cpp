@@ -51,7 +51,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::timeline&
     base::owned_mutex::leave(e.cache->own);
     return found;
   }
-  base::owned_lock hold(m.lock);
+  section const hold(m);  // lists it, should it be this thread's from now on
   range const found = use_located(m, r, a, user);
   if (has_word) m.lock.offer(e.cache->own);
   return found;

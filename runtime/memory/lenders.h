@@ -1,0 +1,127 @@
+// The memories of a device's streams, and which of them may have something that serves others: a bit a memory, by the size of its largest.
+// Threads: any, without a lock. A memory's bits are changed by whoever holds its lock; memories are added one at a time, and stay.
+//
+// Invariant: a memory is listed by the size of the largest free piece or waiting block of its arena, or a larger one; as `whole` if
+// a free piece may hold a whole handle; as `waits` exactly if something waits in it. Of what a thread does with a memory whose lock it
+// owns nobody hears: such a memory is listed by all that it has mapped.
+// So what a miss looks at does not grow with the number of streams that have nothing for it: their bits are read, 64 at once.
+#pragma once
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/base/sync.h"
+
+namespace weir::memory {
+
+class stream_memory;
+
+class lenders {
+ public:
+  using rows = std::uint32_t;                        // a bit each
+  static constexpr std::size_t few = 16;             // among so many each is visited whatever is listed: a visit also tells it that somebody has looked
+  static constexpr int sizes = 20;
+  static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; the next ones double
+  static constexpr rows whole = rows{1} << sizes, waits = whole << 1;
+
+  static rows of_size(std::size_t largest) noexcept { return largest < smallest ? 0 : rows{1} << row(largest); }
+  static rows at_least(std::size_t bytes) noexcept { return (whole - 1) & (~rows{0} << row(bytes)); }
+
+  std::size_t size() const noexcept { return size_.load(base::memory_order_acquire); }
+  bool many() const noexcept { return size() > few; }
+  stream_memory& operator[](std::size_t number) const noexcept { return *group_of(number / 64).memories[number % 64].load(base::memory_order_acquire); }
+  // One is added at a time. Throws: bad_alloc
+  void make_room() {
+    place const at(size() / 64);
+    if (groups_[at.block].load()) return;
+    made_.reserve(made_.size() + 1);
+    made_.push_back(std::make_unique<group[]>(std::size_t{1} << at.block));
+    groups_[at.block].store(made_.back().get(), base::memory_order_release);
+  }
+  void add(stream_memory& m) noexcept {  // it has the number that size() was. Requires: room
+    std::size_t const n = size();
+    group_of(n / 64).memories[n % 64].store(&m, base::memory_order_release);
+    size_.store(n + 1, base::memory_order_release);
+  }
+  // Requires: the lock of the memory with that number, which is listed in `was`.
+  void list(std::size_t number, rows was, rows now) noexcept {
+    group& g = group_of(number / 64);
+    std::uint64_t const bit = std::uint64_t{1} << (number % 64);
+    for (rows left = was ^ now; left; left &= left - 1) {
+      auto& word = g.bits[static_cast<std::size_t>(std::countr_zero(left))];
+      if (now & left & (~left + 1)) word.fetch_add(bit, base::memory_order_release);  // it was clear
+      else word.fetch_sub(bit, base::memory_order_release);
+    }
+  }
+  rows listed(std::size_t number) const noexcept {
+    rows all = 0;
+    for (std::size_t r = 0; r < group_of(number / 64).bits.size(); ++r) {
+      all |= static_cast<rows>(group_of(number / 64).bits[r].load(base::memory_order_acquire) >> (number % 64) & 1) << r;
+    }
+    return all;
+  }
+
+  template <class Do>
+  void each(Do act) const {
+    visit(~rows{0}, 0, size(), true, [&](stream_memory& m) { return act(m), false; });
+  }
+  // Those listed in one of `in`, the one with number `from` (of as many as there are) and those after it first, until one is `enough`.
+  template <class Enough>
+  void some(rows in, std::size_t from, Enough enough) const {
+    std::size_t const n = size();
+    if (n == 0) return;
+    from %= n;
+    if (!visit(in, from, n, n <= few, enough)) (void)visit(in, 0, from, n <= few, enough);
+  }
+  bool any(rows in) const noexcept {
+    bool found = false;
+    std::size_t const n = size();
+    for (std::size_t w = 0; w * 64 < n && !found; ++w) found = group_of(w).word(in) != 0;
+    return found;
+  }
+
+ private:
+  struct group {
+    std::array<base::atomic<std::uint64_t>, sizes + 2> bits{};
+    std::array<base::atomic<stream_memory*>, 64> memories{};
+    std::uint64_t word(rows in) const noexcept {
+      std::uint64_t all = 0;
+      for (; in; in &= in - 1) all |= bits[static_cast<std::size_t>(std::countr_zero(in))].load(base::memory_order_acquire);
+      return all;
+    }
+  };
+  struct place {  // of a group: blocks of 1, 2, 4, ... of them, which never move
+    explicit place(std::size_t w) noexcept : block(static_cast<std::size_t>(std::bit_width(w + 1) - 1)), index(w + 1 - (std::size_t{1} << block)) {}
+    std::size_t block, index;
+  };
+  static int row(std::size_t bytes) noexcept {
+    int const r = std::bit_width(bytes / smallest) - 1;
+    return r < 0 ? 0 : r < sizes ? r : sizes - 1;
+  }
+  group& group_of(std::size_t w) const noexcept {
+    place const at(w);
+    return groups_[at.block].load(base::memory_order_acquire)[at.index];
+  }
+  template <class Enough>
+  bool visit(rows in, std::size_t from, std::size_t to, bool all, Enough enough) const {  // true: one was
+    for (std::size_t w = from / 64; w * 64 < to; ++w) {
+      group const& g = group_of(w);
+      std::uint64_t word = all ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));
+      if (from > w * 64) word &= ~std::uint64_t{0} << (from - w * 64);
+      if (to - w * 64 < 64) word &= (std::uint64_t{1} << (to - w * 64)) - 1;
+      for (; word; word &= word - 1) {
+        if (enough(*g.memories[static_cast<std::size_t>(std::countr_zero(word))].load(base::memory_order_acquire))) return true;
+      }
+    }
+    return false;
+  }
+
+  std::array<base::atomic<group*>, 32> groups_{};
+  std::vector<std::unique_ptr<group[]>> made_;
+  base::atomic<std::size_t> size_{0};
+};
+
+}  // namespace weir::memory
