@@ -1,6 +1,7 @@
 // Clocks over a stepped machine, behind a driver that lets a test look on from inside a call, as another thread would.
 // Threads: one.
 #pragma once
+#include <atomic>
 #include <functional>
 
 #include "runtime/clock/timeline.h"
@@ -14,7 +15,7 @@ class watched : public driver::faulty {
   using faulty::faulty;
   std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
   bool under_capture = false;
-  int asked_for_captures = 0;
+  std::atomic<int> asked_for_captures{0};
 
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     once(in_record);

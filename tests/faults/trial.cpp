@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -40,7 +41,9 @@ class looking_on final : public driver::faulty::watcher {
   looking_on(pair_counts* counts, std::vector<call>* calls) : counts_(counts), calls_(calls) {}
   void comes(call c) noexcept override {
     heap::paused const quiet;
-    if (calls_) calls_->push_back(c);
+    if (!calls_) return;
+    std::lock_guard const hold(noting_);  // scenarios have threads
+    calls_->push_back(c);
   }
   void refused(call c, code with) noexcept override {
     if (counts_) ++(*counts_)[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)];
@@ -71,6 +74,7 @@ class looking_on final : public driver::faulty::watcher {
   }
   pair_counts* counts_;
   std::vector<call>* calls_;
+  std::mutex noting_;
   base::atomic<driver::driver*> ending_{nullptr};
   std::array<base::atomic<bool>, 8> lost_{};
 };
