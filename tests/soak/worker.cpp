@@ -21,7 +21,7 @@ void stamp_on_host(std::uint32_t* words, std::size_t bytes, std::uint64_t id) {
 
 worker::worker(soak& in, int number)
     : in_(in), number_(number), random_(in.plan_.seed * 1000 + static_cast<std::uint64_t>(number)), bytes_(static_cast<std::size_t>(in.devices_)),
-      share_(in.plan_.limit / static_cast<std::size_t>(in.plan_.threads + 1)), scratch_((std::size_t{6} << 20) / 4) {}
+      share_(in.plan_.limit / 16 * 15 / static_cast<std::size_t>(in.plan_.threads)), scratch_((std::size_t{6} << 20) / 4) {}
 
 void worker::run() {
   runtime_guard const in(*in_.runtime_);
@@ -118,8 +118,8 @@ void worker::make() {
   int const device = static_cast<int>(below(bytes_.size()));
   if (!has_room(device)) return drop();
   // Now and then so much that others have to give way, or that it cannot be had.
-  bool const large = below(250) == 0;
-  std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(20)) : some_bytes();
+  bool const large = below(100) == 0;
+  std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(60)) : some_bytes();
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), bytes);
   if (!h) return;
   h->id = in_.next_id_.fetch_add(1);
