@@ -144,11 +144,13 @@ void soak::handed_out(held const& h, stream_key home, noted const& notes) {
     bool const same = was.home == home && was.last_use.size() == 1;
     std::uint64_t beyond = 0;
     bool waited = false;
-    for (auto const& w : notes.waits) {
-      for (auto const& [key, position] : was.last_use) {
-        if (w.on != key || w.covered < position) continue;
-        waited = true;
-        beyond += w.covered - position;
+    for (auto part = first; part != last; ++part) {  // a large block takes the memory of several
+      for (auto const& w : notes.waits) {
+        for (auto const& [key, position] : part->second.last_use) {
+          if (w.on != key || w.covered < position) continue;
+          waited = true;
+          beyond += w.covered - position;
+        }
       }
     }
     if (waited) {

@@ -51,7 +51,7 @@ void worker::step() {
   if (dice < 880) return staged_in();
   if (dice < 910) return staged_out();
   if (dice < 955) return pinned_in();
-  if (dice < 984) return pinned_out();
+  if (dice < 991) return pinned_out();
   if (dice < 994) return crowd();
   empty();
 }
@@ -118,7 +118,7 @@ void worker::make() {
   int const device = static_cast<int>(below(bytes_.size()));
   if (!has_room(device)) return drop();
   // Now and then so much that others have to give way, or that it cannot be had.
-  bool const large = below(100) == 0;
+  bool const large = below(200) == 0;
   std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(60)) : some_bytes();
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), bytes);
   if (!h) return;
@@ -297,17 +297,30 @@ void worker::pinned_out() {
   keep(std::move(h));
 }
 
-// Two streams that know nothing of each other want the same large part of a device: the second while the first one's last
-// use is under way.
+// One stream takes what a device has left, or much of it, and gives it back in use; another, which knows nothing of that, wants
+// the same at once: there is no other room.
 void worker::crowd() {
   int const device = static_cast<int>(below(bytes_.size()));
-  std::size_t const bytes = in_.plan_.limit / 64 * (2 + below(8)), first = below(static_cast<std::size_t>(in_.plan_.streams));
-  for (std::size_t i = 0; i < 2; ++i) {
-    auto h = take(device, static_cast<int>((first + i) % static_cast<std::size_t>(in_.plan_.streams)), bytes);
-    if (!h) return;
+  std::size_t const bytes = in_.plan_.limit / 64 * (1 + below(4)), streams = static_cast<std::size_t>(in_.plan_.streams), from = below(streams);
+  auto const in_use = [&](std::size_t stream, unsigned delay) {
+    auto h = take(device, static_cast<int>(stream % streams), bytes);
+    if (!h) return h;
     h->id = in_.next_id_.fetch_add(1);
     stamp(*home_of(*h).on, h->at, h->bytes, h->id, 0);
-    verify_on(home_of(*h), *h, long_delay());
+    verify_on(home_of(*h), *h, delay);
+    return h;
+  };
+  std::vector<held> all;
+  while (all.size() < 8) {
+    auto h = in_use(from, all.empty() ? long_delay() : 0);  // who comes behind waits, too
+    if (!h) break;
+    all.push_back(std::move(*h));
+  }
+  std::size_t const n = all.size();
+  for (held& h : all) give(std::move(h));
+  for (std::size_t i = 0; i < n; ++i) {
+    auto h = in_use(from + 1, 0);
+    if (!h) return;
     give(std::move(*h));
   }
 }
