@@ -9,6 +9,8 @@
 namespace weir {
 namespace {
 
+constexpr char const* limit_forbids = "The limit forbids it: raise it, or free memory.\n";
+
 std::string in_units(size_t bytes) {
   constexpr std::array<char const*, 4> names{"B", "KiB", "MiB", "GiB"};
   double value = static_cast<double>(bytes);
@@ -48,6 +50,10 @@ std::string memory_report::text() const {
     bool const waited = tried.name.starts_with("waited");  // gives no bytes, but lets others be looked at again
     out += "  tried " + std::string(tried.name) + ": " + (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " + std::to_string(tried.ns / 1000) + " us\n";
   }
+  size_t const others_leave = capacity - std::min(capacity, other_processes);
+  bool const limited = limit != 0 && limit < others_leave;
+  size_t const within = limited ? limit : others_leave;  // what may be reserved
+  size_t const held = allocated + pending;
   if (rounded > capacity) {
     out += std::string("The request is larger than the ") + (on.is_cpu() ? "host" : "device") + ".\n";
   } else if (host_kept != 0 && rounded + host_kept > host_available) {
@@ -57,15 +63,17 @@ std::string memory_report::text() const {
   } else if (addresses) {
     out += "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
-    out += "The limit forbids it: raise it, or free memory.\n";
+    out += limit_forbids;
   } else if (exported > capacity / 2) {
     out += "Most of the device is shared with other processes, or kept to be: end shared buffers and pools that serve nobody, or trim the pools.\n";
   } else if (outside > capacity / 2) {
     out += "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
-  } else if (allocated + pending + rounded <= capacity - other_processes && largest_hole < rounded) {
+  } else if (held + rounded <= within && largest_hole < rounded && cached >= within / 64) {  // less is the end of a page here and there
     out += "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks first, and what lives long together.\n";
   } else if (pending > rounded) {
     out += "Freed blocks wait for their streams: synchronize before allocating, or keep fewer steps in flight.\n";
+  } else if (limited) {
+    out += limit_forbids;
   } else {
     out += "The program holds the memory itself: free tensors and buffers earlier, or use smaller batches.\n";
   }

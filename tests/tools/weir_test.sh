@@ -69,6 +69,9 @@ expect 0 'fits'
 run replay --json --devices sim --limit 64MiB "$work/small"
 expect 1 '"ooms": '
 expect 1 'The limit forbids it'
+printf 'a 0 2097153 0\n' > "$work/page"
+run replay --devices sim --limit 3MiB "$work/page"
+expect 1 'The limit forbids it'  # two pages do not fit, though the bytes would
 # What is in use on another stream until its c is waited for where memory is short, as a program would: nobody else comes to that c.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"

@@ -54,5 +54,28 @@ TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
   EXPECT_TRUE(says(r, "larger than the device")) << r.text();
 }
 
+TEST(memory_report, what_is_free_here_and_there_in_a_full_device_is_not_the_cause) {
+  auto r = full_device();
+  r.requested = r.rounded = 512;
+  r.allocated = 64_MiB - 256_KiB;
+  r.pending = 0;
+  EXPECT_TRUE(says(r, "smaller batches")) << r.text();
+}
+
+TEST(memory_report, a_limit_that_leaves_no_whole_page_is_the_cause) {
+  auto r = full_device();
+  r.allocated = r.pending = r.reserved = 0;
+  r.limit = r.rounded + 1;
+  EXPECT_TRUE(says(r, "raise it")) << r.text();
+}
+
+TEST(memory_report, what_waits_for_streams_is_the_cause_where_a_limit_is_reached_by_it) {
+  auto r = full_device();
+  r.allocated = 8_MiB;
+  r.pending = r.limit = r.reserved = 20_MiB;
+  r.pending -= r.allocated;
+  EXPECT_TRUE(says(r, "synchronize")) << r.text();
+}
+
 }  // namespace
 }  // namespace weir
