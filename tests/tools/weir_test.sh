@@ -64,6 +64,8 @@ gzip -c "$work/small" > "$work/small.gz"
 run replay --devices sim "$work/small.gz" "$work/small"
 expect 0 'small.gz: 9 operations on 1 simulated device'
 expect 0 'requested at most 120.0 MiB'
+run replay --devices sim --rounds 1 "$work/small"
+expect 1 'Ask for 2 at least'
 run replay --devices sim:1:1 --limit 128MiB "$work/small"
 expect 0 'fits'
 run replay --json --devices sim --limit 64MiB "$work/small"
@@ -133,6 +135,8 @@ refused() {  # refused TEXT LINE...: the last line is the bad one
   expect 1 "line $(($# - 1)) $1"
 }
 refused 'begins with "b"' 'a 0 8 0' 'b 1'
+refused 'begins with "?[31mred". Begin' 'a 0 8 0' $'\e[31mred 1'
+refused 'begins with "zzzzzzzzzzzzzzzzzzzz…". Begin' "$(printf 'z%.0s' {1..5000})"
 refused 'has no ID' 'a 0 8 0' 'f'
 refused 'has no ID' 'a 0 8 0' 'f -1'
 refused 'is no "a ID BYTES STREAM"' 'a 0 8'
@@ -145,6 +149,9 @@ refused 'gives back block 0 a second time' 'a 0 8 0' 'f 0' 'f 0'
 refused 'completes block 0 before it is given back' 'a 0 8 0' 'c 0'
 refused 'completes block 0 a second time' 'a 0 8 0' 'f 0' 'c 0' 'c 0'
 refused 'goes on after its last number' 'a 0 8 0 0'
+printf 'a 0 8 0\n\0f 0\n' > "$work/bad"
+run replay --devices sim "$work/bad"
+expect 1 'line 2 begins with "?f". Begin'
 printf '\n' > "$work/bad"
 run replay --devices sim "$work/bad"
 expect 1 'has no operations'

@@ -75,6 +75,14 @@ class words {
   std::string_view left_;
 };
 
+// A word of a file that may be anything: its beginning, and of that what a terminal shows as it stands.
+std::string shown(std::string_view word) {
+  constexpr std::size_t most = 20;
+  std::string out = "\"";
+  for (char const c : word.substr(0, most)) out += c >= 0x20 && c < 0x7f ? c : '?';
+  return out + (word.size() > most ? "…\"" : "\"");
+}
+
 class reader {
  public:
   explicit reader(std::string const& path) : path_(path) {}
@@ -84,7 +92,7 @@ class reader {
     words w(text);
     std::string_view const kind = w.word();
     if (kind.empty()) return;
-    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with \"" + std::string(kind) + "\"", "Begin a line with a, f or c");
+    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with " + shown(kind), "Begin a line with a, f or c");
     auto const id = w.number();
     if (!id) wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
     if (kind == "a") take(*id, w);
