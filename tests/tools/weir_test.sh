@@ -64,6 +64,9 @@ gzip -c "$work/small" > "$work/small.gz"
 run replay --devices sim "$work/small.gz" "$work/small"
 expect 0 'small.gz: 9 operations on 1 simulated device'
 expect 0 'requested at most 120.0 MiB'
+expect 0 'in the second replay 0'
+run replay --devices sim --rounds 4 "$work/small"
+expect 0 'in the median of 3 later replays 0'
 run replay --devices sim --rounds 1 "$work/small"
 expect 1 'Ask for 2 at least'
 run replay --devices sim:1:1 --limit 128MiB "$work/small"

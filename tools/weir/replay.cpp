@@ -252,8 +252,10 @@ void print_json(std::string const& path, trace const& t, outcome const& o) {
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
   std::printf("%s: %zu operations on %s\n", path.c_str(), t.operations.size(), o.devices.c_str());
   std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(), bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
-  std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  second       %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, o.warm_ns, o.warm_driver_ns);
-  std::printf("  handles created %llu, moved %llu, in the second replay %llu\n", static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved));
+  std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  %-12s %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns,
+              o.warm_driver_ns);
+  std::printf("  handles created %llu, moved %llu, in %s %llu\n", static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
+              s.rounds > 2 ? ("the median of " + std::to_string(s.rounds - 1) + " later replays").c_str() : "the second replay", static_cast<unsigned long long>(o.warm_moved));
   if (s.limit || o.memory.num_ooms || o.memory.num_alloc_retries) {
     std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times, %llu blocks in use on another stream were waited for\n",
                 o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries),
