@@ -10,6 +10,10 @@
 #include <memory>
 #include <optional>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "command_line.h"
 #include "commands.h"
 #include "patterns.h"
@@ -62,7 +66,11 @@ struct of_driver {
   void give_after_use(void* p) const { give(p); }
 };
 
+// What was given back to the heap before is first given back to the system: else what comes into its place would count nothing.
 size_t resident_bytes() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
   std::ifstream statm("/proc/self/statm");
   size_t all = 0, resident = 0;
   statm >> all >> resident;
@@ -145,11 +153,11 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "live516") {
     auto look = [&out, reserved, before = size_t{0}](bool taken) mutable {
       using crowd = patterns::crowd<allocator, std::function<void(bool)>>;
+      if (out.host_bytes_per_block) return;  // later rounds find the first one's pages
       if (!taken) {
         before = resident_bytes();
         return;
       }
-      if (out.host_bytes_per_block) return;  // later rounds find the first one's pages
       out.host_bytes_per_block = (static_cast<double>(resident_bytes()) - static_cast<double>(before)) / static_cast<double>(crowd::blocks);
       if (reserved) out.reserved_over_requested = static_cast<double>(reserved()) / static_cast<double>(crowd::blocks * crowd::bytes);
     };
