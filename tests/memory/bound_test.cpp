@@ -23,16 +23,17 @@ using tests::memory_bench;
 
 TEST(bound, reserved_stays_within_it_at_every_step_of_random_programs) {
   tests::seeds const wanted("bound", 150);
-  std::uint64_t past = 0, near = 0;
+  std::uint64_t past = 0, near = 0, compared = 0;
   for (auto const seed : wanted) {
     tests::bound_program p(seed);
     tests::verdict const wrong = p.run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
-    past += p.past_the_first_term, near += p.near_it;
+    past += p.past_the_first_term, near += p.near_it, compared += p.covered_compared;
   }
-  std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in " << past << "\n";
+  std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in " << past << "; what is covered was compared " << compared << " times\n";
   if (wanted.count() >= 100) {
     EXPECT_GT(near, wanted.count()) << "the bound is hardly ever felt";
+    EXPECT_GT(compared, wanted.count());
   }
 }
 

@@ -9,7 +9,8 @@
 // streams' users since all streams were last waited for: the program knows that by itself, for what the allocator takes for pending may
 // be complete. c is a page for each stream, of at most 16, one for a block that begins and ends inside pages, and what the threads' caches may
 // hold; covered is what device_allocator::covered() says now and then, and whenever reserved has come past the first term. To ask for
-// covered or for statistics settles what is complete: it is done seldom.
+// covered or for statistics settles what is complete: it is done seldom. Where nothing waits it is compared with what the driver's calls say: the
+// handles mapped where blocks lie.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,13 +26,44 @@
 
 namespace weir::tests {
 
+// What is mapped where, by the driver's calls.
+class mapped_handles final : public driver::faulty {
+ public:
+  using faulty::faulty;
+  weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
+    auto const s = faulty::map(at, bytes, h);
+    if (s.ok()) mapped_[at] = {bytes, h};
+    return s;
+  }
+  weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
+    auto const s = faulty::unmap(at, bytes);
+    if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
+    return s;
+  }
+  // Of the handles under [at, at + bytes), each once in `all`: their bytes.
+  void under(std::uintptr_t at, std::size_t bytes, std::map<weir::driver::memory_handle, std::size_t>& all) const {
+    auto m = mapped_.upper_bound(at);
+    if (m != mapped_.begin()) --m;
+    for (; m != mapped_.end() && m->first < at + bytes; ++m) {
+      if (m->first + m->second.first > at) all[m->second.second] = m->second.first;
+    }
+  }
+
+ private:
+  std::map<weir::driver::address, std::pair<std::size_t, weir::driver::memory_handle>> mapped_;
+};
+
 class bound_program {
  public:
   // `on` runs a step, of a thread chosen by the number it is given.
   using runner = std::function<void(std::size_t, std::function<void()> const&)>;
   explicit bound_program(std::uint64_t seed, std::size_t threads = 1, runner on = [](std::size_t, std::function<void()> const& step) { step(); })
       : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0), written_(below(3) == 0) {
-    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_});
+    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
+      auto made = std::make_unique<mapped_handles>(std::move(m));
+      mapped_ = made.get();
+      return made;
+    });
     bool const many = !small_ && below(4) == 0;
     for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
@@ -50,7 +82,7 @@ class bound_program {
     if (!wrong_.ok()) wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
     return wrong_;
   }
-  std::uint64_t past_the_first_term = 0, near_it = 0;  // steps
+  std::uint64_t past_the_first_term = 0, near_it = 0, covered_compared = 0;  // steps
 
  private:
   static constexpr std::size_t capacity = 256 << 20, page = 64 << 10;
@@ -88,6 +120,17 @@ class bound_program {
     }
     waiting_.clear();
     waiting_bytes_ = 0;
+    look_at_covered();
+  }
+  void look_at_covered() {  // Requires: nothing waits
+    if (small_) return;  // what threads keep is covered, too
+    std::map<driver::memory_handle, std::size_t> all;
+    for (block const& b : live_) mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.taken, all);
+    std::size_t bytes = 0;
+    for (auto const& [h, n] : all) bytes += n;
+    std::size_t const said = device().covered();
+    ++covered_compared;
+    if (said != bytes) wrong_.note(check::invariants, "covered is said to be " + std::to_string(said) + " B, and blocks lie on handles of " + std::to_string(bytes));
   }
   void take() {
     clock::timeline& s = any_line();
@@ -245,6 +288,7 @@ class bound_program {
   double const epsilon_;
   bool const small_, idle_, written_;  // small blocks too; no work but what marks need; the history is on
   std::size_t largest_ = 0;
+  mapped_handles* mapped_ = nullptr;  // bench_'s
   std::optional<memory_bench> bench_;
   std::vector<clock::timeline*> lines_;
   std::vector<block> live_;
