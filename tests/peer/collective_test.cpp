@@ -241,6 +241,27 @@ TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_
   EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
 }
 
+// What its thread keeps for itself serves others, also on a stream that knows nothing of it.
+TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what_its_thread_keeps) {
+  runtime machine(simulated{.devices = 2, .memory = 16_MiB});  // eight pages
+  runtime_guard const in(machine);
+  auto ranks = communicator::in_process(first_devices(2));
+  stream waits, other;
+  std::promise<void> parked;
+  std::thread rank([&] {
+    runtime_guard const here_too(machine);
+    std::vector<void*> all;
+    for (int i = 0; i < 200; ++i) all.push_back(allocate(waits.ref(), 4096));
+    for (void* const p : all) deallocate(p);
+    parked.set_value();
+    ranks[0].barrier();
+  });
+  parked.get_future().wait();
+  EXPECT_NO_THROW(deallocate(allocate(other.ref(), 16_MiB)));
+  ranks[1].barrier();
+  rank.join();
+}
+
 TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_asked_for_what_and_may_correct_itself) {
   buffer const a = on(0, 1), b = on(1, 10);
   add_up(0, a);
