@@ -132,6 +132,10 @@ run replay --devices sim "$work/short.gz"
 expect 1 'cut short or damaged'
 run replay --devices sim "$work/nowhere"
 expect 1 'cannot be read'
+if [ -r /proc/self/mem ]; then
+  run replay --devices sim /proc/self/mem  # opens, and its first byte cannot be read
+  expect 1 '/proc/self/mem cannot be read'
+fi
 refused() {  # refused TEXT LINE...: the last line is the bad one
   printf '%s\n' "${@:2}" > "$work/bad"
   run replay --devices sim "$work/bad"

@@ -47,8 +47,14 @@ std::string unpacked(std::string const& path) { refuse(path + " is packed, and t
 std::string contents(std::string const& path) {
   if (std::error_code whatever; std::filesystem::is_directory(path, whatever)) refuse(path + " is a directory", "Name a file in it");
   std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) refuse(path + " cannot be read", "Name a file that can be read");
+  std::string text;
+  bool fails = !in;
+  try {
+    text.assign(std::istreambuf_iterator<char>(in), {});
+  } catch (std::ios_base::failure const&) {
+    fails = true;
+  }
+  if (fails) refuse(path + " cannot be read", "Name a file that can be read");
   return text.starts_with("\x1f\x8b") ? unpacked(path) : text;
 }
 
