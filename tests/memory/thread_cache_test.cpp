@@ -33,6 +33,46 @@ TEST_F(thread_caches, what_is_taken_and_given_back_the_short_way_is_counted_exac
   sound();
 }
 
+// With the lock: the first of a size, and one call of many that finds its size empty or full.
+TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock) {
+  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  int locked = 0;
+  clock::timeline* const line = &streams::line_of(s.ref());
+  auto const take = [&](std::size_t bytes) {
+    if (void* const p = memory::quick_allocate(line, bytes, 0)) return p;
+    return ++locked, allocate(s.ref(), bytes);
+  };
+  auto const give = [&](void* p) {
+    if (memory::quick_deallocate(p)) return;
+    ++locked, deallocate(p);
+  };
+  for (std::size_t const bytes : {16, 512, 1024, 1500, 32'768}) {
+    locked = 0;
+    for (int i = 0; i < 2000; ++i) give(take(bytes));
+    EXPECT_LE(locked, 4) << bytes << " B, of 4000 calls";
+  }
+  std::minstd_rand random(5);
+  std::vector<void*> all(1000);
+  auto const replace = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      void*& one = all[random() % all.size()];
+      if (one) give(one);
+      one = take(16 << random() % 9);
+    }
+  };
+  replace(10'000);
+  locked = 0;
+  replace(10'000);
+  EXPECT_LE(locked, 100) << "of 20,000 calls";
+  locked = 0;
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    for (void* const p : all) give(p);
+  }).join();
+  EXPECT_LE(locked, 250) << "another thread's, of 1,000: a full size sends half of it home at once";
+  sound();
+}
+
 TEST_F(thread_caches, a_block_freed_twice_or_by_an_inner_address_is_refused_and_nothing_has_changed) {
   std::vector<void*> all;
   fill(all, 512, 20);
