@@ -151,6 +151,46 @@ TEST(lenders, what_a_miss_looks_at_does_not_grow_with_streams_that_have_nothing_
   EXPECT_LE(many, 6u * 4);
 }
 
+TEST(lenders, that_list_a_memory_wrongly_are_named_by_validate) {
+  memory_bench bench(machine_of(1 << 30, 1));
+  auto& device = static_cast<device_allocator&>(bench.on(0));
+  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+  void* const p = device.allocate(a, 8 << 20, 0, at);
+  void* const q = device.allocate(a, 4 << 20, 0, at);
+  memory::stream_memory& m = *device.addresses().find(p)->owner.load();
+  device.deallocate(q, nullptr, at);
+  using memory::lenders;
+  auto const relist = [&](lenders::rows now) { m.streams.list(m.number, std::exchange(m.listed, now), now); };
+  auto const expect = [&](char const* what) {
+    auto const wrong = device.validate();
+    ASSERT_EQ(wrong.size(), 1u);
+    EXPECT_NE(wrong[0].find(what), std::string::npos) << wrong[0];
+  };
+  lenders::rows const right = m.listed;
+  m.listed = right | lenders::of_size(std::size_t{1} << 30);
+  expect("what it is listed as is what its lists say");
+  m.listed = right;
+  relist(right & ~lenders::at_least(4 << 20));
+  expect("listed by the size of the largest free piece");
+  relist(right & ~lenders::whole);
+  expect("listed as whole if a free piece may hold a whole handle");
+  relist(right | lenders::waits);
+  expect("listed as one that waits exactly if something waits in it");
+  relist(right);
+  EXPECT_EQ(device.validate(), std::vector<std::string>{});
+
+  ASSERT_TRUE(bench.machine().enqueue(0, b.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  device.mark(p, b, at);
+  device.deallocate(p, nullptr, at);
+  ASSERT_EQ(device.validate(), std::vector<std::string>{});
+  lenders::rows const waiting = m.listed;
+  relist(waiting & ~lenders::waits);
+  expect("listed as one that waits exactly if something waits in it");
+  relist(waiting & ~lenders::at_least(8 << 20));
+  expect("or waiting block of its arena");
+  relist(waiting);
+}
+
 // Streams of one thread each, and of all: blocks that one has left serve the others.
 TEST(lenders, are_listed_as_they_are_after_threads_have_lent_to_each_other) {
   runtime own{simulated{.devices = 1, .memory = 256 << 20}};

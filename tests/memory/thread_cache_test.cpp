@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 
+#include "runtime/memory/device_allocator.h"
 #include "runtime/memory/thread_cache.h"
 #include "streams/context.h"
 #include "tests/memory/small_device.h"
@@ -103,6 +104,19 @@ struct large_blocks : thread_caches {
     ASSERT_TRUE(owned());
   }
 };
+
+// Of what the owner does with it from then on nobody hears.
+TEST_F(thread_caches, a_memory_that_uses_alone_made_a_threads_own_is_listed_by_all_that_it_has) {
+  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
+  auto& all = static_cast<memory::device_allocator&>(device());
+  void* const p = allocate(s.ref(), 4_MiB);
+  memory::stream_memory const& m = *all.addresses().find(p)->owner.load();
+  ASSERT_FALSE(m.lock.is_owned());
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(all.use(p, streams::line_of(s.ref())).base, p);
+  ASSERT_TRUE(m.lock.is_owned());
+  ASSERT_TRUE(memory::quick_deallocate(p));
+  sound();
+}
 
 TEST_F(large_blocks, are_counted_exactly) {
   memory_stats(0);  // takes the lock, as its owner
