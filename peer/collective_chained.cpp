@@ -84,9 +84,10 @@ class chained_carrier final : public carrier {
       auto s = shared_.lock();
       if (s->aborted) return nullptr;
       auto& open = s->open[turn];
-      if (!open) {
-        open = std::make_shared<meeting>();
-        open->parts.resize(devices_.size());
+      if (!open) {  // without host memory there is none: who comes next makes it
+        auto made = std::make_shared<meeting>();
+        made->parts.resize(devices_.size());
+        open = std::move(made);
       }
       here_is = open;
       here_is->parts[static_cast<std::size_t>(rank)] = mine;
