@@ -171,8 +171,9 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   }
   auto got = mine.small.take(r.size_class, r.bytes);
   if (!got.from) {
-    std::size_t const bytes = mine.small.next_run_bytes(r.size_class), alignment = slabs::run_alignment(r.size_class);
-    piece* run = mine.pieces.take_run(bytes, alignment);
+    std::size_t const wanted = mine.small.next_run_bytes(r.size_class), bytes = mine.small.usual_next_run_bytes(r.size_class), alignment = slabs::run_alignment(r.size_class);
+    piece* run = mine.pieces.take_run(wanted, alignment);
+    if (!run && bytes < wanted) run = mine.pieces.take_run(bytes, alignment);
     if (!run && mine.small.has_shed()) run = mine.pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
     if (!run) return nullptr;
     cut_run(mine, *run, r.size_class);
@@ -192,7 +193,7 @@ void* device_allocator::warm_anywhere(stream_memory& mine, request const& r) {
     piece* const p = mine.pieces.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(mine, *p, r, nullptr) : nullptr;
   }
-  piece* const run = mine.pieces.take_run_anywhere(mine.small.next_run_bytes(r.size_class), granule);
+  piece* const run = mine.pieces.take_run_anywhere(mine.small.usual_next_run_bytes(r.size_class), granule);
   if (!run) return nullptr;
   cut_run(mine, *run, r.size_class);
   return hand_out(mine, mine.small.take(r.size_class, r.bytes), r);

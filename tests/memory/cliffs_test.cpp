@@ -66,6 +66,24 @@ TEST(cliffs_of_lists, a_block_among_ten_thousand_free_ones_is_found_with_as_many
   EXPECT_LE(many, 4 * few + 200);
 }
 
+// Runs are a page long where a size has many slabs; where there are only shorter ones, those serve before memory grows.
+TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has_many) {
+  constexpr std::size_t one = 528, other = 1152, usual = memory::slabs::usual_run_bytes;
+  std::vector<void*> others, kept;
+  for (int run = 0; run < 100; ++run) {  // of either size in turn, so that they lie among each other
+    for (std::size_t n = 0; n < usual; n += one) kept.push_back(take(a, one));
+    for (std::size_t n = 0; n < usual; n += other) others.push_back(take(a, other));
+  }
+  for (std::size_t n = 0; n < 160 * usual; n += one) kept.push_back(take(a, one));
+  for (void* const p : others) give(p);
+  std::int64_t const before = reserved();
+  std::size_t given = 0;
+  for (; reserved() == before && given < 100 * usual; given += one) kept.push_back(take(a, one));
+  EXPECT_GE(given, 80 * usual) << "of " << others.size() * other << " B that were given back";
+  sound();
+  for (void* const p : kept) give(p);
+}
+
 // pytorch orion#5, onnxruntime#12920, rmm#2039: what one stream has cached no other one gets, or only through a wait for the whole device.
 TEST_F(cliffs, what_an_idle_stream_left_serves_another_one_without_a_wait_and_without_new_memory) {
   std::vector<void*> all;
