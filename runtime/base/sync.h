@@ -131,10 +131,14 @@ class single_writer {
   std::atomic<T> value_{};
 };
 
-// For a word that lies in memory shared with a device, where no atomic<T> can live.
+// For a word where no atomic<T> can live: in memory shared with a device, or that is zero when made and touched by none.
 template <class T>
 void store_release(T& word, T value) noexcept {
   std::atomic_ref<T>(word).store(value, memory_order_release);
+}
+template <class T>
+T load_acquire(T& word) noexcept {
+  return std::atomic_ref<T>(word).load(memory_order_acquire);
 }
 
 // A machine's own lock, or that of a driver in front of it: who holds one is not switched away from, so that a call is one step of

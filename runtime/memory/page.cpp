@@ -59,7 +59,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), slabs_(n / cell + 2), started_(n / granule + 2) {}
+    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), wholes_(n / granule + 2), slabs_(n / cell + 2), started_(n / granule + 2) {}
 
 region::~region() = default;
 
@@ -81,14 +81,39 @@ std::array<piece*, granule_table::row>& granule_table::among(std::uintptr_t& s) 
   return rows_[s >> 1].of;
 }
 
+// each(i, whole, from, to): of the granules that a run touches, what it has of the i-th; whole: all of it.
+template <class Each>
+void region::each_granule(piece const& p, Each each) noexcept {
+  for (address at = p.at; at < p.end(); at = round_down(at, granule) + granule) {
+    address const end = std::min(round_down(at, granule) + granule, p.end());
+    each(index(at), end - at == granule, at, end);
+  }
+}
+
 void region::enter(piece& p) noexcept {
   if (p.is != state::slab) return enter_block(p, p.at);
-  for (std::size_t i = cell_index(p.at), last = cell_index(p.end() - 1); i <= last; ++i) slabs_[i] = p.cut;
+  each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
+    if (whole) base::store_release(wholes_[i], p.cut);
+    else set_cells(from, to, p.cut);
+  });
 }
 
 void region::leave(piece& p) noexcept {
   if (p.is != state::slab) return leave_block(p.at);
-  for (std::size_t i = cell_index(p.at), last = cell_index(p.end() - 1); i <= last; ++i) slabs_[i] = nullptr;
+  each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
+    slab* const all = wholes_[i];
+    if (all && !whole) {  // slots of what stays may be looked for meanwhile
+      address const begin = round_down(from, granule);
+      set_cells(begin, from, all);
+      set_cells(to, begin + granule, all);
+    }
+    if (all) base::store_release<slab*>(wholes_[i], nullptr);
+    else set_cells(from, to, nullptr);
+  });
+}
+
+void region::set_cells(address from, address to, slab* value) noexcept {
+  for (address a = from; a < to; a += cell) slabs_[cell_index(a)] = value;
 }
 
 piece* region::covering(address a) const noexcept {

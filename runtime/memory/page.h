@@ -19,7 +19,7 @@
 namespace weir::memory {
 
 using driver::address;
-inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule
+inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule; a run has whole ones, unless it is short
 inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one slab's run, or of none
 
 class lowest_fit;
@@ -131,16 +131,28 @@ class region {
   void leave_block(address at) noexcept { starts_.clear(index(at)); }
   piece* covering(address) const noexcept;  // null: no block, no run
   piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }  // the block that starts in the same granule, or perhaps another; null: none
-  slab* slab_at(address a) const noexcept { return slabs_[cell_index(a)]; }  // whose run this lies in. Threads: any while a slot there is live, without a lock
-  slab* const* slabs() const noexcept { return &slabs_[0]; }              // by cell from the one of `base` on
+  // Whose run this lies in. Threads: any while a slot there is live, without a lock.
+  slab* slab_at(address a) const noexcept {
+    slab* const whole = slab_of_granule(a);
+    return whole ? whole : slab_in_cell(a);
+  }
+  slab* slab_of_granule(address a) const noexcept { return base::load_acquire(wholes_[index(a)]); }  // null: it is not one slab's
+  slab* slab_in_cell(address a) const noexcept { return slabs_[cell_index(a)]; }                      // null: its granule is one slab's, or it is none's
+  slab** wholes() const noexcept { return &wholes_[0]; }                            // by granule from the one of `base` on
 
  private:
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
   std::size_t cell_index(address a) const noexcept { return a / cell - base / cell; }
+  template <class Each>
+  void each_granule(piece const&, Each) noexcept;
+  void set_cells(address from, address to, slab*) noexcept;
   int const page_shift_;
   sparse_array<handle*> pages_;
   granule_table starts_;
-  sparse_array<slab*> slabs_;    // a cell
+  // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its own. A slot's way to its slab may change
+  // while it is live: cells are written before the whole is taken out, so that who finds that null sees them.
+  sparse_array<slab*> wholes_;
+  sparse_array<slab*> slabs_;
   mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };
 

@@ -221,6 +221,7 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who) co
       if (p->is != state::slab || p->cut != s.get()) wrong.push_back(name + "its run knows it");
       for (address a = p->at; a < p->end(); a += cell) {
         if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
+        if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a)) wrong.push_back(name + "a granule that is one slab's has no cells");
       }
     }
     for (std::uint32_t i = 0; i < s->slots; ++i) {

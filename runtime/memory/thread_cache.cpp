@@ -269,8 +269,8 @@ region const* mapped_spaces::find(address a) noexcept {
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
   if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
-  address const first = round_down(r->base, cell), from = r->runs < r->base + r->bytes ? r->runs : first;  // slots lie in whole cells
-  mine.last = {from, r->base + r->bytes - from, r->slabs() + (from - first) / cell, r};
+  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;  // runs begin with a page
+  mine.last = {from, r->base + r->bytes - from, r->wholes() + (from - first) / granule, r};
   return a - from < mine.last.bytes;
 }
 

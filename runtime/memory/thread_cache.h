@@ -140,7 +140,7 @@ struct thread_table {
   struct stretch {  // of addresses, where a slot was found last
     address base = 0;
     std::size_t bytes = 0;
-    slab* const* slabs = nullptr;                     // by cell
+    slab** slabs = nullptr;                           // by granule
     region const* in = nullptr;
   };
   std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
@@ -224,9 +224,11 @@ bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true 
   if (a - near.base >= near.bytes) {
     return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a) : deallocate_after_search(mine, p);
   }
-  slab const* const s = near.slabs[(a - near.base) / cell];
+  slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
   std::uint32_t i;
-  if (!s) [[unlikely]] return deallocate_large(mine, *near.in, a);
+  if (!s) [[unlikely]] {
+    if (!(s = near.in->slab_in_cell(a))) return deallocate_large(mine, *near.in, a);
+  }
   if (!s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
@@ -239,7 +241,7 @@ bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true 
 inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
-  slab* const s = mine.last.slabs[(a - mine.last.base) / cell];
+  slab* const s = mine.last.in->slab_at(a);
   std::uint32_t i;
   if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);
