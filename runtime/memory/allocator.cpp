@@ -240,10 +240,7 @@ void device_allocator::run_gone(stream_memory& m, std::size_t bytes) noexcept {
 
 // What sizes that few blocks are left of do not need serves others.
 std::size_t device_allocator::shed_cells(stream_memory& m) {
-  for (thread_cache* c : m.caches) {
-    c->shut();
-    empty(m, *c);
-  }
+  (void)shut_and_empty(m);
   std::uint64_t const now = m.home.load()->now().n;
   std::size_t const before = m.small.in_runs();
   m.small.shed(

@@ -183,6 +183,7 @@ class device_allocator final : public allocator {
   void spill(stream_memory&, thread_cache&, int size_class) noexcept;
   bool open(stream_memory&, thread_cache&) noexcept;            // false: it is not to be. Requires: the lock, the cache's own thread
   std::size_t empty(stream_memory&, thread_cache&) noexcept;    // bytes. Requires: shut
+  std::size_t shut_and_empty(stream_memory&) noexcept;          // all threads' caches of it; bytes. Requires: the lock
   std::size_t empty_caches(stream_memory&);                     // of all threads, and sheds cells. Requires: no lock held
   std::size_t empty_outboxes(stream_memory&);                   // likewise: what is in them is pending then
   bool may_wait_in_outbox(region const&, void const*, clock::timeline const& user) const noexcept;

@@ -300,6 +300,15 @@ std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept 
   return bytes;
 }
 
+std::size_t device_allocator::shut_and_empty(stream_memory& m) noexcept {
+  std::size_t bytes = 0;
+  for (thread_cache* c : m.caches) {
+    c->shut();
+    bytes += empty(m, *c);
+  }
+  return bytes;
+}
+
 // Requires: the registry's lock. The cache stays shut.
 void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
   section const hold(m);
@@ -314,11 +323,7 @@ void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
 
 std::size_t device_allocator::empty_caches(stream_memory& m) {
   section const hold(m);
-  std::size_t bytes = 0;
-  for (thread_cache* c : m.caches) {
-    c->shut();
-    bytes += empty(m, *c);
-  }
+  std::size_t const bytes = shut_and_empty(m);
   return bytes + shed_cells(m);
 }
 
