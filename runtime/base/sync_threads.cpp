@@ -25,18 +25,25 @@ shelf*& all() noexcept {
   return made;
 }
 
+// Returns: whose baton it is then. Its relay holds that thread until it has it.
+// Ensures: nothing of the relay is held here: its first thread leaves, and counts what is left, while this one has yet to go to sleep.
+baton_flag& done_by(kept& me) {
+  auto const mine = std::move(me.next);
+  current = mine.get();
+  baton_flag& next = *me.body(*mine)->go;
+  current = nullptr;
+  return next;
+}
+
 void labour(kept& me) {
   for (;;) {
     me.go.await();
-    auto const mine = std::move(me.next);
-    current = mine.get();
-    auto const next = me.body(*mine);
-    current = nullptr;
+    baton_flag& next = done_by(me);
     {
       std::lock_guard lock(all()->mutex);
       all()->idle.push_back(&me);
     }
-    next->go->give();
+    next.give();
   }
 }
 

@@ -13,9 +13,11 @@ class baton_flag {
     while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0) os::sleep_while(word_, 0);
     std::atomic_ref<int>(word_).store(0, std::memory_order_relaxed);
   }
+  // From the store on this may be gone with its thread. The wake is of an address, and who else sleeps there looks again.
   void give() noexcept {
+    int const& at = word_;
     std::atomic_ref<int>(word_).store(1, std::memory_order_release);
-    os::wake_one(word_);
+    os::wake_one(at);
   }
 
  private:
