@@ -28,6 +28,7 @@ struct growth {
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
   std::size_t large_beside = 0;  // free pieces of two pages and more that are left
   std::int64_t live_before = 0;  // bytes, of all streams
+  bool run = false;              // of slabs
 };
 
 // Handles on their way back to the driver, and the reserved piece that holds their place.

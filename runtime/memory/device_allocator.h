@@ -201,6 +201,9 @@ class device_allocator final : public allocator {
   void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
   static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};  // no driver was asked: what is short is room to map at
   driver::status grow(stream_memory& mine, request const&, void*& out, std::size_t spare = 0);
+  enum class run_length : std::uint8_t { usual, as_slabs_are_many };
+  driver::status grow_by(stream_memory& mine, request const&, run_length, void*& out, std::size_t spare);
+  bool has_room_for_long_run(stream_memory& mine, request const&);
   driver::status grow_segment(stream_memory& mine, request const&, void*& out);
   struct mapped {
     std::vector<handle> handles;             // made for it

@@ -24,12 +24,31 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
 
 driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out, std::size_t spare) {
   if (!space_.maps()) return grow_segment(mine, r, out);
+  if (has_room_for_long_run(mine, r)) {
+    driver::status const s = grow_by(mine, r, run_length::as_slabs_are_many, out, spare);
+    if (s.what != driver::code::out_of_memory) return s;
+  }
+  return grow_by(mine, r, run_length::usual, out, spare);
+}
+
+// Within the bound, that is: a run that is longer than it has to be makes nothing move.
+bool device_allocator::has_room_for_long_run(stream_memory& mine, request const& r) {
+  if (r.size_class < 0) return false;
+  std::size_t bytes = 0;
+  {
+    section const hold(mine);
+    bytes = mine.small.next_run_bytes(r.size_class);
+  }
+  return bytes > slabs::usual_run_bytes && counts_.reserved() + bytes <= most_reserved(used(), r.rounded);
+}
+
+driver::status device_allocator::grow_by(stream_memory& mine, request const& r, run_length how, void*& out, std::size_t spare) {
   traffic::flowing const coming(traffic_);
   growth g;
   {
     section const hold(mine);
     if ((out = warm_or_shed(mine, r))) return {};  // freed meanwhile, or by the rung before
-    std::size_t const bytes = r.size_class < 0 ? r.rounded : mine.small.next_run_bytes(r.size_class);
+    std::size_t const bytes = r.size_class < 0 ? r.rounded : how == run_length::usual ? mine.small.usual_next_run_bytes(r.size_class) : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {
@@ -44,7 +63,7 @@ driver::status device_allocator::grow(stream_memory& mine, request const& r, voi
       bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) || plan(mine, bytes, alignment, arena::part::runs, g, true);
       if (!found) return no_addresses;
     }
-    g.spare = spare;  // a plan makes all of it anew
+    g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
   }
   region& in = *g.window->in;
   mapped made;
@@ -92,7 +111,7 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   {
     section const hold(mine);
     if ((out = warm_or_shed(mine, r))) return {};
-    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.next_run_bytes(r.size_class) + granule;
+    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, space_.page_bytes());
   if (bytes > space_.info().total_memory || !counts_.charge(bytes)) return {driver::code::out_of_memory};

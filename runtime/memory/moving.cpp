@@ -59,7 +59,10 @@ class device_allocator::filling {
     return make(at, n);
   }
   handle_sizes suitable() const {
-    return mine_.readers.load() ? a_.space_.handles_that_stay() : a_.space_.handles_under(for_.bytes, holdings(), a_.epsilon_);
+    if (mine_.readers.load()) return a_.space_.handles_that_stay();
+    // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
+    if (for_.run && for_.bytes > page_ && !a_.past_bound_.get()) return {page_, for_.bytes};
+    return a_.space_.handles_under(for_.bytes, holdings(), a_.epsilon_);
   }
   address_space::holdings holdings() const {
     return {.reserved = a_.counts_.reserved() + for_.missing_bytes, .live = static_cast<std::size_t>(used_.large), .blocks = static_cast<std::size_t>(used_.large_blocks),

@@ -82,7 +82,7 @@ bool device_allocator::grows_for_what_waits(stream_memory const& mine, request c
     base::owned_lock const hold(mine.lock);
     if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were asked about just now
   }
-  std::size_t const most = (r.size_class < 0 ? r.rounded + r.alignment : slabs::most_run_bytes) + space_.page_bytes();
+  std::size_t const most = (r.size_class < 0 ? r.rounded + r.alignment : slabs::usual_run_bytes) + space_.page_bytes();
   return counts_.reserved() + most > most_reserved(n, r.rounded);
 }
 

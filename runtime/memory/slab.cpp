@@ -10,9 +10,14 @@ namespace weir::memory {
 std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   // Few slabs: small runs, so that a class of which little is used holds little. Many: long runs, so that each costs little to keep.
   std::size_t const size = size_classes::bytes(c);
-  std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : have < many_slabs || size < least_of_long ? usual_run_bytes : most_run_bytes;
+  if (have >= many_slabs) {
+    std::size_t run = std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 3));
+    while (run > usual_run_bytes && run / size > most_slots) run /= 2;
+    if (run > usual_run_bytes) return run;
+  }
+  std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
   std::size_t best = least, best_waste = ~std::size_t{0};
-  for (std::size_t run = least; run <= std::max(least, usual_run_bytes); run += granule) {
+  for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
     std::size_t const waste = run % size;
     if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run) return run;
     if (waste * best < best_waste * run || best_waste == ~std::size_t{0}) best = run, best_waste = waste;

@@ -9,6 +9,7 @@
 #include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
+#include "tests/support/sanitized.h"
 
 namespace weir {
 namespace {
@@ -82,6 +83,28 @@ TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has
   EXPECT_GE(given, 80 * usual) << "of " << others.size() * other << " B that were given back";
   sound();
   for (void* const p : kept) give(p);
+}
+
+// Long runs are for those who have room for them: not where that passes the bound, and to its end a limit is filled with what fits.
+struct small_room : cliffs {
+  small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
+};
+TEST_F(small_room, runs_grow_with_their_size_neither_past_the_bound_nor_away_from_the_end_of_a_limit) {
+  if (tests::sanitized) GTEST_SKIP() << "a million blocks";
+  constexpr std::size_t one = 528;
+  std::vector<void*> all;
+  std::int64_t seen = 0, worst = 0;
+  try {
+    while (true) {
+      all.push_back(take(a, one));
+      if (std::int64_t const now = reserved(); now > std::exchange(seen, now)) worst = std::max(worst, now - static_cast<std::int64_t>(all.size() * one * 101 / 100));
+    }
+  } catch (out_of_memory const&) {
+  }
+  EXPECT_LE(worst, 2 << 20) << "bytes beyond the first term";
+  EXPECT_GE(all.size() * one, (std::size_t{420} << 20) / 1000 * 995);
+  sound();
+  for (void* const p : all) give(p);
 }
 
 // pytorch orion#5, onnxruntime#12920, rmm#2039: what one stream has cached no other one gets, or only through a wait for the whole device.
