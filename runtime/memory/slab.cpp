@@ -11,7 +11,7 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   // Few slabs: small runs, so that a class of which little is used holds little. Many: long runs, so that each costs little to keep.
   std::size_t const size = size_classes::bytes(c);
   if (have >= many_slabs) {
-    std::size_t run = std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 3));
+    std::size_t run = std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
     while (run > usual_run_bytes && run / size > most_slots) run /= 2;
     if (run > usual_run_bytes) return run;
   }
