@@ -151,8 +151,8 @@ class region {
   granule_table starts_;
   // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its own. A slot's way to its slab may change
   // while it is live: cells are written before the whole is taken out, so that who finds that null sees them.
-  sparse_array<slab*> wholes_;
-  sparse_array<slab*> slabs_;
+  sparse_array<slab*> wholes_;   // a granule
+  sparse_array<slab*> slabs_;    // a cell
   mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
 };
 

@@ -221,7 +221,7 @@ class slabs {
   std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; how many there were
   bool take_back(slab& s, std::uint32_t index) noexcept { return set_free(s, index); }  // cached -> free; as give
   // Where a size has many slabs a new run is a 40th of what they hold, or less: each costs a descriptor, a piece and the ends of two arrays, some 700 B, and
-  // each handle under runs 5.5 KB of the driver's (measured on an H100, driver 13.0). A mark makes a word for each slot.
+  // each handle under runs 5.5 KB of the driver's (measured on an H100, driver 13.0). No more than most_slots: the first mark in a slab makes a word for each.
   static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192, most_slots = 1 << 16;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
   static constexpr std::size_t run_alignment(int size_class) noexcept {  // slots are aligned as their size is
