@@ -91,6 +91,10 @@ struct links::state {
     std::vector<std::uint64_t> open{};                          // by device: to whom all its memory is, or is about to be
     std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
   };
+  struct trial_page {
+    mapped_handle memory;
+    int from, to;
+  };
   struct look {  // at a stream that was not done with its collectives
     clock::stamp at;       // what it had been given
     std::uint64_t given;   // collectives, by then
@@ -120,6 +124,7 @@ struct links::state {
   base::guarded<std::vector<look>> looks;
   base::mutex trying;                   // held by the thread that tries a link out
   std::vector<clock::timeline*> lines;  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+  std::vector<trial_page> pages;        // under trying: between trials those that the driver did not take back
 
   std::size_t index(int from, int to) const noexcept {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
@@ -204,18 +209,61 @@ struct links::state {
     return *line;
   }
 
+  // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of which nobody knows what it does.
+  driver::status map_page(mapped_handle& page, int to, int from) {
+    auto& machine = owner.machine();
+    auto const its = machine.info(to);
+    if (!its.ok()) return its.is;
+    auto const made = machine.create(to, its.value.granularity);
+    if (!made.ok()) return made.is;
+    page = mapped_handle(machine, made.value, its.value.granularity);
+    auto s = page.map(its.value.granularity);
+    if (s.ok()) s = page.grant(to);
+    return s.ok() ? page.grant(from) : s;
+  }
+
+  // What others only keep goes when memory is short.
+  driver::status make_page(mapped_handle& page, int to, int from, here at) {
+    for (int spared = 0;; ++spared) {
+      auto const s = map_page(page, to, from);
+      if (s.what != driver::code::out_of_memory) return s;
+      if (spared == 2 || !page.give_back()) break;
+      auto* const lent = owner.part_if_made<exports>();
+      spared == 0 ? memory.on(to).empty_cache() : lent ? lent->forget_idle() : 0;
+    }
+    memory_report r = memory.on(to).report();
+    r.requested = proof_bytes;
+    r.rounded = page.bytes();
+    throw out_of_memory(std::move(r), at);
+  }
+
+  // Blocks: until the work of trials whose pages are still here is done, on streams that have no other.
+  void give_pages_back() noexcept {
+    auto const idle = [&](int device) {
+      auto* const line = lines[static_cast<std::size_t>(device)];
+      auto const is = line ? owner.machine().synchronize_stream(device, line->handle()) : driver::status{};
+      return is.ok() || is.what == driver::code::lost;
+    };
+    std::erase_if(pages, [&](trial_page& p) { return idle(p.from) && idle(p.to) && p.memory.give_back(); });
+  }
+
   // Writes from `from` into memory of `to`, reads it back on both.
   trust try_out(int from, int to, here at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
-    device_block const start(memory.on(from), near, at), there(memory.on(to), far, at), back(memory.on(from), near, at);
+    struct end {
+      state& of;
+      ~end() { of.give_pages_back(); }
+    } const its_end{*this};
+    device_block const start(memory.on(from), near, at), back(memory.on(from), near, at);
     pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
     auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
-    memory.on(to).mark(there.data(), near, at);
-    if (auto const granted = memory.on(to).grant(there.data(), from); !granted.ok()) {
-      if (granted.what == driver::code::not_supported || granted.what == driver::code::invalid) return trust::refused;
-      must(granted);
+    mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
+    if (auto const made = make_page(page, to, from, at); !made.ok()) {
+      if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return trust::refused;
+      must(made);
     }
+    void* const there = page.data();
     write_pattern(sent.data(), index(from, to));
     std::memset(came_back.data(), 0, proof_bytes);
     std::memset(arrived.data(), 0, proof_bytes);
@@ -223,11 +271,11 @@ struct links::state {
     for (auto const* one : {&sent, &came_back}) pinned.mark(one->data(), near);
     pinned.mark(arrived.data(), far);
     streams::enqueue_copy(near, start.data(), sent.data(), proof_bytes, at);
-    streams::enqueue_peer_copy(near, there.data(), to, start.data(), from, proof_bytes, at);
-    streams::enqueue_peer_copy(near, back.data(), from, there.data(), to, proof_bytes, at);
+    streams::enqueue_peer_copy(near, there, to, start.data(), from, proof_bytes, at);
+    streams::enqueue_peer_copy(near, back.data(), from, there, to, proof_bytes, at);
     streams::enqueue_copy(near, came_back.data(), back.data(), proof_bytes, at);
     must(far.wait(near.now()));
-    streams::enqueue_copy(far, arrived.data(), there.data(), proof_bytes, at);
+    streams::enqueue_copy(far, arrived.data(), there, proof_bytes, at);
     must(clocks.synchronize(far.now()));
     bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) && !std::memcmp(arrived.data(), sent.data(), proof_bytes);
     return right ? trust::proven : trust::wrong;
@@ -238,6 +286,7 @@ links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 
 links::~links() {
   if (weir::process_is_ending() || process_was_forked()) return;
+  state_->give_pages_back();
   for (auto* line : state_->lines) {
     if (!line) continue;
     state_->clocks.retire(*line);
@@ -408,7 +457,7 @@ void grant_access(void const* block, device reader, here at) {
   }
   int const to = memory->device();
   if (from == to) return;
-  links_of(r).must_reach(from, to, "grant_access", at);  // also where the pages are open: a trial opens some before it knows
+  links_of(r).must_reach(from, to, "grant_access", at);
   links_of(r).meet(from, to, at);
   if (memory->granted(block, from)) return;
   require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);

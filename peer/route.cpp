@@ -24,7 +24,6 @@ struct plan {
   route by = route::automatic;
   char const* reason = "";
   bool dst_open = false, src_open = false;  // to the other end's device
-  bool untried = false;  // the memory is open to the peer, and nobody knows yet what the link does to bytes
 };
 
 std::string text_of(plan const& p) { return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B"; }
@@ -69,15 +68,8 @@ void choose(runtime::impl& r, plan& p) {
       return;
     }
     p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
-    p.untried = (p.dst_open && out == links::trust::claimed) || (p.src_open && in == links::trust::claimed);
-    if (p.untried) {
-      p.by = route::staged;
-      p.reason = "the memory is open to the peer, but the link could not be tried to the end";
-    } else if (p.dst_open || p.src_open) {
-      p.reason = "device to device over the link: the memory is granted to the peer";
-    } else {
-      p.reason = "device to device by the driver: the memory is not granted to the peer until enough has been copied";
-    }
+    p.reason = p.dst_open || p.src_open ? "device to device over the link: the memory is granted to the peer"
+                                        : "device to device by the driver: the memory is not granted to the peer until enough has been copied";
   }
 }
 
@@ -174,7 +166,7 @@ class between {
   void count(plan const& p, std::size_t bytes, here at) const {  // towards opening the memory
     auto const& there = far(p, line_);
     bool const open = &there == &p.dst ? p.dst_open : p.src_open;
-    if (there.memory && (p.untried || (p.by == route::peer && !open))) r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
+    if (there.memory && p.by == route::peer && !open) r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
   }
 
  private:
