@@ -86,6 +86,29 @@ TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has
   for (void* const p : kept) give(p);
 }
 
+// A driver keeps 5.5 KB of the host's memory for each handle, whatever its size. The handles are those of 2 MiB pages, as GPUs have them.
+TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_handle) {
+  if (tests::sanitized) GTEST_SKIP() << "a million blocks";
+  memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
+  clock::timeline& a = bench.stream(0);
+  memory::allocator& of = bench.on(0);
+  constexpr std::size_t one = 528, many = 100 << 20, all_bytes = 600 << 20;
+  std::vector<void*> all;
+  auto const take = [&] { all.push_back(of.allocate(a, one, 0, at)); };
+  while (all.size() * one < many) take();
+  counted_calls calls(*bench.control);
+  std::uint64_t made = 0, more = 0, at_once = 0;
+  for (; all.size() * one < all_bytes; made = calls.of({call::create})) {
+    take();
+    std::uint64_t const now = calls.of({call::create}) - made;
+    more += now > 0, at_once = std::max(at_once, now);
+  }
+  EXPECT_EQ(at_once, 1u);
+  EXPECT_LE(more, 130u) << "runs of 2 MiB would be 250";
+  EXPECT_EQ(of.validate(), std::vector<std::string>{});
+  for (void* const p : all) of.deallocate(p, nullptr, at);
+}
+
 // Long runs are for those who have room for them: not where that passes the bound, and to its end a limit is filled with what fits.
 struct small_room : cliffs {
   small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
