@@ -1,6 +1,7 @@
 // weir/stats.h: plain values; below everything, so that out_of_memory can carry them.
 // Threads: values.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +12,11 @@
 namespace weir {
 struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four; the last two only ever grow, until reset
 struct stat_by_size { stat all, small, large; };                // small: up to 32 KiB, from a slab
+// Where an allocation looks for memory that neither its stream's cache nor the driver has, in this order; at last, for what other threads left meanwhile.
+inline constexpr std::array<std::string_view, 8> ladder_rungs{
+    "pending blocks", "complete blocks of other streams", "blocks behind a device wait", "blocks in caches of threads",
+    "free pages returned to the device", "out-of-memory callbacks", "waited for the oldest fence", "another look"};
+
 struct memory_statistics {  // reserved = allocated + pending + cached, in each of all, small and large (asserted, and printed so)
   stat_by_size allocation;       // live blocks
   stat_by_size segment;          // pieces of memory held of the driver; all count as large, slabs lie inside them
@@ -26,6 +32,7 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   stat imported_bytes;           // of other processes' memory of that device, mapped here
   std::uint64_t peer_visible_bytes;      // of reserved_bytes, those in handles that other devices may use: granted block by block, or by open_memory()
   std::uint64_t num_ooms, num_alloc_retries;
+  std::array<std::uint64_t, ladder_rungs.size()> found_by;  // of these retries, those that found memory: by the rung that did it
   std::uint64_t cache_hits;              // allocations that asked nothing of the driver
   std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone
   std::uint64_t over_waits;              // of these waits, those for a fence recorded only when somebody asked: behind all that stream had been given by then

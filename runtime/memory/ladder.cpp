@@ -12,6 +12,8 @@
 
 namespace weir::memory {
 namespace {
+enum class rungs : std::size_t { pending, of_others, device_wait, caches, pages, callbacks, oldest_fence, another_look };  // ladder_rungs, by number
+static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == ladder_rungs.size());
 constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
 constexpr int most_rests = 8;                       // while other threads' pages are on their way, or they give back: two that are both refused see each other
 constexpr std::int64_t rest_ns = 500'000;
@@ -38,7 +40,12 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     note(why);
     throw_refusal(why, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
   };
-  auto step = [&](std::string_view name, auto act) -> bool {
+  auto const found = [&](rungs where) {
+    counts_.found_by(static_cast<std::size_t>(where));
+    return out;
+  };
+  auto step = [&](rungs which, auto act) -> bool {
+    std::string_view const name = ladder_rungs[static_cast<std::size_t>(which)];
     std::int64_t const from = base::now_ns();
     std::size_t const gave = act();
     auto const same = std::find_if(climbed.begin(), climbed.end(), [&](rung const& c) { return c.name == name; });
@@ -46,7 +53,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     entry.gave_bytes += gave;
     bool const got = out || (gave && attempt());
     entry.ns += base::now_ns() - from;
-    return got;
+    return got && found(which);
   };
   auto const describe_failure = [&] {  // as it is now
     memory_report text = report();
@@ -58,7 +65,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   };
 
   traffic::others others(traffic_);
-  if (attempt()) return out;
+  if (attempt()) return found(rungs::another_look);
   log_about const about{device_, r.home.id(), r.bytes};
   if (logs(runtime_, log_level::warning)) log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
   // To release a segment waits for the work of all devices. When some of it waits for a rank, that may be this very thread's.
@@ -76,7 +83,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   auto const came_free = [&] { return counted().active_bytes.all.freed; };  // so far
   for (int round = 0, rests = 0; round < most_rounds; ++round) {
     auto const free_before = came_free();
-    if (step("pending blocks", [&] {
+    if (step(rungs::pending, [&] {
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) {
             (void)empty_outboxes(*m);
@@ -86,15 +93,15 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
         })) {
       return out;
     }
-    if (step("complete blocks of other streams", [&] { return poll_others(mine, alone); })) return out;
-    if (step("blocks behind a device wait", [&] {
+    if (step(rungs::of_others, [&] { return poll_others(mine, alone); })) return out;
+    if (step(rungs::device_wait, [&] {
           std::size_t gave = 0;
           if (waits_ != options::wait_policy::never) out = behind_waits(mine, r, gave);
           return gave;
         })) {
       return out;
     }
-    if (step("blocks in caches of threads", [&] {
+    if (step(rungs::caches, [&] {
           std::size_t bytes = 0;
           for (stream_memory* m : memories()) bytes += empty_caches(*m);
           return bytes;
@@ -103,14 +110,14 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     for (;;) {  // each round gives back about what is missing
       std::size_t gave = 0;
-      if (step("free pages returned to the device", [&] { return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0; })) return out;
+      if (step(rungs::pages, [&] { return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0; })) return out;
       if (!gave) break;
     }
     if (!std::exchange(called_back, true)) {
-      if (step("out-of-memory callbacks", [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; })) return out;
+      if (step(rungs::callbacks, [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; })) return out;
     }
     std::size_t waited = 0;
-    if (step("waited for the oldest fence", [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
+    if (step(rungs::oldest_fence, [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
     if (waited) continue;
     // What was asked on the way may have told of blocks that no rung looked at any more; others may have given some back since.
     std::size_t settled = 0;
@@ -123,7 +130,7 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
       if (!moved || r.rounded > most || ++rests > most_rests) break;
       machine_.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
     }
-    if (attempt()) return out;
+    if (attempt()) return found(rungs::another_look);
   }
   if (logs(runtime_, log_level::error)) log(log_level::error, about, "out of memory: " + describe_failure().text());
   counts_.ran_out();

@@ -368,6 +368,7 @@ class counters {
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
+  void found_by(std::size_t rung) { edit([rung](memory_statistics& n) { ++n.found_by[rung]; }); }
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
   void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.over_waits += behind_all; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
@@ -406,6 +407,7 @@ class counters {
   void reset_accumulated(std::span<tally const* const> tallies, lent_slots const& lent) {
     lock_guard hold(lock_);
     misses_ = 0;
+    now_.found_by = {};
     now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.over_waits = now_.pages_mapped = 0;
     base_ = sum(tallies, lent);
   }

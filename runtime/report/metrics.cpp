@@ -73,6 +73,10 @@ std::string metrics(std::span<measured const> all) {
     out.family(c.name, "counter", c.help);
     for (measured const& m : all) out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
   }
+  out.family("weir_ladders_found_total", "counter", "Of the allocations that had to look, those that found memory, by where.");
+  for (measured const& m : all) {
+    for (std::size_t i = 0; i < ladder_rungs.size(); ++i) out.sample(m.device, "rung", ladder_rungs[i], static_cast<std::int64_t>(m.numbers.found_by[i]));
+  }
   return std::move(out).take();
 }
 

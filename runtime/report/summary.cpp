@@ -128,10 +128,11 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   one("imported_bytes", imported_bytes);
   one("oversize_allocations", {});  // weir has no such size
   one("oversize_segments", {});
-  auto const scalar = [&](char const* name, std::uint64_t value) { out.emplace_back(name, static_cast<std::int64_t>(value)); };
+  auto const scalar = [&](std::string const& name, std::uint64_t value) { out.emplace_back(name, static_cast<std::int64_t>(value)); };
   out.emplace_back("max_split_size", -1);
   scalar("num_alloc_retries", num_alloc_retries);
   scalar("num_ooms", num_ooms);
+  for (std::size_t i = 0; i < ladder_rungs.size(); ++i) scalar("found_by." + std::string(ladder_rungs[i]), found_by[i]);
   scalar("num_sync_all_streams", 0);  // weir never does
   scalar("num_device_alloc", pages_mapped);
   scalar("peer_visible_bytes", peer_visible_bytes);

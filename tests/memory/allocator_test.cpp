@@ -200,6 +200,11 @@ TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_free
   EXPECT_EQ(device().statistics().waits_inserted, 1u);
   EXPECT_EQ(device().statistics().num_alloc_retries, 1u);
   EXPECT_EQ(device().statistics().num_ooms, 0u);
+  for (std::size_t i = 0; i < ladder_rungs.size(); ++i) EXPECT_EQ(device().statistics().found_by[i], ladder_rungs[i] == "blocks behind a device wait") << ladder_rungs[i];
+  EXPECT_THROW(take(b, 3 << 20), out_of_memory);
+  give(q);
+  device().reset_accumulated();
+  EXPECT_EQ(std::ranges::count(device().statistics().found_by, 0u), std::ssize(ladder_rungs));
   sound();
 }
 

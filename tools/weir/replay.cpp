@@ -238,15 +238,25 @@ double ratio(trace const& t, outcome const& o) {
   return t.peak_requested ? static_cast<double>(o.memory.reserved_bytes.all.peak) / static_cast<double>(t.peak_requested) : 0;
 }
 
+template <class Say>
+std::string found_by(memory_statistics const& n, Say say) {
+  std::string out;
+  for (size_t i = 0; i < ladder_rungs.size(); ++i) {
+    if (n.found_by[i]) out += (out.empty() ? "" : ", ") + say(ladder_rungs[i], std::to_string(n.found_by[i]));
+  }
+  return out;
+}
+
 void print_json(std::string const& path, trace const& t, outcome const& o) {
   std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %g, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
               "\"first_ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"first_driver_ns_per_op\": %.1f, \"warm_driver_ns_per_op\": %.1f, "
               "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
-              "\"ladders\": %llu, \"opened_early\": %llu}\n",
+              "\"ladders\": %llu, \"opened_early\": %llu, \"found_by\": {%s}}\n",
               quoted(path).c_str(), quoted(o.devices).c_str(), o.epsilon, t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
               static_cast<long long>(o.memory.reserved_bytes.all.peak), ratio(t, o), o.first_ns, o.warm_ns, o.first_driver_ns, o.warm_driver_ns,
               static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
-              static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early));
+              static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
+              found_by(o.memory, [](std::string_view rung, std::string const& times) { return quoted(std::string(rung)) + ": " + times; }).c_str());
 }
 
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
@@ -260,6 +270,8 @@ void print_text(std::string const& path, trace const& t, outcome const& o, setti
     std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times, %llu blocks in use on another stream were waited for\n",
                 o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries),
                 static_cast<unsigned long long>(o.opened_early));
+    auto const found = found_by(o.memory, [](std::string_view rung, std::string const& times) { return std::string(rung) + " " + times; });
+    if (!found.empty()) std::printf("  found by: %s\n", found.c_str());
   }
 }
 
