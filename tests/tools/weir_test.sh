@@ -62,7 +62,7 @@ keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 gzip -c "$work/small" > "$work/small.gz"
 run replay --devices sim "$work/small.gz" "$work/small"
-expect 0 'small.gz: 9 operations on 1 simulated device'
+expect 0 'small.gz: 9 operations of 2 streams on 1 simulated device'
 expect 0 'requested at most 120.0 MiB'
 expect 0 'in the second replay 0'
 run replay --devices sim --rounds 4 "$work/small"
@@ -81,6 +81,9 @@ expect 1 'The limit forbids it'  # two pages do not fit, though the bytes would
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
 expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "found_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
+printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
+run replay --devices sim "$work/numbers"
+expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'
 for ((i = 0; i < 300; ++i)); do printf 'a %d 100 %d\nf %d\n' $i $i $i; done > "$work/streams"
 run replay --json --devices sim "$work/streams"
 expect 0 '"ops": 600, '

@@ -260,7 +260,7 @@ void print_json(std::string const& path, trace const& t, outcome const& o) {
 }
 
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
-  std::printf("%s: %zu operations on %s\n", path.c_str(), t.operations.size(), o.devices.c_str());
+  std::printf("%s: %zu operations of %u stream%s on %s\n", path.c_str(), t.operations.size(), t.streams, t.streams == 1 ? "" : "s", o.devices.c_str());
   std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(), bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
   std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  %-12s %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns,
               o.warm_driver_ns);

@@ -112,6 +112,7 @@ class reader {
     for (auto& op : out_.operations) {
       if (op.does == trace::kind::give && seen_[op.block].completes) op.does = trace::kind::give_in_use;
     }
+    number_streams();
     count_peak();
     return std::move(out_);
   }
@@ -131,7 +132,7 @@ class reader {
     if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
     if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second) wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
     out_.operations.push_back({*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint16_t>(*stream), trace::kind::take});
-    out_.streams = std::max(out_.streams, static_cast<std::uint32_t>(*stream) + 1);
+    used_[*stream] = true;
     seen_.push_back({*bytes});
   }
   void give(std::uint64_t id) {
@@ -152,6 +153,13 @@ class reader {
     if (found == by_id_.end()) wrong(std::string(does) + " block " + std::to_string(id) + ", which was not taken", "Write its a line first");
     return seen_[found->second];
   }
+  void number_streams() {  // those that there are: a number that is left out is no stream
+    std::vector<std::uint16_t> dense(used_.size());
+    for (std::size_t i = 0; i < used_.size(); ++i) dense[i] = static_cast<std::uint16_t>(out_.streams), out_.streams += used_[i];
+    for (auto& op : out_.operations) {
+      if (op.does == trace::kind::take) op.stream = dense[op.stream];
+    }
+  }
   void count_peak() {
     std::size_t live = 0;
     for (auto const& op : out_.operations) {
@@ -165,6 +173,7 @@ class reader {
   std::size_t number_ = 0;
   trace out_;
   std::vector<block> seen_;
+  std::vector<bool> used_ = std::vector<bool>(most_streams);  // streams
   std::unordered_map<std::uint64_t, std::uint32_t> by_id_;
 };
 

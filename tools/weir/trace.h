@@ -20,7 +20,7 @@ struct trace {
   struct operation {
     std::size_t bytes;     // take
     std::uint32_t block;   // 0, 1, 2, … in the order they are taken
-    std::uint16_t stream;  // take
+    std::uint16_t stream;  // take: 0, 1, 2, … in the order of their numbers
     kind does;
   };
   std::vector<operation> operations;
