@@ -89,10 +89,10 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     if (!m->pending.empty()) continue;
     by_stream_.emplace(heir.id(), m.get());
     by_stream_.erase(old.id());
-    m->pieces.forget_stamps();  // none is a number of the new stream
+    for (thread_cache* c : m->caches) empty(*m, *c);
+    m->pieces.forget_stamps(), m->small.forget_stamps();  // none is a number of the new stream
     m->home.store(&heir);
     m->readers.store(readers_);
-    for (thread_cache* c : m->caches) empty(*m, *c);
     return m.get();
   }
   return nullptr;
@@ -226,10 +226,9 @@ void device_allocator::cut_run(stream_memory& mine, piece& run, int size_class) 
 }
 
 void device_allocator::return_run(stream_memory& m, slab& s) noexcept {
-  std::uint64_t const now = m.home.load()->now().n;
   m.small.remove(s, [&](piece& part) {
     run_gone(m, part.bytes);
-    m.pieces.give(part, now);
+    m.pieces.give(part, s.freed);
   });
 }
 
@@ -241,11 +240,10 @@ void device_allocator::run_gone(stream_memory& m, std::size_t bytes) noexcept {
 // What sizes that few blocks are left of do not need serves others.
 std::size_t device_allocator::shed_cells(stream_memory& m) {
   (void)shut_and_empty(m);
-  std::uint64_t const now = m.home.load()->now().n;
   std::size_t const before = m.small.in_runs();
   m.small.shed(
       [&](piece& part, address from, std::size_t bytes) {
-        piece* const rest = m.pieces.give_part(part, from, bytes, now);
+        piece* const rest = m.pieces.give_part(part, from, bytes, part.cut->freed);
         run_gone(m, bytes);
         return rest;
       },
@@ -397,7 +395,7 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
       m.counts.freed(pool, rounded, requested);
       if (b.cut) {
         if (cache) spill(m, *cache, b.cut->size_class);
-        if (m.small.give(*b.cut, b.index)) return_run(m, *b.cut);
+        if (m.small.give(*b.cut, b.index, home.now().n)) return_run(m, *b.cut);
       } else {
         m.pieces.give(*b.whole, home.now().n);
         if (cache) m.lock.offer(cache->own);

@@ -250,21 +250,24 @@ std::vector<std::string> device_allocator::validate() const {
     base::owned_lock hold(m->lock);
     std::string const who = "gpu:" + std::to_string(device_) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    std::uint64_t const now = m->home.load()->now().n;
     std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
     for (thread_cache* c : m->caches) {
       for (slabs::taken const s : c->out.slots()) {
         waiting += s.from->size;
         if (s.from->at(s.index) != slot::cached || s.from->owner != m) wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
+        if (c->out.since() > now) wrong.push_back(who + ": no slot was put into an outbox at a number that its stream has not reached");
       }
       c->each([&](cached_slot s) {
         region const* const in = space_.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
         in_caches += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m) wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+        if (from && c->freed(from->size_class, now) > now) wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
       });
     }
     m->pieces.validate(wrong, who);
-    m->small.validate(wrong, who);
+    m->small.validate(wrong, who, now);
     validate_ghosts(*m, wrong, who);
     validate_readers(*m, wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
@@ -272,7 +275,10 @@ std::vector<std::string> device_allocator::validate() const {
     free_pieces += m->pieces.free_pieces();
     std::size_t held = 0, queued = 0, largest = 0;
     bool whole = false;
-    m->pending.each([&](held_block const& b) { queued += b.bytes, largest = b.whole ? std::max(largest, b.bytes) : largest; });
+    m->pending.each([&](held_block const& b) {
+      queued += b.bytes, largest = b.whole ? std::max(largest, b.bytes) : largest;
+      if (b.since > now) wrong.push_back(who + ": what waits was given back at a number that its stream has reached");
+    });
     for (region* r : m->pieces.regions()) {
       for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
         if (p->is == state::live) live += p->bytes;

@@ -40,7 +40,7 @@ bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, c
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
   auto const put = [&] {  // who has the lock has the slot until it is home
     base::single_writer<std::int64_t> known_here;
-    if (!c.out.put(&user, *b.from, b.index, state, was, known_here)) return false;
+    if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
     c.out.note_told(static_cast<std::int64_t>(size));
     m.counts.held(observe::size_pool::small, size, requested);
     tell_held(observe::action::held, b.from->start(b.index), size, s.stream);  // with its free: a snapshot shows it as pending from here on
@@ -62,11 +62,10 @@ std::size_t device_allocator::send_home(stream_memory& m, thread_cache& c) noexc
   if (slots.empty()) return 0;
   auto const bytes = static_cast<std::size_t>(c.out.held_bytes());
   clock::stamp const s = c.out.stamp();
-  clock::timeline& home = *m.home.load();
   auto const untold = c.out.untold_here();
   if (untold.slots) m.counts.sent_home(untold.slots, untold.bytes);
   for (slabs::taken const b : slots) m.small.hold(*b.from, b.index);
-  m.pending.push(c.out.room(), slots, bytes, s, home.now().n);
+  m.pending.push(c.out.room(), slots, bytes, s, c.out.since());
   c.out.set_taken();
   return bytes;
 }

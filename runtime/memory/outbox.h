@@ -16,8 +16,8 @@ class outbox {
   static_assert(most_slots <= pending_blocks::most_together);
 
   // The owner's. False: nothing has changed. Requires: `was` is the state of that slot, live and without a note.
-  // unused: to which what was not asked for of a slot is added.
-  [[gnu::always_inline]] bool put(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was, base::single_writer<std::int64_t>& unused) noexcept {
+  // unused: to which what was not asked for of a slot is added. home: of the slot's memory; its work given so far is to be done, too.
+  [[gnu::always_inline]] bool put(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was, base::single_writer<std::int64_t>& unused, clock::timeline const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
     if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ || held_bytes() + from.size > most_bytes) [[unlikely]] {
@@ -28,6 +28,7 @@ class outbox {
     if (was != slot_bits::exact) unused.add(slab::unused_of(state, was, from.size));
     state.set(static_cast<std::uint8_t>(slot::cached));
     slots_[n] = {&from, index};
+    since_ = home->now().n;
     head_.end(head + one_given + 1);
     return true;
   }
@@ -45,6 +46,7 @@ class outbox {
   std::span<slabs::taken const> slots() const noexcept { return {slots_.data(), count()}; }  // Requires: shut, or the owner's call
   clock::timeline const* user() const noexcept { return user_; }
   clock::stamp stamp() const noexcept { return {user_->id(), n_}; }  // Requires: not empty
+  std::uint64_t since() const noexcept { return since_; }  // the home's number when the last one was given back. Requires: as slots(), not empty
   pending_blocks::room& room() noexcept { return room_; }
   void set_taken() noexcept {  // what slots() shows is somebody else's now. Requires: as slots()
     gone_bytes_ = bytes_.get();
@@ -71,6 +73,7 @@ class outbox {
   bool taken_ = false;                           // the owner sets the count to 0 when it opens it again
   clock::timeline const* user_ = nullptr;        // null: gathers nothing
   std::uint64_t n_ = 0;                          // with `user_` the stamp
+  std::uint64_t since_ = 0;                      // the home's number at the last put
   base::single_writer<std::int64_t> bytes_;      // given back here ever
   std::int64_t gone_bytes_ = 0;                  // of these, not here any more; whoever has the lock and has kept the owner out
   sums told_, told_here_;                        // put in with the lock: ever, and those that are here

@@ -143,7 +143,7 @@ void device_allocator::settled(stream_memory& m, held_block const& b, std::uint6
   m.counts.held_no_more(observe::size_pool::small, b.bytes, b.slots());
   b.each_slot([&](slabs::taken s) {
     tell_held(observe::action::settled, s.from->start(s.index), s.from->size, 0);
-    if (m.small.give(*s.from, s.index)) return_run(m, *s.from);
+    if (m.small.give(*s.from, s.index, freed)) return_run(m, *s.from);
   });
 }
 

@@ -107,14 +107,15 @@ std::size_t slabs::lend(int c, std::span<cached_slot> out) noexcept {
   return n;
 }
 
-bool slabs::give(slab& s, std::uint32_t i) noexcept {
+bool slabs::give(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   if (s.at(i) == slot::pending) --s.pending;
   s.forget(i);
-  return set_free(s, i);
+  return set_free(s, i, freed);
 }
 
-bool slabs::set_free(slab& s, std::uint32_t i) noexcept {
+bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   s.set(i, slot::free);
+  s.freed = std::max(s.freed, freed);
   s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.hint = std::min(s.hint, i / 64);
   ++s.free;
@@ -153,6 +154,7 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   s.slots = s.free = static_cast<std::uint32_t>(slots);
   s.bytes = static_cast<std::uint32_t>(run.bytes);
   s.pending = s.gone = s.hint = 0;
+  s.freed = run.freed;
   in_runs_ += run.bytes, free_bytes_ += slots * size, words_ += words_of(s);
   run.is = state::slab;
   run.cut = &s;
@@ -214,7 +216,7 @@ slab* slabs::any_empty() noexcept {
   return nullptr;
 }
 
-void slabs::validate(std::vector<std::string>& wrong, std::string const& who) const {
+void slabs::validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now) const {
   std::array<std::size_t, size_classes::count> counts{}, empties{};
   std::size_t in_runs = 0, free_bytes = 0, words = 0;
   for (auto const& s : all_) {
@@ -250,6 +252,7 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (free != s->free || pending != s->pending || gone != s->gone || free + live + pending + cached + gone != s->slots) wrong.push_back(name + "slots = free + live + pending + cached + gone");
     free_bytes += std::size_t{free} * s->size, words += words_of(*s);
     if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
+    if (s->freed > now) wrong.push_back(name + "nothing came free at a number that its stream has not reached");
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }

@@ -3,6 +3,7 @@
 //
 // Invariant: slots = free + live + pending + cached + gone, by counting the state bytes; a slab is listed exactly when it has a free slot.
 // A slot has gone when a cell that it touches is the slab's no longer: cells in which no slot is in use may go back to the arena.
+// Whatever used a free slot is ordered before (home, the slab's `freed`), as of a free piece of the arena.
 #pragma once
 #include <map>
 #include <memory>
@@ -105,6 +106,7 @@ struct alignas(64) slab {
   std::uint32_t bytes = 0;                                   // of the run, with what has gone
   std::uint32_t free = 0, pending = 0, gone = 0;
   std::uint32_t hint = 0;                                    // no word of free_bits below it has a bit
+  std::uint64_t freed = 0;                                   // the largest number at which a slot, or the run, came free
   std::unique_ptr<states[]> known;
   std::unique_ptr<std::uint64_t[]> free_bits;                // a bit a slot
   slab* before = nullptr;
@@ -215,11 +217,11 @@ class slabs {
     std::uint32_t index = 0;
   };
   taken take(int size_class, std::size_t requested) noexcept(false);  // from == null: no slab of this class has a free slot
-  // live -> free, or pending -> free. Ensures: true when the slab is empty now and is more than its class keeps: the caller may return its run.
-  bool give(slab&, std::uint32_t index) noexcept;
+  // live -> free, or pending -> free, at that number. Ensures: true when the slab is empty now and is more than its class keeps: the caller may return its run.
+  bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
   std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; how many there were
-  bool take_back(slab& s, std::uint32_t index) noexcept { return set_free(s, index); }  // cached -> free; as give
+  bool take_back(slab& s, std::uint32_t index, std::uint64_t freed) noexcept { return set_free(s, index, freed); }  // cached -> free; as give
   // Where a size has many slabs a new run is a 40th of what they hold, or less: each costs a descriptor, a piece and the ends of two arrays, some 700 B, and
   // each handle under runs 5.5 KB of the driver's (measured on an H100, driver 13.0). No more than most_slots: the first mark in a slab makes a word for each.
   static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192, most_slots = 1 << 16;
@@ -266,13 +268,16 @@ class slabs {
     return free_bytes_ >= std::max(in_runs_ / 4, page_bytes) && freed_ >= words_ / words_a_slot;
   }
   bool has_shed() const noexcept { return has_shed_; }         // ever: there may be pieces that are short
+  void forget_stamps() noexcept {                              // all that is free is complete
+    for (auto const& s : all_) s->freed = 0;
+  }
   slab* any_empty() noexcept;
   std::size_t in_runs() const noexcept { return in_runs_; }
-  void validate(std::vector<std::string>& wrong, std::string const& who) const;
+  void validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now = ~std::uint64_t{0}) const;  // now: the home's number
 
  private:
   void list(slab&) noexcept;
-  bool set_free(slab&, std::uint32_t index) noexcept;
+  bool set_free(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   std::uint32_t take_bit(slab&) noexcept;
   void unlist(slab&) noexcept;
   piece* forget(slab&) noexcept;                               // the lowest part of its run

@@ -76,11 +76,12 @@ void thread_cache::shut() noexcept {
   out.wait_for_end();
 }
 
-void thread_cache::open() noexcept {
+void thread_cache::open(clock::timeline const& line) noexcept {
   if (!shut_) return;
   shut_ = false;
+  home = &line;
   each_used([&](std::uint32_t c) {
-    if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits);
+    if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
     set_sign(c);
   });
   emptied_ = false;
@@ -289,10 +290,11 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
 std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept {
   std::int64_t slots = 0;
   std::size_t bytes = 0;
+  std::uint64_t const now = m.home.load()->now().n;
   c.each([&](cached_slot s) {
     slab& from = slab_of(s);
     ++slots, bytes += from.size;
-    if (m.small.take_back(from, from.index(s.at))) return_run(m, from);
+    if (m.small.take_back(from, from.index(s.at), c.freed(from.size_class, now))) return_run(m, from);
   });
   c.empty();
   if (slots) m.counts.returned(slots, bytes);
@@ -349,16 +351,17 @@ void device_allocator::spill(stream_memory& m, thread_cache& c, int size_class) 
   if (!open(m, c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
   std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
+  std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), m.home.load()->now().n);
   for (std::size_t i = 0; i < n; ++i) {
     slab& from = slab_of(some[i]);
-    if (m.small.take_back(from, from.index(some[i].at))) return_run(m, from);
+    if (m.small.take_back(from, from.index(some[i].at), freed)) return_run(m, from);
   }
   if (n) m.counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
 }
 
 bool device_allocator::open(stream_memory& m, thread_cache& c) noexcept {
   if (c.of.load() != &m || !m.cacheable()) return false;
-  c.open();
+  c.open(*m.home.load());
   return true;
 }
 

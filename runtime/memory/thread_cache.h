@@ -55,6 +55,7 @@ class thread_cache {
       return false;
     }
     if (was != slot_bits::exact) unused_given_.add(slab::unused_of(state, was, from.size));
+    m.freed.set(static_cast<std::uint32_t>(home->now().n));
     state.set(static_cast<std::uint8_t>(slot::cached));
     m.slots[n] = {at, &state};
     m.head.end(head + magazine::one_given + 1);
@@ -63,11 +64,11 @@ class thread_cache {
 
   // The same for a slot that another stream has used: it goes to the outbox.
   [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was) noexcept {
-    return out.put(user, from, index, state, was, unused_given_);
+    return out.put(user, from, index, state, was, unused_given_, home);
   }
 
   // The owner's, with the lock of its memory held.
-  void open() noexcept;
+  void open(clock::timeline const& home) noexcept;
   std::uint32_t wants(std::uint32_t size_class) noexcept;                            // how many more of this size it would like, now that it has none. Requires: open
   void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // as many as it wants at most
   std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;      // the oldest half of a full size, for the slabs
@@ -84,10 +85,14 @@ class thread_cache {
     });
   }
   void empty() noexcept;     // what each() would show is somebody else's now. Requires: shut
+  // The home's number, by now `now`, at which the last slot of that size was given back here; when those that slabs lent came free the slabs know.
+  // Its lower half is kept. The upper one is the latest that it can be: the answer is never too small. Requires: shut, or the owner's call
+  std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept { return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get()); }
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
   base::owners_word own;                     // its thread holds that memory, by the way without the lock
+  clock::timeline const* home = nullptr;     // of that memory, since it was last opened. Its thread's
   outbox out;                                // shut and opened with the cache
 
  private:
@@ -97,6 +102,7 @@ class thread_cache {
     base::owners_word head;                    // its count of slots, and from bit 8 on how many were given back here ever
     std::uint16_t size;                        // bytes
     base::atomic<std::uint8_t> least, most;    // the sign: a take needs more than `least`, a give needs less than `most`
+    base::single_writer<std::uint32_t> freed;  // the home's number when a slot was last given back here, its lower half
     std::array<cached_slot, most_slots> slots; // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };

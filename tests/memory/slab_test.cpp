@@ -113,7 +113,7 @@ TEST(slabs, slots_agree_with_a_plain_set_under_random_takes_holds_and_gives) {
           continue;
         }
         used.erase(t.from->start(t.index));
-        s.small.give(*t.from, t.index);
+        s.small.give(*t.from, t.index, 1);
         t = out.back();
         out.pop_back();
       }
@@ -132,7 +132,7 @@ TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_
   EXPECT_EQ(s.small.take(c, 1024).from, nullptr);
   int returned = 0;
   for (auto const& t : all) {
-    if (s.small.give(*t.from, t.index)) {
+    if (s.small.give(*t.from, t.index, 1)) {
       s.small.remove(*t.from, [&](piece& run) {
         EXPECT_EQ(run.cut, t.from);
         run.in->leave(run);
@@ -145,11 +145,12 @@ TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_
   EXPECT_EQ(s.wrong(), std::vector<std::string>{});
 }
 
-// Runs of an arena all of which is mapped; what is taken of each block is in a plain table.
+// Runs of an arena all of which is mapped; what is taken of each block is in a plain table, and at which number each unit of the memory came free last.
 struct shedding {
   struct taken {
     slab* from;
     std::uint32_t index;
+    std::uint64_t since;  // the number then
     bool pending = false;
   };
   explicit shedding(std::uint64_t seed) : random(seed) {
@@ -162,30 +163,34 @@ struct shedding {
     if (!got.from) {
       piece* const run = pieces.take_run(random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell), slabs::run_alignment(c));
       if (!run) return false;
-      small.add(*run, c);
+      std::uint64_t const freed = run->freed;
+      latest[&small.add(*run, c)] = freed;
       got = small.take(c, bytes);
     }
     address const at = got.from->start(got.index);
     auto const above = live.lower_bound(at);
     bool const apart = (above == live.end() || at + got.from->size <= above->first) && (above == live.begin() || std::prev(above)->first + std::prev(above)->second.from->size <= at);
     EXPECT_TRUE(apart) << "a byte was handed out twice";
-    live[at] = {got.from, got.index};
+    live[at] = {got.from, got.index, now};
     return true;
   }
   void back(slab& s) {
-    small.remove(s, [&](piece& part) { pieces.give(part, 1); });
+    small.remove(s, [&](piece& part) { pieces.give(part, s.freed); });
   }
   void give(address at) {
     taken const t = live.at(at);
     live.erase(at);
-    if (small.give(*t.from, t.index)) back(*t.from);
+    std::uint64_t const freed = t.since + random() % (now + 1 - t.since);  // a thread's cache may have kept it since
+    latest.at(t.from) = std::max(latest.at(t.from), freed);
+    for (address a = round_down(at, bins::unit); a < at + t.from->size; a += bins::unit) came_free[unit(a)] = std::max(came_free[unit(a)], freed);
+    if (small.give(*t.from, t.index, freed)) back(*t.from);
   }
   address any() { return std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()))->first; }
   void shed(std::size_t refused = ~std::size_t{0}) {
     small.shed(
         [&](piece& part, address from, std::size_t bytes) {
           if (refused-- == 0) throw std::bad_alloc();
-          return pieces.give_part(part, from, bytes, 1);
+          return pieces.give_part(part, from, bytes, part.cut->freed);
         },
         [&](slab& s) { back(s); });
   }
@@ -200,14 +205,26 @@ struct shedding {
     std::vector<std::string> out;
     small.validate(out, "slabs");
     pieces.validate(out, "arena");
+    for (auto const& [at, t] : live) {
+      if (t.from->freed != latest.at(t.from)) out.push_back("a slab's number is the latest of its run's and its slots'");
+    }
+    pieces.each_free([&](piece const& p) {
+      for (address a = p.at; a < p.end(); a += bins::unit) {
+        if (came_free[unit(a)] > p.freed) return out.push_back("what is free came free later than its piece says");
+      }
+    });
     return out;
   }
+  std::size_t unit(address a) const { return (a - in.base) / bins::unit; }
   std::mt19937_64 random;
   region in{address{1} << 40, std::size_t{64} << 20, 64 << 10, nullptr};
   handle all{driver::memory_handle::none, in.base, in.bytes};
   arena pieces;
   slabs small;
   std::map<address, taken> live;
+  std::uint64_t now = 1;
+  std::map<slab const*, std::uint64_t> latest;
+  std::vector<std::uint64_t> came_free = std::vector<std::uint64_t>(in.bytes / bins::unit);
 };
 
 TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_of_a_slot_in_use) {
@@ -216,6 +233,7 @@ TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_
   for (auto const seed : wanted) {
     shedding s(seed);
     for (int phase = 0; phase < 6; ++phase) {
+      s.now += s.random() % 4;
       std::vector<address> complete;
       for (auto const& [at, t] : s.live) {
         if (t.pending) complete.push_back(at);
@@ -230,6 +248,7 @@ TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_
         if (s.random() % one_in == 0) continue;
         if (s.random() % 8 == 0) s.small.hold(*s.live[at].from, s.live[at].index), s.live[at].pending = true;
         else s.give(at);
+        s.now += s.random() % 50 == 0;
       }
       std::size_t const before = s.small.in_runs();
       if (s.random() % 2) {

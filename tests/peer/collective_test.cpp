@@ -241,25 +241,45 @@ TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_
   EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
 }
 
-// What its thread keeps for itself serves others, also on a stream that knows nothing of it.
+// What its thread keeps for itself serves others, also on a stream that knows nothing of it: it was given back before the collective.
 TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what_its_thread_keeps) {
-  runtime machine(simulated{.devices = 2, .memory = 16_MiB});  // eight pages
-  runtime_guard const in(machine);
-  auto ranks = communicator::in_process(first_devices(2));
-  stream waits, other;
-  std::promise<void> parked;
-  std::thread rank([&] {
-    runtime_guard const here_too(machine);
-    std::vector<void*> all;
-    for (int i = 0; i < 200; ++i) all.push_back(allocate(waits.ref(), 4096));
-    for (void* const p : all) deallocate(p);
-    parked.set_value();
-    ranks[0].barrier();
-  });
-  parked.get_future().wait();
-  EXPECT_NO_THROW(deallocate(allocate(other.ref(), 16_MiB)));
-  ranks[1].barrier();
-  rank.join();
+  for (bool const in_barrier : {true, false}) {
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB});
+    runtime_guard const in(machine);
+    auto ranks = communicator::in_process(first_devices(2));
+    stream waits, other;
+    buffer a, b;
+    {
+      stream_guard const on(other);
+      a = to_device(encode(int32, {1}));
+    }
+    {
+      device_guard const at(1);
+      b = to_device(encode(int32, {1}));
+    }
+    std::promise<void> parked;
+    std::thread rank([&] {
+      runtime_guard const here_too(machine);
+      stream_guard const on(waits);
+      std::vector<void*> all;
+      for (int i = 0; i < 200; ++i) all.push_back(allocate(waits.ref(), 4096));
+      for (void* const p : all) deallocate(p);
+      waits.synchronize();
+      stamp const sum = in_barrier ? stamp{} : ranks[0].all_reduce({a.data(), 1, int32});
+      parked.set_value();
+      in_barrier ? ranks[0].barrier() : sum.synchronize();
+    });
+    parked.get_future().wait();
+    EXPECT_NO_THROW(deallocate(allocate(other.ref(), 14_MiB))) << (in_barrier ? "in a barrier" : "in a sum");
+    if (in_barrier) {
+      ranks[1].barrier();
+    } else {
+      device_guard const at(1);
+      ranks[1].all_reduce({b.data(), 1, int32}).synchronize();
+    }
+    rank.join();
+    a = {}, b = {};
+  }
 }
 
 TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_asked_for_what_and_may_correct_itself) {

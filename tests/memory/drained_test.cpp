@@ -1,0 +1,139 @@
+// What other streams wait for when memory is theirs that small blocks lay in: what its stream had been given when these came free, and nothing later.
+// Threads: one.
+#include <gtest/gtest.h>
+
+#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/thread_cache.h"
+#include "tests/memory/names.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir {
+namespace {
+
+// How small blocks come free.
+enum class freed_by : std::uint8_t { thread, full_size, lock, users, outbox, cells };
+constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock, freed_by::users, freed_by::outbox, freed_by::cells};
+std::string name_of(freed_by w) {
+  static constexpr char const* names[] = {"kept by their thread", "sent home by a size that was full", "with the lock", "when two other streams were done", "in an outbox", "in cells of runs that stay"};
+  return names[static_cast<std::size_t>(w)];
+}
+
+// Nothing moves but what is stepped, or waited for on the host.
+struct drained {
+  explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
+  clock::timeline& foreign() {
+    bench.core.open(0, "test", here::current());
+    return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
+  }
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
+  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void finish(clock::timeline& s) { ASSERT_TRUE(bench.clocks().synchronize(s.now()).ok()); }
+  void* take(clock::timeline& s, std::size_t bytes) {
+    void* const p = memory::quick_allocate(&s, bytes, 0);
+    return p ? p : device().allocate(s, bytes, 0, at);
+  }
+  bool give(void* p, clock::timeline* last = nullptr) {  // true: without the lock
+    bool const quick = last ? memory::quick_deallocate_used(last, p) : memory::quick_deallocate(p);
+    if (!quick) device().deallocate(p, last, at);
+    return quick;
+  }
+
+  std::size_t bytes() const { return way == freed_by::full_size ? 32 << 10 : 4 << 10; }
+  std::size_t count() const { return way == freed_by::full_size ? 128 : way == freed_by::cells ? 1024 : way == freed_by::thread ? 48 : 256; }
+  void fill() {
+    for (int i = 0; i < 20 && way != freed_by::lock; ++i) {  // so that a size has all the room in a thread's cache that it can get
+      std::vector<void*> some;
+      for (int k = 0; k < 60; ++k) some.push_back(take(home, bytes()));
+      for (void* p : some) give(p);
+    }
+    finish(home);
+    device().empty_cache();
+    for (std::size_t i = 0; i < count(); ++i) all.push_back(take(home, bytes()));
+  }
+  bool stays(std::size_t i) const { return way == freed_by::cells ? i % 32 == 0 : way == freed_by::outbox && i < 16; }
+  void give_all() {
+    if (way == freed_by::users || way == freed_by::outbox) busy(user), busy(third);
+    std::size_t quick = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (way == freed_by::users) device().mark(all[i], user, at), device().mark(all[i], third, at);
+      if (!stays(i)) quick += give(all[i], way == freed_by::outbox ? &user : nullptr);
+    }
+    std::size_t const least = way == freed_by::thread ? all.size() : way == freed_by::full_size || way == freed_by::outbox ? all.size() / 2 : 0;
+    EXPECT_GE(quick, least) << name_of(way) << ": without the lock";
+    if (way == freed_by::lock || way == freed_by::users) {
+      EXPECT_EQ(quick, 0u) << name_of(way);
+    }
+    for (clock::timeline* s : {&user, &third}) {  // their part is done; that of their home may not be
+      ASSERT_TRUE(s->fence().ok());
+      while (bench.control->step(0, s->handle())) {}
+    }
+  }
+  std::size_t page() { return device().addresses().page_bytes(); }
+  std::size_t unused() { return whole - static_cast<std::size_t>(device().statistics().reserved_bytes.all.current); }
+  void sound() {
+    EXPECT_EQ(device().validate(), std::vector<std::string>{}) << name_of(way);
+    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{}) << name_of(way);
+  }
+
+  static constexpr std::size_t whole = 8 << 20;
+  freed_by const way;
+  tests::memory_bench bench{{.devices = 1, .memory = whole, .how = simulated::running::stepped, .seed = 1}};
+  clock::timeline& home;
+  clock::timeline &user = bench.stream(0), &third = bench.stream(0), &other = bench.stream(0);
+  std::vector<void*> all;
+};
+
+bool keeps_blocks(drained& d) { return base::can_fence_owners() && !d.bench.core.witness(); }
+
+TEST(drained_slots, are_had_by_another_stream_while_their_own_goes_on_with_what_it_was_given_later) {
+  for (freed_by const way : all_ways_back) {
+    drained d(way);
+    if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+    d.fill();
+    d.give_all();
+    d.finish(d.home);
+    d.busy(d.home);
+    clock::stamp const later = d.home.now();
+    std::size_t stay = 0;
+    for (std::size_t i = 0; i < d.all.size(); ++i) stay += d.stays(i) ? d.page() : 0;
+    ASSERT_NE(d.take(d.other, d.whole - (way == freed_by::outbox ? d.page() : stay)), nullptr) << name_of(way);
+    EXPECT_FALSE(d.other.covers(later)) << name_of(way) << ": it waited";
+    d.sound();
+  }
+}
+
+TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_came_free) {
+  for (freed_by const way : all_ways_back) {
+    drained d(way);
+    if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+    d.fill();
+    d.finish(d.home);
+    d.busy(d.home);
+    clock::stamp const given = d.home.now();
+    d.give_all();
+    ASSERT_NE(d.take(d.other, d.unused() + 2 * d.page()), nullptr) << name_of(way);
+    EXPECT_TRUE(d.other.covers(given)) << name_of(way) << ": their stream may still use them";
+    d.sound();
+  }
+}
+
+// An older stream's numbers are far above those of the one that takes its memory over.
+TEST(drained_slots, of_a_memory_that_was_taken_over_have_no_number_of_the_stream_that_ended) {
+  drained d(freed_by::thread);
+  clock::timeline& old = d.bench.stream(0);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(old.fence().ok());
+  std::vector<void*> all;
+  for (int i = 0; i < 40; ++i) all.push_back(d.take(old, 4096));
+  for (int i = 1; i < 40; ++i) d.give(all[static_cast<std::size_t>(i)]);
+  d.bench.clocks().retire(old);
+  ASSERT_TRUE(d.bench.control->run());
+  clock::timeline& heir = d.bench.stream(0);
+  (void)d.take(heir, 4096);
+  ASSERT_EQ(d.device().find(all[0]).value().home, &heir) << "taken over";
+  d.sound();
+  d.device().empty_cache();
+  d.sound();
+}
+
+}  // namespace
+}  // namespace weir
