@@ -138,6 +138,7 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   }
   refuse_if_broken();
   on.set_carries_collectives(true);
+  if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device())) memory->fence_what_came_free(on);
   on.count_collective();
   std::uint64_t const turn = agree(rank, r, at);
   try {

@@ -64,6 +64,10 @@ class allocator {
   virtual void forget_own_readers(clock::timeline& home) noexcept = 0;  // open_to() of that stream alone is over; what is open stays open. No driver call
   virtual std::uint64_t readers(clock::timeline& home) = 0;  // whom that stream's memory is open to, but its own device
 
+  // Work that may wait for other ranks comes next on that stream. A fence recorded behind it would tell nobody that what came free before is complete,
+  // so it is recorded now: none where nothing came free since the last one, or where no other stream has memory. At most one event record.
+  virtual void fence_what_came_free(clock::timeline& home) noexcept = 0;
+
   virtual std::size_t empty_cache() = 0;                // bytes given back to the driver; what is complete or can be waited for
   virtual void set_limit(std::size_t bytes) = 0;        // 0: none
   virtual memory_statistics statistics() const = 0;

@@ -99,6 +99,7 @@ class device_allocator final : public allocator {
   bool granted(void const*, int) const noexcept override;
   driver::status open_to(clock::timeline*, std::uint64_t) override;
   void forget_own_readers(clock::timeline& home) noexcept override;
+  void fence_what_came_free(clock::timeline& home) noexcept override;
   std::uint64_t readers(clock::timeline& home) override { return memory_of(home).readers.load(); }
   std::size_t empty_cache() override;
   void set_limit(std::size_t bytes) override { counts_.set_limit(bytes); }

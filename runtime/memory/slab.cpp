@@ -115,7 +115,7 @@ bool slabs::give(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
 
 bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   s.set(i, slot::free);
-  s.freed = std::max(s.freed, freed);
+  s.freed = std::max(s.freed, freed), newest_freed_ = std::max(newest_freed_, freed);
   s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.hint = std::min(s.hint, i / 64);
   ++s.free;

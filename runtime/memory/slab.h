@@ -270,7 +270,9 @@ class slabs {
   bool has_shed() const noexcept { return has_shed_; }         // ever: there may be pieces that are short
   void forget_stamps() noexcept {                              // all that is free is complete
     for (auto const& s : all_) s->freed = 0;
+    newest_freed_ = 0;
   }
+  std::uint64_t newest_freed() const noexcept { return newest_freed_; }  // no slot came free at a larger number
   slab* any_empty() noexcept;
   std::size_t in_runs() const noexcept { return in_runs_; }
   void validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now = ~std::uint64_t{0}) const;  // now: the home's number
@@ -313,6 +315,7 @@ class slabs {
   std::size_t in_runs_ = 0, free_bytes_ = 0;                   // bytes: of all runs; of free slots
   std::size_t words_ = 0;                                      // of all slabs
   std::size_t freed_ = 0;                                      // slots that came free since shed()
+  std::uint64_t newest_freed_ = 0;
   bool has_shed_ = false;
   std::vector<std::unique_ptr<slab>> all_;                     // descriptors are used again, never freed
   std::vector<slab*> spare_;

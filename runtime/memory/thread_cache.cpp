@@ -155,6 +155,12 @@ void thread_cache::raise_limit(std::uint32_t c) noexcept {
   limits_[c] = static_cast<std::uint8_t>(limits_[c] * 2);
 }
 
+bool thread_cache::has_freed_at(std::uint64_t now) const noexcept {
+  bool found = false;
+  each_used([&](std::uint32_t c) { found |= magazines_[c].count() > 0 && magazines_[c].freed.get() == static_cast<std::uint32_t>(now); });
+  return found;
+}
+
 observe::lent_slots thread_cache::counted() const noexcept {
   observe::lent_slots n;
   each_used([&](std::uint32_t c) {
@@ -327,6 +333,23 @@ std::size_t device_allocator::empty_caches(stream_memory& m) {
   section const hold(m);
   std::size_t const bytes = shut_and_empty(m);
   return bytes + shed_cells(m);
+}
+
+void device_allocator::fence_what_came_free(clock::timeline& home) noexcept try {
+  if (streams_.size() < 2 || lost()) return;
+  std::uint64_t const now = home.now().n;
+  {
+    base::lock_guard const known(making_);
+    auto const found = by_stream_.find(home.id());
+    if (found == by_stream_.end()) return;
+    stream_memory& m = *found->second;
+    section const hold(m);
+    bool const kept = std::ranges::any_of(m.caches, [&](thread_cache const* c) { return c->has_freed_at(now); });
+    if (!kept && m.pieces.newest_given() < now && m.small.newest_freed() < now) return;
+    m.freed_since_fence = 0;
+  }
+  if (home.fence().ok()) counts_.fenced();
+} catch (std::bad_alloc const&) {  // then others wait for the work to come, too
 }
 
 // The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.

@@ -88,6 +88,7 @@ class thread_cache {
   // The home's number, by now `now`, at which the last slot of that size was given back here; when those that slabs lent came free the slabs know.
   // Its lower half is kept. The upper one is the latest that it can be: the answer is never too small. Requires: shut, or the owner's call
   std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept { return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get()); }
+  bool has_freed_at(std::uint64_t now) const noexcept;  // a slot came free here at that number of the home. Another thread may be about to
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry

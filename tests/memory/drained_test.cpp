@@ -117,6 +117,39 @@ TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_ca
   }
 }
 
+// Who is about to give a stream work that waits for other ranks fences what came free there, if it is worth anything to anybody.
+TEST(drained_slots, are_fenced_before_work_that_may_not_end_soon_once_for_all_that_came_free) {
+  drained d(freed_by::thread);
+  if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  auto const fences = [&] { return d.device().statistics().fences; };
+  auto const fenced = [&] {
+    std::uint64_t const before = fences();
+    d.device().fence_what_came_free(d.home);
+    return fences() - before;
+  };
+  EXPECT_EQ(fenced(), 0u) << "it has no memory";
+  d.fill();
+  void* const large = d.take(d.home, 64 << 10);
+  d.give(d.take(d.home, 64 << 10));
+  EXPECT_EQ(fenced(), 0u) << "nobody else has memory";
+  (void)d.take(d.other, 4096);
+  (void)fenced();
+  EXPECT_EQ(fenced(), 0u) << "nothing came free since";
+  d.give(large);
+  EXPECT_EQ(fenced(), 1u) << "a large block";
+  EXPECT_EQ(fenced(), 0u);
+  ASSERT_TRUE(d.give(d.all[0])) << "without the lock";
+  EXPECT_EQ(fenced(), 1u) << "kept by its thread";
+  EXPECT_EQ(fenced(), 0u);
+  d.device().mark(d.all[1], d.user, at), d.device().mark(d.all[1], d.third, at);
+  d.give(d.all[1]);
+  d.finish(d.user), d.finish(d.third), (void)d.device().statistics();
+  EXPECT_EQ(fenced(), 1u) << "in a slab, when others were done with it";
+  d.busy(d.home);
+  EXPECT_EQ(fenced(), 0u) << "work alone frees nothing";
+  d.sound();
+}
+
 // An older stream's numbers are far above those of the one that takes its memory over.
 TEST(drained_slots, of_a_memory_that_was_taken_over_have_no_number_of_the_stream_that_ended) {
   drained d(freed_by::thread);

@@ -243,7 +243,9 @@ TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_
 
 // What its thread keeps for itself serves others, also on a stream that knows nothing of it: it was given back before the collective.
 TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what_its_thread_keeps) {
-  for (bool const in_barrier : {true, false}) {
+  enum class waits_in { barrier, sum, sum_right_after };  // the last: nothing has said that what came free is complete
+  for (waits_in const where : {waits_in::barrier, waits_in::sum, waits_in::sum_right_after}) {
+    bool const in_barrier = where == waits_in::barrier;
     runtime machine(simulated{.devices = 2, .memory = 16_MiB});
     runtime_guard const in(machine);
     auto ranks = communicator::in_process(first_devices(2));
@@ -264,13 +266,13 @@ TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what
       std::vector<void*> all;
       for (int i = 0; i < 200; ++i) all.push_back(allocate(waits.ref(), 4096));
       for (void* const p : all) deallocate(p);
-      waits.synchronize();
+      if (where != waits_in::sum_right_after) waits.synchronize();
       stamp const sum = in_barrier ? stamp{} : ranks[0].all_reduce({a.data(), 1, int32});
       parked.set_value();
       in_barrier ? ranks[0].barrier() : sum.synchronize();
     });
     parked.get_future().wait();
-    EXPECT_NO_THROW(deallocate(allocate(other.ref(), 14_MiB))) << (in_barrier ? "in a barrier" : "in a sum");
+    EXPECT_NO_THROW(deallocate(allocate(other.ref(), 14_MiB))) << static_cast<int>(where);
     if (in_barrier) {
       ranks[1].barrier();
     } else {
