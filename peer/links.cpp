@@ -125,6 +125,9 @@ struct links::state {
   base::mutex trying;                   // held by the thread that tries a link out
   std::vector<clock::timeline*> lines;  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
   std::vector<trial_page> pages;        // under trying: between trials those that the driver did not take back
+  base::atomic<std::size_t> left_over{0};  // how many these are
+  base::atomic<std::uint64_t> trier{0};    // the thread that has `trying`, while it tries
+  std::uint64_t callback = 0;
 
   std::size_t index(int from, int to) const noexcept {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
@@ -245,16 +248,27 @@ struct links::state {
       return is.ok() || is.what == driver::code::lost;
     };
     std::erase_if(pages, [&](trial_page& p) { return idle(p.from) && idle(p.to) && p.memory.give_back(); });
+    left_over.store(pages.size());
+  }
+
+  // For who is short of memory. Not for a trial that is: its page is not over.
+  bool give_left_over_back() noexcept {
+    if (left_over.load() == 0 || trier.load() == base::this_thread_id()) return false;
+    base::lock_guard const alone(trying);
+    std::size_t const before = pages.size();
+    give_pages_back();
+    return pages.size() < before;
   }
 
   // Writes from `from` into memory of `to`, reads it back on both.
   trust try_out(int from, int to, here at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
-    struct end {
+    struct trial {
       state& of;
-      ~end() { of.give_pages_back(); }
+      ~trial() { of.give_pages_back(), of.trier.store(0); }
     } const its_end{*this};
+    trier.store(base::this_thread_id());
     device_block const start(memory.on(from), near, at), back(memory.on(from), near, at);
     pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
     auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
@@ -282,9 +296,12 @@ struct links::state {
   }
 };
 
-links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {
+  state_->callback = state_->memory.add_callback([](void* self, memory_report const&) { return static_cast<state*>(self)->give_left_over_back(); }, state_.get(), -1);
+}
 
 links::~links() {
+  state_->memory.remove_callback(state_->callback);
   if (weir::process_is_ending() || process_was_forked()) return;
   state_->give_pages_back();
   for (auto* line : state_->lines) {
