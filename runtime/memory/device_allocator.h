@@ -314,7 +314,8 @@ class device_allocator final : public allocator {
   base::atomic<std::size_t> turn_{0};                            // which streams a miss asks, where there are many
   base::atomic<std::uint64_t> steps_{0};
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
-  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; never taken back
+  static constexpr std::size_t enough_to_judge = 32;             // pages: with less every program passes its bound
+  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; taken back only when all memory is given back
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
   traffic traffic_;

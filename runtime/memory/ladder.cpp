@@ -307,7 +307,9 @@ std::size_t device_allocator::empty_cache() {
     if (newest.n) await(newest);
     bytes += return_handles_of(*m, ~std::size_t{0});
   }
-  return bytes + return_orphans();
+  bytes += return_orphans();
+  if (counts_.reserved() < enough_to_judge * space_.page_bytes()) past_bound_.set(false);  // what comes next is another program
+  return bytes;
 }
 
 }  // namespace weir::memory

@@ -51,7 +51,7 @@ class device_allocator::filling {
         if (move(at, left, n, s)) return s;
       } while (a_.settle_what_is_known());  // by what was asked on the way
       may_move_ = false;
-      if (bound_ >= 32 * page_) a_.past_bound_.set(true);
+      if (bound_ >= enough_to_judge * page_) a_.past_bound_.set(true);
       if (sizes_.most > page_) sizes_ = suitable();
     }
     n = sizes_.next(left);

@@ -2,6 +2,7 @@
 // docs/peers-defects.md lists them with their reports. Threads: one.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <random>
 
@@ -107,6 +108,36 @@ TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_h
   EXPECT_LE(more, 130u) << "runs of 2 MiB would be 250";
   EXPECT_EQ(of.validate(), std::vector<std::string>{});
   for (void* const p : all) of.deallocate(p, nullptr, at);
+}
+
+// A device that once had to pass its bound makes smaller handles from then on. Not for whoever comes after all was given back.
+TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_more_than_on_a_fresh_device) {
+  auto const calls_of_large_blocks = [](bool after_others) {
+    memory_bench bench({.devices = 1, .memory = std::size_t{64} << 30});
+    clock::timeline& a = bench.stream(0);
+    memory::allocator& of = bench.on(0);
+    counted_calls calls(*bench.control);
+    std::mt19937_64 random(7);
+    auto const replace = [&](std::size_t live, std::size_t least, std::size_t most, int times) {
+      std::vector<void*> all(live);
+      double const doublings = std::log2(static_cast<double>(most) / static_cast<double>(least));
+      for (int i = 0; i < times; ++i) {
+        void*& one = all[random() % live];
+        if (one) of.deallocate(one, nullptr, at);
+        one = of.allocate(a, static_cast<std::size_t>(static_cast<double>(least) * std::exp2(doublings * static_cast<double>(random() % 1000) / 1000)), 0, at);
+      }
+      for (void* const p : all) of.deallocate(p, nullptr, at);
+      of.empty_cache();
+    };
+    if (after_others) replace(1000, 32 << 10, 1 << 20, 20'000);
+    random.seed(8);
+    calls.forget();
+    replace(200, 64 << 10, 64 << 20, 20'000);
+    EXPECT_EQ(of.validate(), std::vector<std::string>{});
+    return calls.of({call::create, call::map});
+  };
+  std::uint64_t const fresh = calls_of_large_blocks(false), after = calls_of_large_blocks(true);
+  EXPECT_LE(after, fresh + fresh / 10);
 }
 
 // Long runs are for those who have room for them: not where that passes the bound, and to its end a limit is filled with what fits.
