@@ -213,22 +213,23 @@ struct links::state {
   }
 
   // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of which nobody knows what it does.
-  driver::status map_page(mapped_handle& page, int to, int from) {
+  driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
     auto& machine = owner.machine();
-    auto const its = machine.info(to);
-    if (!its.ok()) return its.is;
-    auto const made = machine.create(to, its.value.granularity);
+    auto const made = machine.create(to, bytes);
     if (!made.ok()) return made.is;
-    page = mapped_handle(machine, made.value, its.value.granularity);
-    auto s = page.map(its.value.granularity);
+    page = mapped_handle(machine, made.value, bytes);
+    auto s = page.map(bytes);
     if (s.ok()) s = page.grant(to);
     return s.ok() ? page.grant(from) : s;
   }
 
   // What others only keep goes when memory is short.
   driver::status make_page(mapped_handle& page, int to, int from, here at) {
+    auto const its = owner.machine().info(to);
+    if (!its.ok()) return its.is;
+    std::size_t const bytes = its.value.granularity;
     for (int spared = 0;; ++spared) {
-      auto const s = map_page(page, to, from);
+      auto const s = map_page(page, bytes, to, from);
       if (s.what != driver::code::out_of_memory) return s;
       if (spared == 2 || !page.give_back()) break;
       auto* const lent = owner.part_if_made<exports>();
@@ -236,7 +237,7 @@ struct links::state {
     }
     memory_report r = memory.on(to).report();
     r.requested = proof_bytes;
-    r.rounded = page.bytes();
+    r.rounded = bytes;
     throw out_of_memory(std::move(r), at);
   }
 

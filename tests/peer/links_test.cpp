@@ -215,8 +215,19 @@ TEST(links, a_trial_takes_memory_that_is_only_kept_and_leaves_none_behind) {
     (void)m.get().part<peer::links>().prove(1, 0, here::current());
     ADD_FAILURE() << "there is no memory for a trial";
   } catch (out_of_memory const& e) {
-    EXPECT_NE(std::string(e.what()).find("gpu:0"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("gpu:0: no room for 64.00 KiB (2.00 MiB rounded)"), std::string::npos) << e.what();
   }
+}
+
+TEST(links, a_trial_that_is_short_of_memory_does_not_wait_for_itself_to_give_back_what_an_earlier_one_left) {
+  test::machine m({.devices = 2, .memory = 64_MiB});
+  auto& all = m.get().part<peer::links>();
+  for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);  // as often as it is tried
+  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+  buffer const rest(62_MiB, {.on = device(1)});
+  EXPECT_THROW(all.prove(1, 0, here::current()), out_of_memory);
+  m.control().forget_failures();
+  EXPECT_EQ(all.known(1, 0), trust::claimed);
 }
 
 TEST(links, what_the_driver_does_not_take_back_after_a_trial_goes_with_a_later_one_or_the_runtime) {
