@@ -315,7 +315,7 @@ class device_allocator final : public allocator {
   base::atomic<std::uint64_t> steps_{0};
   base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
   static constexpr std::size_t enough_to_judge = 32;             // pages: with less every program passes its bound
-  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; taken back only when all memory is given back
+  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; taken back when an emptied cache leaves too little to judge
   observe::counters counts_;
   base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
   traffic traffic_;
