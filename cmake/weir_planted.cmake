@@ -21,7 +21,9 @@ if(NOT WEIR_PLANTED OR NOT WEIR_PATCH OR NOT patches)
 endif()
 set(number 0)
 
-add_library(weir_prover OBJECT ${PROJECT_SOURCE_DIR}/tests/planted/prover.cpp ${PROJECT_SOURCE_DIR}/tests/planted/programs.cpp)
+file(GLOB in_threads CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/stress/*.cpp)
+list(FILTER in_threads EXCLUDE REGEX "_test\\.cpp$")
+add_library(weir_prover OBJECT ${PROJECT_SOURCE_DIR}/tests/planted/prover.cpp ${PROJECT_SOURCE_DIR}/tests/planted/programs.cpp ${in_threads})
 weir_own_code(weir_prover)
 target_link_libraries(weir_prover PUBLIC weir_test_support GTest::gtest)
 

@@ -89,7 +89,7 @@ function(weir_test_runs name label)
     math(EXPR number "0${number} + 1")
     set_property(GLOBAL PROPERTY WEIR_CHECKED ${number})
     weir_is_of_part(WEIR_CHECKED_PART ${number} wanted)
-    if(wanted AND NOT label MATCHES "^(base|driver|conformance|fuzz)$")
+    if(wanted AND NOT label MATCHES "^(base|driver|conformance|fuzz|stress)$")
       add_test(NAME checked.${name} COMMAND ${name})
       set_tests_properties(checked.${name} PROPERTIES TIMEOUT 300 LABELS checked COST 20 ENVIRONMENT "WEIR_CHECK_RACES=fail;WEIR_TEST_SEEDS=10")
     endif()
@@ -106,7 +106,7 @@ if(WEIR_SANITIZE)
   set(weir_in_one 10)
   list(APPEND weir_together explore model)
 endif()
-set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_test model_memory_model_test peer_collective_test peer_route_test peer_share_kill_test peer_share_pool_test
+set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_test model_memory_model_test peer_collective_test peer_route_test peer_share_hostile_test peer_share_kill_test peer_share_pool_test
   peer_share_test peer_share_threads_test peer_stripes_test peer_stripes_threads_test streams_copy_model_test streams_copy_reuse_test
   streams_pinned_test streams_pinned_uses_test streams_timeline_test)
 option(WEIR_TSAN_ALL "With the thread sanitizer, build also the tests of one thread, or of threads that run one at a time" OFF)

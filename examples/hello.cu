@@ -32,6 +32,6 @@ int main() try {
   std::fputs(e.report().text().c_str(), stderr);
   return 1;
 } catch (std::exception const& e) {
-  std::fputs(e.what(), stderr);
+  std::fprintf(stderr, "%s\n", e.what());
   return 1;
 }

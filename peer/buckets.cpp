@@ -43,12 +43,12 @@ struct gradient_buckets::state {
   bucket_options options;
   std::vector<one> ones{};
   std::vector<bucket> buckets{};
-  std::size_t half = 0;          // bytes of all parameters, gaps included
+  std::size_t half = 0;          // bytes of all parameters added, gaps included
   std::byte* block = nullptr;    // null: not built
   std::optional<stream> side{};  // carries the reductions
   std::size_t started = 0;       // buckets of this step
 
-  memory::allocator& memory(here at) const { return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank)); }
+  memory::allocator& memory(here at) const { return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at); }
   std::string named(int i) const { return "\"" + ones[static_cast<std::size_t>(i)].name + "\" (gradient " + std::to_string(i) + ")"; }
 
   ~state() {
@@ -77,9 +77,7 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
 }
 
 void gradient_buckets::state::lay_out() {
-  std::size_t total = 0;
-  for (one const& o : ones) total += base::round_up(static_cast<std::size_t>(o.count) * size_of(o.type), gap);
-  std::size_t const full = options.bucket_bytes ? options.bucket_bytes : std::clamp(total / 4, least_bucket, most_bucket);
+  std::size_t const full = options.bucket_bytes ? options.bucket_bytes : std::clamp(half / 4, least_bucket, most_bucket);
   std::size_t at = 0;
   for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
     if (buckets.empty() || buckets.back().type != o->type || buckets.back().end - buckets.back().begin >= full) buckets.push_back({o->type, at, at, 0, 0, {}});
@@ -89,7 +87,6 @@ void gradient_buckets::state::lay_out() {
     buckets.back().end = at;
     buckets.back().missing = ++buckets.back().members;
   }
-  half = at;
 }
 
 void gradient_buckets::state::start_full_buckets(here at) {
@@ -99,6 +96,7 @@ void gradient_buckets::state::start_full_buckets(here at) {
     for (clock::stamp const s : b.written) require(on.wait(s), "gradient_buckets::ready", "bucket " + std::to_string(started) + " of rank " + std::to_string(rank), "", at);
     std::byte* const data = block + half + b.begin;
     std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
+    peer::use_on(on, {data, count, b.type}, "gradient_buckets::ready", "bucket " + std::to_string(started), at);
     reduction const how = options.average ? reduction::average : reduction::sum;
     all->issue(rank, on, {peer::verb::all_reduce, b.type, how, 0, count, data, data}, at);
     ++started;
@@ -115,7 +113,14 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, here
   constexpr std::int64_t most = std::int64_t{1} << 56;
   if (count < 0 || count > most) throw invalid_use("gradient_buckets::add", "\"" + name + "\" of " + std::to_string(count) + " elements", "Counts are of elements, from 0 up", at);
   if (!peer::reducible(type)) throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)), "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
+  if (bytes > ~std::size_t{0} / 2 - state_->half) {
+    std::string const what = "\"" + name + "\" of " + std::to_string(count) + " " + std::string(name_of(type)) + " (" + std::to_string(bytes) + " B)";
+    throw invalid_use("gradient_buckets::add", what + " beside " + std::to_string(state_->half) + " B: twice as much has no address",
+                      "One block holds all parameters and gradients: check the product that the count was made from", at);
+  }
   state_->ones.push_back({std::move(name), count, type});
+  state_->half += bytes;
   return static_cast<int>(state_->ones.size()) - 1;
 }
 
@@ -126,7 +131,7 @@ void gradient_buckets::build(here at) {
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
-  clock::timeline& home = streams::current_line(owner, device);
+  clock::timeline& home = streams::current_line(owner, device, at);
   s.buckets.clear();
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
@@ -146,31 +151,32 @@ void gradient_buckets::build(here at) {
 int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }
 int gradient_buckets::bucket_count() const noexcept { return static_cast<int>(state_->buckets.size()); }
 
-span_of gradient_buckets::parameter(int i) const {
-  state::one const& o = state_->find(i, "gradient_buckets::parameter", here::current());
+span_of gradient_buckets::parameter(int i, here at) const {
+  state::one const& o = state_->find(i, "gradient_buckets::parameter", at);
   return {state_->block + o.offset, o.count, o.type};
 }
-span_of gradient_buckets::gradient(int i) const {
-  state::one const& o = state_->find(i, "gradient_buckets::gradient", here::current());
+span_of gradient_buckets::gradient(int i, here at) const {
+  state::one const& o = state_->find(i, "gradient_buckets::gradient", at);
   return {state_->block + state_->half + o.offset, o.count, o.type};
 }
-span_of gradient_buckets::parameters() const {
-  state::one const& first = state_->find(0, "gradient_buckets::parameters", here::current());
+span_of gradient_buckets::parameters(here at) const {
+  state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
   for (state::one const& o : state_->ones) {
     if (o.type != first.type) {
-      throw invalid_use("gradient_buckets::parameters", "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name + "\" of " + std::string(name_of(o.type)), "Go through parameter(i) instead", here::current());
+      throw invalid_use("gradient_buckets::parameters", "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name + "\" of " + std::string(name_of(o.type)), "Go through parameter(i) instead", at);
     }
   }
   return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
 }
-span_of gradient_buckets::gradients() const {
-  span_of const same = parameters();
+span_of gradient_buckets::gradients(here at) const {
+  span_of const same = parameters(at);
   return {state_->block + state_->half, same.count, same.type};
 }
 
 void gradient_buckets::ready(int i, stream_ref writer, here at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::ready", at);
+  (void)s.all->owner("gradient_buckets::ready", at);
   clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::ready", at);
   if (line.device() != s.all->device(s.rank)) {
     throw invalid_use("gradient_buckets::ready", s.named(i) + " from a stream of gpu:" + std::to_string(line.device()) + ", the rank's device is gpu:" + std::to_string(s.all->device(s.rank)), "Give the stream that wrote the gradient", at);
@@ -178,6 +184,7 @@ void gradient_buckets::ready(int i, stream_ref writer, here at) {
   if (o.was_ready) {
     throw invalid_use("gradient_buckets::ready", s.named(i) + " is ready twice in one step", "Say ready once, after the last write: when a layer is computed again or gradients accumulate, after the last pass", at);
   }
+  s.memory(at).mark(s.block, line, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
   clock::stamp const written = line.now();
   auto const same = std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
@@ -194,6 +201,7 @@ void gradient_buckets::ready(int i, stream_ref writer, here at) {
 void gradient_buckets::finish(stream_ref reader, here at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
+  (void)s.all->owner("gradient_buckets::finish", at);
   clock::timeline& line = streams::line_or_throw(reader, "gradient_buckets::finish", at);
   std::string missing;
   int more = 0;

@@ -8,6 +8,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
+#include "streams/known_range.h"
 #include "streams/timing.h"
 
 namespace weir {
@@ -155,7 +156,7 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   return streams::public_stamp(on.now());
 }
 
-void group::barrier(int rank, std::chrono::nanoseconds limit, here at) {
+void group::barrier(int rank, base::time_limit limit, here at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, "barrier", at);
   s->at_barrier[static_cast<std::size_t>(rank)] = true;
@@ -175,8 +176,7 @@ void group::barrier(int rank, std::chrono::nanoseconds limit, here at) {
   }
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
-  auto const ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
-  throw timed_out("barrier", "rank " + std::to_string(rank) + " waited " + std::to_string(ms) + " ms for " + missing,
+  throw timed_out("barrier", "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
                   "See where the thread of that rank stands, or allow a longer limit", at);
 }
 
@@ -255,36 +255,33 @@ class groups {
 
 void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
   std::string const op(operation);
-  auto const named = [&] { return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) + " at " + address_text(what.data); };
+  auto const role = [&] { return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) + " at"; };
+  auto const named = [&] { return role() + " " + address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes)) throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
   if (bytes == 0) return;
-  std::string const here_is = "gpu:" + std::to_string(line.device());
-  if (memory::allocator* const owner = line.owner().part<memory::device_memory>().owner(what.data)) {
-    auto const block = owner->find(what.data);
-    if (!block) throw invalid_use(op, named() + ": no live block of gpu:" + std::to_string(owner->device()), "It was freed, or never allocated", at);
-    if (block->device != line.device()) {
-      throw invalid_use(op, named() + " is memory of gpu:" + std::to_string(block->device) + ", the rank's device is " + here_is, "Each rank gives memory of its own device", at);
-    }
-    std::size_t const offset = static_cast<std::size_t>(static_cast<std::byte*>(what.data) - static_cast<std::byte*>(block->base));
-    if (offset > block->bytes || bytes > block->bytes - offset) {
-      throw invalid_use(op, named() + " needs " + std::to_string(bytes) + " B, its block holds " + std::to_string(block->bytes - std::min(offset, block->bytes)) + " B from there", "Counts are of elements", at);
-    }
-    if (block->home != &line) owner->mark(what.data, line, at);
-    return;
+  using streams::known_range;
+  auto const is = known_range::of(line.owner(), what.data, bytes);
+  bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
+  int device = is.device;
+  if (!known) {  // the program's own, of the driver
+    auto const found = line.owner().machine().find(what.data);
+    require(found.is, operation, named(), "The address is looked up in the driver", at);
+    if (found.value.in == driver::where::device) device = found.value.device;
   }
-  auto const found = line.owner().machine().find(what.data);
-  require(found.is, operation, named(), "The address is looked up in the driver", at);
-  if (found.value.in != driver::where::device || found.value.device != line.device()) {
-    throw invalid_use(op, named() + " is not memory of " + here_is, "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
+  if (device != line.device()) {
+    std::string const whose = device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
+    throw invalid_use(op, named() + " is " + whose + "gpu:" + std::to_string(line.device()),
+                      "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
   }
+  if (is.memory && is.block.home != &line) is.memory->mark(what.data, line, at);
 }
 
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
-clock::timeline& communicator::state::line(std::string_view operation, here at) const { return streams::current_line(all->owner(operation, at), all->device(rank)); }
+clock::timeline& communicator::state::line(std::string_view operation, here at) const { return streams::current_line(all->owner(operation, at), all->device(rank), at); }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
 communicator::communicator(communicator&&) noexcept = default;
@@ -292,7 +289,7 @@ communicator& communicator::operator=(communicator&&) noexcept = default;
 communicator::~communicator() = default;
 
 std::vector<communicator> communicator::in_process(std::span<weir::device const> devices, here at) {
-  runtime::impl& owner = streams::current_runtime();
+  runtime::impl& owner = streams::current_runtime(at);
   if (devices.empty()) throw invalid_use("communicator::in_process", "no devices", "Name a device for each rank", at);
   std::vector<int> ordinals;
   for (weir::device const d : devices) {

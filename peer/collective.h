@@ -69,7 +69,7 @@ class group {
   int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }
 
   stamp issue(int rank, clock::timeline& on, request const&, here);
-  void barrier(int rank, std::chrono::nanoseconds limit, here);
+  void barrier(int rank, base::time_limit, here);
   void abort(int rank) noexcept;
   std::string said(int rank) const { return carrier_->said(rank); }
   bool waits(int rank) const noexcept;  // it asked for something that others have not asked for yet

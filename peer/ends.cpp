@@ -1,12 +1,8 @@
-// Looking at addresses: weir's own memory first, by subtraction; then the driver is asked.
+// Looking at addresses: what weir knows first; then the driver is asked.
 // Threads: any.
 #include "peer/ends.h"
 
-#include <algorithm>
 #include <cstdio>
-
-#include "runtime/observe/memory_beside.h"
-#include "streams/pinned.h"
 
 namespace weir::peer {
 namespace {
@@ -16,7 +12,6 @@ std::string pointer_text(void const* p) {
   std::snprintf(text, sizeof text, "%p", p);
   return text;
 }
-std::size_t distance(void const* from, void const* to) { return reinterpret_cast<driver::address>(to) - reinterpret_cast<driver::address>(from); }
 
 }  // namespace
 
@@ -32,41 +27,18 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     throw invalid_use(std::string(operation), std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where);
   };
   if (!at) refuse("is null", "Pass memory, or zero bytes");
-  if (reinterpret_cast<driver::address>(at) + bytes < bytes) refuse(pointer_text(at) + " wraps around the address space", "Look for a size that overflowed");
-  auto* const devices = r.part_if_made<memory::device_memory>();
-  if (auto* const owner = devices ? devices->owner(at) : nullptr) {
-    found.in = driver::where::device;
-    found.device = owner->device();
-    found.memory = owner;
-    found.block = owner->find(at);
-    if (!found.block) refuse(found.text() + " is not allocated", "Memory was freed before this call, or never handed out");
-  } else if (auto* const pinned = r.part_if_made<streams::pinned_memory>()) {
-    found.block = pinned->find(at);
-    if (found.block || pinned->reserves(at)) found.in = driver::where::pinned;
-    if (!found.block && found.in == driver::where::pinned) refuse(found.text() + " is not allocated", "Pinned memory was freed before this call, or never handed out");
-  }
-  auto const holds = [&](void const* base, std::size_t size) {
-    std::size_t const left = size - std::min(size, distance(base, at));
-    if (bytes <= left) return;
-    std::string const inside = base == at ? "" : " to the end of its block of " + std::to_string(size) + " B";
-    refuse(found.text() + " holds " + std::to_string(left) + " B" + inside, "Copy no more than both hold");
-  };
-  if (found.block) {
-    holds(found.block->base, found.block->bytes);
+  using streams::known_range;
+  auto const is = known_range::of(r, at, bytes);
+  if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
+    found.in = is.device >= 0 ? driver::where::device : driver::where::pinned;
+    found.device = is.device;
+    if (is.memory || is.pinned) found.block = is.block;
+    found.memory = is.memory;
+    found.foreign = is.imported;
+    found.readers = is.readers;
     return found;
   }
-  auto const* const beside = r.part_if_made<observe::memory_beside>();
-  if (auto const its = beside ? beside->find(at) : std::nullopt; its && its->device >= 0) {  // of the host: the program's own, where pages count
-    found.in = driver::where::device;
-    found.device = its->device;
-    found.foreign = its->kind == observe::sharing::imported;
-    found.readers = its->readers;
-    if (!its->in_use) refuse(found.text() + " lies in memory shared with other processes, in no buffer", "The buffer was given back before this call: keep it until then");
-    holds(reinterpret_cast<void const*>(its->at), its->bytes);
-    return found;
-  }
-  if (memory::device_memory::owner_in_process(at)) refuse(pointer_text(at) + " is device memory of another runtime", "Copy with the runtime whose memory it is");
-  auto const ask = [&](void const* one) {
+  auto const ask = [&](void const* one) {  // pages of the program's own, too: they count whole
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + pointer_text(one), "The driver could not say where this lies", where);
     return answer.value;

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/memory/allocator.h"
+#include "streams/known_range.h"
 
 namespace weir::peer {
 
@@ -23,7 +23,7 @@ struct end {
 };
 
 // Requires: bytes > 0. `role`: "dst" or "src".
-// Throws: invalid_use: null; past the end of the block it lies in; weir's and not allocated; a device that is not this machine's
+// Throws: invalid_use: null; what known_range refuses; a device that is not this machine's
 end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes, here);
 
 }  // namespace weir::peer

@@ -415,8 +415,8 @@ namespace {
 peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
 }  // namespace
 
-std::vector<link> links() {
-  auto& r = streams::current_runtime();
+std::vector<link> links(here at) {
+  auto& r = streams::current_runtime(at);
   auto& all = links_of(r);
   std::vector<link> table;
   std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
@@ -433,7 +433,7 @@ std::vector<link> links() {
       }
       auto is = peer::links::trust::claimed;
       try {
-        is = all.prove(from, to, here::current());
+        is = all.prove(from, to, at);
       } catch (out_of_memory const&) {}  // not now
       auto told = all.told(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
@@ -446,7 +446,7 @@ std::vector<link> links() {
 }
 
 bool can_access_peer(device from, device to, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const reader = streams::resolve(from, r, "can_access_peer", at), owner = streams::resolve(to, r, "can_access_peer", at);
   require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
   auto const known = links_of(r).known(reader, owner);
@@ -454,7 +454,7 @@ bool can_access_peer(device from, device to, here at) {
 }
 
 void grant_access(void const* block, device reader, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const from = streams::resolve(reader, r, "grant_access", at);
   if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
   auto* const memory = r.part<memory::device_memory>().owner(block);

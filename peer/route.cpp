@@ -8,6 +8,8 @@
 #include "peer/links.h"
 #include "peer/short_way.h"
 #include "peer/stripes.h"
+#include "runtime/driver/check/check.h"
+#include "runtime/observe/activity.h"
 #include "streams/context.h"
 #include "streams/engine.h"
 #include "streams/pinned.h"
@@ -143,7 +145,7 @@ struct marks_host {  // whatever was enqueued uses it
 class between {
  public:
   between(runtime::impl& r, plan const& first, clock::timeline& line, here at)
-      : r_(r), line_(line), other_(streams::current_line(r, far(first, line).device)), alone_(needs_no_order(first, line)) {
+      : r_(r), line_(line), other_(streams::current_line(r, far(first, line).device, at)), alone_(needs_no_order(first, line)) {
     if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok()) refused(before, first, at);
   }
   static bool concerns(plan const& p) { return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged); }
@@ -229,6 +231,7 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
 streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at, bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
+  observe::host_span const call("copy", at, a.bytes, line.id());  // one, in however many parts it goes
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
     between_devices(r, {&p, 1}, line, {&alone, 1}, at);
@@ -237,6 +240,8 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
   switch (p.by) {
     case route::host:
       synchronize(r, line, line.now(), "copy", p, at);
+      driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
+      driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
       std::memcpy(a.dst, a.src, a.bytes);
       break;
     case route::striped:
@@ -288,8 +293,8 @@ stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_w
 }
 
 stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here const& at) {
-  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r)).now());
-  if (short_way way; way.find(r, given, a)) [[likely]] {
+  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
+  if (short_way way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
     if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.line, a.dst, a.src, a.bytes, at);
     return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
@@ -297,7 +302,7 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
   plan const p = meet_and_look(r, a, at);
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
-  auto& line = given ? *given : device < 0 ? streams::current_line(r) : streams::current_line(r, device);
+  auto& line = given ? *given : device < 0 ? streams::current_line(r, at) : streams::current_line(r, device, at);
   auto const later = carry_out(r, p, line, a, at, b == blocking::yes || r.options().launch_blocking);
   try {
     return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
@@ -324,7 +329,7 @@ std::string_view name_of(route by) noexcept {
 }
 
 stamp copy(void* dst, void const* src, size_t bytes, blocking b, here at) {
-  return peer::copy_one(streams::current_runtime(), nullptr, {dst, src, bytes}, b, at);
+  return peer::copy_one(streams::current_runtime(at), nullptr, {dst, src, bytes}, b, at);
 }
 
 stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, here at) {
@@ -335,7 +340,7 @@ stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, h
 stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
   auto& line = streams::line_or_throw(s, "copy", at);
   auto& r = line.owner();
-  if (peer::short_ways all; all.find(r, line, items)) [[likely]] {
+  if (peer::short_ways all; all.find(r, line, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
@@ -379,11 +384,11 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
 }
 
 stamp set(void* dst, std::byte value, size_t bytes, here at) {
-  auto& r = streams::current_runtime();
-  if (bytes == 0) return streams::public_stamp(streams::current_line(r).now());
+  auto& r = streams::current_runtime(at);
+  if (bytes == 0) return streams::public_stamp(streams::current_line(r, at).now());
   peer::plan p;
   p.bytes = bytes;
-  if (auto* const line = peer::find_to_set(r, dst, bytes)) [[likely]] {
+  if (auto* const line = peer::find_to_set(r, dst, bytes, at)) [[likely]] {
     p.dst.at = dst;
     p.dst.in = driver::where::device;
     p.dst.device = line->device();
@@ -391,9 +396,10 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
     return peer::finish(r, p, *line, false, at);
   }
   p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
-  auto& line = p.dst.on_host() ? streams::current_line(r) : streams::current_line(r, p.dst.device);
+  auto& line = p.dst.on_host() ? streams::current_line(r, at) : streams::current_line(r, p.dst.device, at);
   if (p.dst.on_host()) {
     peer::synchronize(r, line, line.now(), "set", p, at);
+    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "set", at);
     std::memset(dst, static_cast<int>(value), bytes);
   } else {
     peer::mark(p.dst, line, at);
@@ -404,7 +410,7 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
 
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, here at) {
   if (bytes == 0) return {route::automatic, "nothing to copy"};
-  auto const p = peer::look(streams::current_runtime(), {const_cast<void*>(dst), src, bytes}, at);
+  auto const p = peer::look(streams::current_runtime(at), {const_cast<void*>(dst), src, bytes}, at);
   return {p.by, p.reason};
 }
 
@@ -412,7 +418,7 @@ route_guard::route_guard(route by) : found_(std::exchange(peer::wished().by, by)
 route_guard::~route_guard() { peer::wished().by = found_; }
 
 lend_links::lend_links(std::span<device const> lent, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   std::vector<int> ordinals;
   for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "lend_links", at));
   found_ = std::exchange(peer::wished().lent, std::move(ordinals));

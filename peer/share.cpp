@@ -24,10 +24,10 @@ void check_size(char const* operation, size_t bytes, here at) {
 // Shared ------------------------------------------------------------------------------------------------------------
 
 shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const device = streams::resolve(on, r, "shared_buffer", at);
   check_size("shared_buffer", bytes, at);
-  auto& home = streams::current_line(r, device);
+  auto& home = streams::current_line(r, device, at);
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
@@ -91,7 +91,7 @@ void opened_buffer::reset() noexcept {
 // Pools -----------------------------------------------------------------------------------------------------------------
 
 share_pool::share_pool(share_pool_options o, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const device = streams::resolve(o.on, r, "share_pool", at);
   r.open(device, "share_pool", at);
   auto& exports = r.part<peer::exports>();
@@ -114,7 +114,7 @@ peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
 shared_buffer share_pool::allocate(size_t bytes, here at) {
   auto const& pool = live(is_, at);
   check_size("share_pool::allocate", bytes, at);
-  return shared_buffer(peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device()), bytes, at));
+  return shared_buffer(peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
 }
 
 shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
@@ -137,11 +137,16 @@ struct share_line::state {
   std::chrono::milliseconds lease;
   struct arrived {
     peer::message what;
-    peer::imports::files files;
+    peer::imports::loaned with;
   };
   std::optional<arrived> next;  // judged, and not yet taken
   std::uint64_t of_process = os::fork_generation();
+  std::uint64_t const id = next_id();
 
+  static std::uint64_t next_id() noexcept {
+    static constinit base::atomic<std::uint64_t> ids{0};
+    return ids.fetch_add(1) + 1;
+  }
   std::string lease_text() const { return "nothing for " + std::to_string(lease.count()) + " ms"; }
 
   void send(char const* operation, peer::message& m, std::span<int const> files, here at) {
@@ -165,9 +170,7 @@ struct share_line::state {
 
   arrived receive(char const* operation, here at) const {
     arrived out;
-    os::received const got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
-    std::array<peer::owned_file, os::most_files> files;
-    for (std::size_t i = 0; i < got.file_count; ++i) files[i] = peer::owned_file(got.files[i]);
+    os::received got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
     switch (got.is) {
       case os::heard::message: break;
       case os::heard::too_late: throw timed_out(operation, "the other process has said " + lease_text(), "It may be stopped: try again, or end the line", at);
@@ -177,7 +180,7 @@ struct share_line::state {
     if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
       throw invalid_use(operation, wrong, "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
     }
-    for (std::size_t i = 0; i < out.files.size(); ++i) out.files[i] = std::move(files[i]);
+    out.with = {std::move(got.files[0]), std::move(got.files[1])};
     return out;
   }
 };
@@ -207,7 +210,7 @@ share_line::state& share_line::live(char const* operation, here at) const {
   return *state_;
 }
 
-std::chrono::milliseconds share_line::lease() const { return live("share_line::lease", here::current()).lease; }
+std::chrono::milliseconds share_line::lease(here at) const { return live("share_line::lease", at).lease; }
 void share_line::set_lease(std::chrono::milliseconds lease, here at) {
   state& is = live("share_line::set_lease", at);
   check_lease("share_line::set_lease", lease, at);
@@ -234,12 +237,14 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   is.loans.reserve(is.loans.size() + 1);
   auto const no_files = [&] { throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)", at); };
   auto const [mine, theirs] = os::make_sockets();
-  peer::owned_file ours(mine), life(theirs);
+  peer::loan ours{peer::owned_file(mine)};
+  peer::owned_file const life(theirs);
   if (mine < 0) no_files();
+  if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
-  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial, .turn = whole.turns.fetch_add(1) + 1};
+  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial};
   m.device = whole.uuid;
   own.send(operation, m, std::array{memory.value, life.get()}, at);
   is.loans.emplace_back(std::move(ours));
@@ -248,14 +253,14 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
 opened_buffer share_line::receive(device reader, here at) {
   constexpr char const* operation = "share_line::receive";
   state& own = live(operation, at);
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const device = streams::resolve(reader, r, operation, at);
   own.expect(operation, peer::said::buffer, at);
   auto& all = r.part<peer::imports>();
   auto const forget = [&] { own.next.reset(); };
   opened_buffer out;
   try {
-    out.is_ = all.open(own.next->what, own.next->files, device, at);
+    out.is_ = all.open(own.next->what, own.next->with, own.id, device, at);
   } catch (peer_gone const&) {
     forget();
     throw;

@@ -2,6 +2,7 @@
 // Threads: any. No lock is held over a driver call but `opening_`, under which nobody allocates.
 //
 // A block is lent once for each time it is sent. With it goes one end of a socket, the loan's life:
+//   the owner says `lent` once, before it sends; to open, an importer takes that word, so that each loan is opened once;
 //   the importer says `opened` before it maps anything, and `released` when its work is done with the memory;
 //   the kernel closes its end when the process is gone, whatever killed it.
 // Invariant: a block serves another shared_buffer only when each of its loans is over: released, or closed without having been opened.
@@ -13,7 +14,6 @@
 #include <vector>
 
 #include "peer/share_message.h"
-#include "peer/share_turns.h"
 #include "runtime/clock/timeline.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/observe/memory_beside.h"
@@ -51,11 +51,13 @@ class mapped_handle {
   observe::sharing counted_as_ = observe::sharing::exported;
 };
 
-enum class word : std::uint8_t { opened = 'o', released = 'r' };  // of an importer
+enum class word : std::uint8_t { lent = 'l', opened = 'o', released = 'r' };  // on a loan: the first is its owner's
+os::heard say(owned_file const& life, word) noexcept;
 
 class loan {
  public:
   explicit loan(owned_file life) noexcept : life_(std::move(life)) {}
+  bool lend() noexcept { return say(life_, word::lent) == os::heard::message; }
   void listen() noexcept;                                       // what the importer has said by now
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
@@ -87,7 +89,6 @@ struct exported {  // a block of this process: a handle of its own, or a range o
   int device = -1;
   std::array<char, sizeof(message::device)> uuid{};  // of a handle: its device's
   std::uint64_t serial = 0;
-  base::atomic<std::uint64_t> turns{0};
   base::atomic<int> file{-1};
   std::vector<loan> loans;
   std::vector<clock::timeline*> users;       // streams; capacity of last_uses is never less
@@ -155,11 +156,13 @@ class exports {  // a part of the runtime
 };
 
 struct imported {  // memory of another process, mapped here once
-  std::uint64_t origin = 0, serial = 0;
+  std::uint64_t origin = 0, serial = 0;  // as its message said
+  std::uint64_t line = 0;           // that it came over first
   mapped_handle pages;
+  owned_file file;                  // the descriptor that came first: another one must be the same open file
   int device = -1;
   int uses = 0;                     // opened_buffers
-  opened_turns turns;
+  std::uint64_t last_closed = 0;    // unused: the count of closed buffers when it became so
   owned_file life;                  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
   bool going = false, ended = false;
 };
@@ -177,9 +180,13 @@ class imports {  // a part of the runtime
  public:
   explicit imports(runtime::impl&);
   ~imports();
-  using files = std::array<owned_file, 2>;  // the memory; the loan's life
-  // Takes the files only when it succeeds: what was refused for want of memory may be tried again with them.
-  std::unique_ptr<opening> open(message const&, files&, int reader, here);
+  struct loaned {  // what came with a message
+    owned_file memory, life;
+    bool taken = false, opened = false;  // its owner's word, and that this process opens it: each once, however often it is tried
+  };
+  // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for want of memory may be
+  // tried again with them.
+  std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, here);
   driver::status open_to(int device, std::uint64_t readers);    // as of exports
   driver::status open_to(void const* inside, int reader);
   bool at_rest(imported const&);         // Blocks: until all work of the devices that may use it is done
@@ -188,11 +195,12 @@ class imports {  // a part of the runtime
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
  private:
-  std::shared_ptr<imported> find(message const&);
+  static void take_word(loaned&, std::string const& name, here);
+  std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t line, int device);
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, here);
   void make_reachable(imported&, int reader, here);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
-  void sweep() noexcept;                 // those not used, whose owner has them no more
+  void sweep() noexcept;                 // those not used, whose owner has them no more; the longest unused of too many
   int device_named(std::string const& uuid, here);  // Requires: opening_
 
   runtime::impl& runtime_;
@@ -201,6 +209,7 @@ class imports {  // a part of the runtime
   base::mutex opening_;                  // one at a time: the same memory twice finds it
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
+  std::uint64_t closed_ = 0;             // opened_buffers; under all_
 };
 
 }  // namespace weir::peer

@@ -65,11 +65,16 @@ bool mapped_handle::give_back() noexcept {
   }
 }
 
+os::heard say(owned_file const& life, word w) noexcept {
+  std::array const text{static_cast<std::byte>(w)};
+  return os::send_message(life.get(), text, {}, {});
+}
+
+// An importer has two words to say: one that goes on talking is not listened to for ever.
 void loan::listen() noexcept {
-  while (!closed_ && !released_) {
+  for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
     std::array<std::byte, 8> text{};
     os::received const got = os::receive_message(life_.get(), text, {});
-    for (std::size_t i = 0; i < got.file_count; ++i) os::close_file(got.files[i]);
     if (got.is == os::heard::closed) closed_ = true;
     if (got.is != os::heard::message) return;
     opened_ |= static_cast<word>(text[0]) == word::opened;
@@ -92,10 +97,7 @@ void exported::close_descriptor() noexcept {
 
 bool loan::watched() noexcept {
   listen();
-  if (released_ && !closed_) {
-    std::array<std::byte, 8> text{};
-    closed_ = os::receive_message(life_.get(), text, {}).is == os::heard::closed;
-  }
+  if (released_ && !closed_) closed_ = os::has_hung_up(life_.get());
   return !closed_;
 }
 

@@ -14,19 +14,17 @@ namespace {
 
 constexpr char const* operation = "share_line::receive";
 
-os::heard say(owned_file const& life, word w) noexcept {
-  std::array const text{static_cast<std::byte>(w)};
-  return os::send_message(life.get(), text, {}, {});
-}
-
-bool closed_there(owned_file const& life) noexcept {
-  std::array<std::byte, 8> text{};
-  return life.is_open() && os::receive_message(life.get(), text, {}).is == os::heard::closed;
-}
-
 [[noreturn]] void refuse(std::string what, here at) {
   throw invalid_use(operation, std::move(what), "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
 }
+[[noreturn]] void is_gone(std::string const& name, here at) {
+  throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
+}
+[[noreturn]] void cannot_talk(std::string const& name, here at) {
+  throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again", at);
+}
+
+constexpr std::size_t most_unused = 256;  // handles that stay mapped for the next time: each is a descriptor of three kinds
 
 }  // namespace
 
@@ -61,10 +59,28 @@ int imports::device_named(std::string const& uuid, here at) {
   throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see", "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
 }
 
-std::shared_ptr<imported> imports::find(message const& m) {
+// Names in a message prove nothing: the kernel must say that the two descriptors are the same open file. Where it cannot, memory that
+// came over the same line under the same names serves: its peer had it to give.
+std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t line, int device) {
   auto const all = all_.lock();
-  auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) { return b->origin == m.origin && b->serial == m.serial && !b->going; });
+  auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
+    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->going) return false;
+    auto const is = os::same_open_file(b->file.get(), memory.get());
+    return is == os::sameness::same || (is == os::sameness::unknown && b->line == line);
+  });
   return found == all->end() ? nullptr : *found;
+}
+
+// Ensures: no other importer opens this loan.
+void imports::take_word(loaned& with, std::string const& name, here at) {
+  if (with.taken) return;
+  std::array<std::byte, 8> text{};
+  auto const got = os::receive_message(with.life.get(), text, {});
+  if (got.is == os::heard::closed) is_gone(name, at);
+  if (got.is == os::heard::too_late) refuse(name + ": a stale message, it was opened before", at);
+  if (got.is != os::heard::message) cannot_talk(name, at);
+  if (got.bytes != 1 || got.file_count > 0 || static_cast<word>(text[0]) != word::lent) refuse(name + ": a damaged loan, its owner says something else", at);
+  with.taken = true;
 }
 
 void imports::sweep() noexcept {
@@ -73,10 +89,17 @@ void imports::sweep() noexcept {
     b = nullptr;
     {
       auto const all = all_.lock();
+      std::size_t unused = 0;
+      std::shared_ptr<imported> oldest;
       for (auto const& one : *all) {
-        if (one->uses == 0 && !one->going && (!one->life.is_open() || closed_there(one->life))) one->going = true;
-        if (one->uses == 0 && one->going && !b) b = one;
+        if (one->uses > 0) continue;
+        if (!one->going && (!one->life.is_open() || os::has_hung_up(one->life.get()))) one->going = true;
+        if (one->going && !b) b = one;
+        if (one->going) continue;
+        ++unused;
+        if (!oldest || one->last_closed < oldest->last_closed) oldest = one;
       }
+      if (!b && unused > most_unused) oldest->going = true, b = std::move(oldest);
     }
     if (!b || !b->pages.give_back()) return;
     std::erase(*all_.lock(), b);
@@ -88,6 +111,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
   require(info.is, operation, text, "Try again", at);
+  if (m.handle_bytes > info.value.total_memory) refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
   auto made = std::make_shared<imported>();
   made->origin = m.origin;
   made->serial = m.serial;
@@ -103,7 +127,10 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   }
   if (is.ok()) return made;
   sweep();
-  if (is.what == driver::code::invalid) refuse(text + ": the descriptor that came with it is none of such memory", at);
+  if (is.what == driver::code::invalid) {
+    char const* const why = machine.simulated() ? os::unfit_to_map(memory.get(), m.handle_bytes) : nullptr;
+    refuse(text + ": the descriptor that came with it is " + (why ? why : "none of such memory"), at);
+  }
   if (is.what != driver::code::out_of_memory) throw_refusal(is, operation, text, "Try again", at);
   memory_report r{};
   r.on = weir::device(device);
@@ -121,26 +148,30 @@ void imports::make_reachable(imported& b, int reader, here at) {
   require(b.pages.grant(reader), operation, pair, "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
 }
 
-std::unique_ptr<opening> imports::open(message const& m, files& with, int reader, here at) {
-  auto& [memory, life] = with;
+std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader, here at) {
+  auto &memory = with.memory, &life = with.life;
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, operation, at);
   auto made = std::make_unique<opening>();
-  auto b = find(m);
-  std::string const name = "buffer " + std::to_string(m.serial) + ", sent for the " + std::to_string(m.turn) + ". time";
+  std::string const name = "a buffer in handle " + std::to_string(m.serial) + " of its owner";
+  if (!os::is_message_socket(life.get())) refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
+  take_word(with, name, at);
+  auto b = find(m, memory, line, device);
   if (b && b->pages.bytes() != m.handle_bytes) refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " + std::to_string(b->pages.bytes()) + " B", at);
-  if (b && b->turns.has(m.turn)) refuse(name + ": a stale message, it was opened before, or comes far too late", at);
-  os::heard const heard = closed_there(life) ? os::heard::closed : say(life, word::opened);
-  if (heard == os::heard::closed) throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
-  if (heard != os::heard::message) throw driver_error(0, operation, name + ": the system lets nothing be said to its owner", "Try again", at);
+  switch (os::has_hung_up(life.get()) ? os::heard::closed : with.opened ? os::heard::message : say(life, word::opened)) {
+    case os::heard::message: break;
+    case os::heard::closed: is_gone(name, at);
+    case os::heard::too_late: refuse(name + ": a damaged loan, its owner hears nothing", at);
+    case os::heard::refused: cannot_talk(name, at);
+  }
+  with.opened = true;
   auto const drop = [&] {
     if (b && b->uses == 0) b->going = true;
     sweep();
   };
   try {
     if (!b) b = bring_in(m, memory, device, at);
-    b->turns.make_room();
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported) require(opened, operation, name, "Try again: it is still the next", at);
@@ -156,7 +187,8 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
     drop();
     throw;
   }
-  b->turns.add(m.turn);
+  if (b->file.is_open()) memory.close();
+  else b->file = std::move(memory), b->line = line;
   {
     auto const hold = all_.lock();
     ++b->uses;
@@ -168,7 +200,6 @@ std::unique_ptr<opening> imports::open(message const& m, files& with, int reader
   made->of = std::move(b);
   made->home = this;
   made->life = std::move(life);
-  memory.close();
   made->bytes = m.bytes;
   made->offset = m.offset;
   made->reader = reader;
@@ -217,10 +248,10 @@ bool imports::at_rest(imported const& b) {
 
 void imports::close(opening& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
+  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);  // before its owner may put another one there
   static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
   auto const hold = all_.lock();
-  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
-  if (--o.of->uses == 0) o.of->life = std::move(o.life);
+  if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
 }
 
 }  // namespace weir::peer

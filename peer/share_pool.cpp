@@ -13,7 +13,7 @@ namespace weir::peer {
 namespace {
 
 constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
-constexpr std::size_t granule = 512, first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
+constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
 std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
   if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);

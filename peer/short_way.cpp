@@ -11,7 +11,7 @@ wishes& make_wishes() {
   return *(wishes::own::value = &of_thread->get());
 }
 
-bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
+bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, here const& at) {
   auto& mine = wished();
   if (mine.by != route::automatic || (a.bytes >= stripes::worth && !mine.lent.empty())) return false;
   driver::address const to = number(a.dst), from = number(a.src);
@@ -21,7 +21,7 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
   memory::allocator* on = given ? devices->if_made(given->device()) : devices->owner(a.dst);
   if (!given && !on) on = devices->owner(a.src);
   if (!on) return false;
-  line = given ? given : &streams::current_line(r, on->device());
+  line = given ? given : &streams::current_line(r, on->device(), at);
 
   up = !mine.down;  // mostly as the last one
   for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *line), !in_device(up ? a.dst : a.src, a.bytes); up = !up) {
@@ -41,21 +41,21 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a) {
   return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 
-clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes) {
+clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, here const& at) {
   auto* const devices = r.part_if_made<memory::device_memory>();
   memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
   if (!on) return nullptr;
-  auto& line = streams::current_line(r, on->device());
+  auto& line = streams::current_line(r, on->device(), at);
   auto const block = on->use(dst, line);
-  std::size_t const before = reinterpret_cast<driver::address>(dst) - reinterpret_cast<driver::address>(block.base);
-  return before < block.bytes && bytes <= block.bytes - before ? &line : nullptr;
+  base::byte_range const held{reinterpret_cast<driver::address>(block.base), block.bytes};
+  return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &line : nullptr;
 }
 
-bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items) {
+bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items, here const& at) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};
     if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))) continue;
-    if (!all_.emplace_back().find(r, &line, a)) return false;
+    if (!all_.emplace_back().find(r, &line, a, at)) return false;
     of_host_ |= all_.back().pinned.last != nullptr;
   }
   return !all_.empty();

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/engine.h"
@@ -41,7 +42,7 @@ class short_way {
   // Is it a case of it? Its blocks are found then, those of the device marked for the line; else one may be marked, and that is all.
   // given: null: the current stream of the device that the copy concerns.
   // Requires: bytes > 0. Throws: what the current stream of an opened device throws
-  bool find(runtime::impl&, clock::timeline* given, asked const&);
+  bool find(runtime::impl&, clock::timeline* given, asked const&, here const&);
   // Are these in the very blocks of the last find()?
   bool holds(asked const& a) const noexcept {
     if (!pinned.last) return false;
@@ -68,8 +69,7 @@ class short_way {
   };
   static driver::address number(void const* p) noexcept { return reinterpret_cast<driver::address>(p); }
   static bool within(memory::allocator::range const& block, void const* at, std::size_t n) noexcept {
-    std::size_t const before = number(at) - number(block.base);
-    return before < block.bytes && n <= block.bytes - before;
+    return base::byte_range{number(block.base), block.bytes}.holds(number(at), n);
   }
   bool in_device(void const* at, std::size_t n) const noexcept { return within(device_, at, n); }
 
@@ -77,13 +77,13 @@ class short_way {
 };
 
 // The same for bytes that are set: the current stream of the device whose live block holds them all, marked for it. Null: no case of it.
-clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes);
+clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes, here const&);
 
 // Many on one line: all found before the first is enqueued.
 class short_ways {
  public:
   // All of them are cases of it, or false. Zero bytes are, beside others.
-  bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>);
+  bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>, here const&);
   // In order. Returns: why one was refused, which is the one after the first `done`
   driver::status enqueue(std::span<copy_item const>, std::size_t& done, here const&);
   bool of_host() const noexcept { return of_host_; }

@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "runtime/base/sync_relay.h"
+#include "runtime/base/text.h"
 #include "runtime/driver/faulty.h"
 #include "runtime/driver/sim/machine.h"
-#include "runtime/options.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 
@@ -63,7 +63,7 @@ std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, here
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::faulty::call_names();
   auto const refuse = [at](std::string operands, std::string remedy) { throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at); };
-  if (std::find(names.begin(), names.end(), call) == names.end()) refuse("no call is named \"" + std::string(call) + "\"", "Did you mean " + std::string(nearest(call, names)) + "?");
+  if (std::find(names.begin(), names.end(), call) == names.end()) refuse("no call is named \"" + std::string(call) + "\"", base::did_you_mean(call, names) + "Name one of the driver's calls, or any");
   if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
   return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }

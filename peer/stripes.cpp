@@ -23,7 +23,7 @@ struct stripes::state {
   // Of one lent device, for one device that copies go to or come from.
   struct lane {
     lane(runtime::impl& r, int lent, int device, here where)
-        : near(r, lent, "copy", where), far(r, device, "copy", where), memory(r.part<memory::device_memory>().on(lent)), room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
+        : near(r, lent, "copy", where), far(r, device, "copy", where), memory(r.part<memory::device_memory>().on(lent, where)), room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
       try {
         memory.mark(room, far.line(), where);
       } catch (...) {

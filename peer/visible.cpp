@@ -62,14 +62,14 @@ void open_memory(stream_ref s, std::vector<device> const& readers, here at) {
 }
 
 void open_memory(device owner, std::vector<device> const& readers, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   open(r, streams::resolve(owner, r, "open_memory", at), nullptr, readers, at);
 }
 
 std::vector<device> memory_readers(stream_ref s, here at) {
   auto& line = streams::line_or_throw(s, "memory_readers", at);
   std::vector<device> all;
-  for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device()).readers(line); left; left &= left - 1) all.emplace_back(std::countr_zero(left));
+  for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device(), at).readers(line); left; left &= left - 1) all.emplace_back(std::countr_zero(left));
   return all;
 }
 

@@ -6,13 +6,13 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_file.h"
+#include "runtime/base/text.h"
 
 namespace weir {
 namespace {
@@ -50,11 +50,13 @@ constexpr option_row table[] = {
      "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
 };
 
-[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy) {
-  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), here::current());
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, here at) {
+  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
 }
 
-std::string in_quotes(std::string_view s) { return "\"" + std::string(s) + "\""; }
+using base::all_of;
+using base::did_you_mean;
+using base::in_quotes;
 
 std::optional<size_t> whole_number(std::string_view text) {
   size_t n = 0;
@@ -63,21 +65,32 @@ std::optional<size_t> whole_number(std::string_view text) {
   return n;
 }
 
-std::string all_of(std::span<std::string_view const> words) {
-  std::string all;
-  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
-  return all;
-}
-
 // Which of the words it is.
-std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value, std::string_view where) {
+std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value, std::string_view where, here at) {
   auto const found = std::find(words.begin(), words.end(), value);
   if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
-  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words), "Did you mean " + std::string(key) + ":" + std::string(nearest(value, words)) + "?");
+  std::string meant = did_you_mean(value, words, std::string(key) + ":");
+  if (!meant.empty()) meant.pop_back();
+  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words), meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at);
 }
 
+// Of PYTORCH_CUDA_ALLOC_CONF, and what weir has in their place.
+constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
+    {"max_split_size_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
+    {"max_non_split_rounding_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
+    {"roundup_power2_divisions", "Leave it out: weir rounds small blocks to 16 B. `epsilon` bounds what lies idle"},
+    {"garbage_collection_threshold", "Leave it out: free memory is given back as `epsilon` says"},
+    {"expandable_segments", "Leave it out: weir always maps memory so, where the driver can"},
+    {"backend", "Leave it out: weir has one allocator"},
+    {"per_process_memory_fraction", "Use device_limit:SIZE, or weir::set_per_process_memory_fraction"},
+    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock over calls of the driver"},
+    {"pinned_use_cuda_host_register", "Leave it out: weir registers its pages with the driver"},
+    {"pinned_num_register_threads", "Leave it out. weir::warm_up_pinned_memory takes pinned memory beforehand"},
+    {"pinned_use_background_threads", "Leave it out: events are asked by the calls that need the memory"},
+};
+
 // `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
-size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where) {
+size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where, here at) {
   size_t number = 0;
   for (option_row const& row : table) {
     if (key != row.name) {
@@ -86,30 +99,33 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
     }
     if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
       auto const bytes = size_from_text(value);
-      if (!bytes) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
+      if (!bytes) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB", at);
       into.**size = *bytes;
     } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
       auto const given = time_from_text(value);
-      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no time", "Write a number and ms, s or min, or 0: " + std::string(key) + ":30s");
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no time", "Write a number and ms, s or min, or 0: " + std::string(key) + ":30s", at);
       into.**time = *given;
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
       auto const given = part_from_text(value);
-      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02");
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1", "Write " + std::string(key) + ":0.02", at);
       into.**part = *given;
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
-      into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where));
+      into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
-      into.**level = static_cast<log_level>(word_of(log_levels, key, value, where));
+      into.**level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
     } else {
       auto const given = switch_from_text(value);
-      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true");
+      if (!given) refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false", "Write " + std::string(key) + ":true", at);
       into.*std::get<bool options::*>(row.at) = *given;
     }
     return number;
   }
+  for (auto const& [of_torch, instead] : of_pytorch) {
+    if (key == of_torch) refuse(std::string(where), in_quotes(key) + " is an option of PyTorch's, none of weir's", std::string(instead) + ". docs/coming-from-pytorch.md says more", at);
+  }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
-  refuse(std::string(where), "no option is called " + in_quotes(key), "Did you mean " + std::string(nearest(key, names)) + "? docs/options.md lists them");
+  refuse(std::string(where), "no option is called " + in_quotes(key), did_you_mean(key, names) + "docs/options.md lists them", at);
 }
 
 constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};  // a hundred years fit a count of nanoseconds
@@ -180,22 +196,6 @@ std::optional<bool> switch_from_text(std::string_view text) {
   return {};
 }
 
-std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates) {
-  auto const edits = [](std::string_view a, std::string_view b) {
-    std::vector<size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 1; i <= a.size(); ++i) {
-      size_t diagonal = std::exchange(row[0], i);
-      for (size_t j = 1; j <= b.size(); ++j) {
-        size_t const change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-        diagonal = std::exchange(row[j], std::min({change, row[j] + 1, row[j - 1] + 1}));
-      }
-    }
-    return row.back();
-  };
-  return *std::min_element(candidates.begin(), candidates.end(), [&](auto a, auto b) { return edits(word, a) < edits(word, b); });
-}
-
 std::string bytes_text(size_t bytes) {
   char const* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double amount = static_cast<double>(bytes);
@@ -216,34 +216,37 @@ std::string_view trimmed(std::string_view s) {
 }
 
 // key:value,key:value.
-void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where) {
+void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where, here at) {
   while (!text.empty()) {
     std::string_view const item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), item.size() + 1));
     std::string_view const pair = trimmed(item);
     if (pair.empty()) continue;
     size_t const colon = pair.find(':');
-    if (colon == pair.npos) refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value");
-    size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where);
+    if (colon == pair.npos) refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value", at);
+    size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where, at);
     if (origin) (*origin)[row] = where;
   }
 }
 
 // The same, a line for each or several; # begins a comment.
-void read_file(std::string const& path, found_options& into) {
-  std::ifstream file(path);
-  if (!file) refuse("WEIR_CONF_FILE", in_quotes(path) + " cannot be read", "Name a file of lines key:value, or unset WEIR_CONF_FILE");
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    read_options(std::string_view(line).substr(0, line.find('#')), into.in_force, &into.origin, path + ":" + std::to_string(number));
+void read_file(std::string const& path, found_options& into, here at) {
+  constexpr std::size_t most = std::size_t{1} << 20;
+  auto const file = os::read_text(path.c_str(), most);
+  if (!file.text) refuse("WEIR_CONF_FILE", in_quotes(path) + " " + file.why_not, "Name a file of lines key:value, or unset WEIR_CONF_FILE", at);
+  std::string_view left = *file.text;
+  for (int number = 1; !left.empty(); ++number) {
+    std::string_view const line = left.substr(0, left.find('\n'));
+    left.remove_prefix(std::min(left.size(), line.size() + 1));
+    read_options(line.substr(0, line.find('#')), into.in_force, &into.origin, path + ":" + std::to_string(number), at);
   }
 }
 
 }  // namespace
 
-options parse_options(std::string_view text) {
+options parse_options(std::string_view text, here at) {
   options result;
-  read_options(text, result, nullptr, "WEIR_CONF");
+  read_options(text, result, nullptr, "WEIR_CONF", at);
   return result;
 }
 
@@ -286,7 +289,8 @@ std::string options_document() {
       "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a comment), or the\n"
       "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the last word counts, and\n"
       "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a number and ms, s or min; parts are numbers; switches are true or false, on or off, yes or no, 1 or 0; policies and levels are words.\n"
-      "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n\n"
+      "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where it came from.\n"
+      "The file is a regular one of at most 1 MiB. A variable that begins with `WEIR_` and that weir does not read is told once, as a warning of the log, at any level.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";
   for (option_row const& row : table) {
@@ -295,49 +299,51 @@ std::string options_document() {
   return out;
 }
 
-machine_choice parse_devices(std::string_view text, std::string const& where) {
+machine_choice parse_devices(std::string_view text, std::string const& where, here at) {
+  static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
   std::string_view const word = text.substr(0, text.find(':'));
   machine_choice choice;
   if (word == "auto" || word == "cuda") {
-    if (word.size() != text.size()) refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES");
+    if (word.size() != text.size()) refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number", "Choose among GPUs with CUDA_VISIBLE_DEVICES", at);
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
   if (word != "sim") {
-    refuse(where, in_quotes(text) + " is no machine", "Did you mean " + std::string(nearest(word, {"auto", "cuda", "sim"})) + "? Write auto, cuda or sim[:devices[:GiB]]");
+    refuse(where, in_quotes(text) + " is no machine", did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at);
   }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
   std::string_view rest = text.substr(word.size() + 1);
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
-  if (!devices || *devices < 1 || *devices > 64) refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64");
+  if (!devices || *devices < 1 || *devices > 64) refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64", at);
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   auto const gib = whole_number(rest);
-  if (!gib || *gib < 1 || *gib > 1024) refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024");
+  if (!gib || *gib < 1 || *gib > 1024) refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024", at);
   choice.sim.memory = *gib << 30;
   return choice;
 }
 
-race_check races_of_process() {
+race_check races_of_process(here at) {
   char const* const text = variable("WEIR_CHECK_RACES");
   if (!text) return race_check::off;
   if (auto const given = switch_from_text(text)) return *given ? race_check::report : race_check::off;
   std::string const word = in_small_letters(text);
   if (word == "report") return race_check::report;
   if (word == "fail") return race_check::fail;
-  refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail", "Did you mean " + std::string(nearest(word, {"on", "off", "report", "fail"})) + "?");
+  static constexpr std::string_view words[] = {"on", "off", "report", "fail"};
+  refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail", did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at);
 }
 
-bool races_wanted(options const& o) { return races_of_process() != race_check::off || o.check_races; }
+bool races_wanted(options const& o, here at) { return races_of_process(at) != race_check::off || o.check_races; }
 
-bool guard_wanted(options const& o) {
+bool guard_wanted(options const& o, here at) {
   char const* const text = variable("WEIR_SIM_GUARD");
-  if (!text) return races_wanted(o);
+  if (!text) return races_wanted(o, at);
   auto const given = switch_from_text(text);
-  if (!given) refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on");
+  if (!given) refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on", at);
   return *given;
 }
 
@@ -358,33 +364,50 @@ std::vector<int> visible_devices(std::string_view text, int count) {
   return shown;
 }
 
-machine_choice devices_from_environment() {
+machine_choice devices_from_environment(here at) {
   char const* const text = variable("WEIR_DEVICES");
-  machine_choice choice = text ? parse_devices(text) : machine_choice{};
+  machine_choice choice = text ? parse_devices(text, "WEIR_DEVICES", at) : machine_choice{};
   auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // empty is a word, too: none
   if (!visible || choice.which == machine_choice::kind::cuda) return choice;
   choice.visible = visible_devices(*visible, choice.sim.devices);
   if (choice.visible.empty() && choice.which == machine_choice::kind::simulated) {
     throw not_supported("runtime", "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " + std::to_string(choice.sim.devices) + " simulated devices",
-                        "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it", here::current());
+                        "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it", at);
   }
   return choice;
 }
 
-found_options find_options() {
+found_options find_options(here at) {
   found_options found{{}, std::vector<std::string>(std::size(table), "default")};
-  if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found);
-  if (char const* const text = variable("WEIR_CONF")) read_options(text, found.in_force, &found.origin, "WEIR_CONF");
+  if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found, at);
+  if (char const* const text = variable("WEIR_CONF")) read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
     bool const races = table[i].name == "check_races";
-    if (!value || (races ? races_of_process() == race_check::off : std::string_view(value) == "0")) continue;  // of CUDA's variable any number but 0 is on
+    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0")) continue;  // of CUDA's variable any number but 0 is on
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;
   }
   return found;
 }
 
-options options::from_environment() { return find_options().in_force; }
+options options::from_environment(here at) { return find_options(at).in_force; }
+
+std::vector<std::string> unknown_variables() {
+  static constexpr std::string_view ours[] = {"WEIR_CONF", "WEIR_CONF_FILE", "WEIR_DEVICES", "WEIR_CHECK_RACES", "WEIR_SIM_GUARD", "WEIR_SIM_CENSUS"};
+  static constexpr std::string_view of_tests_and_tools[] = {
+      "WEIR_TEST_", "WEIR_KILL_", "WEIR_MISHAP_", "WEIR_PLANTED_", "WEIR_PROVE_", "WEIR_FUZZ_", "WEIR_CHECKED_", "WEIR_CHECK_LINES",
+      "WEIR_CHECK_SECONDS", "WEIR_CONFORMANCE_", "WEIR_GPU_", "WEIR_TRAINER_", "WEIR_WRITE_DOCS", "WEIR_SYSTEM_ROOT", "WEIR_DEPS", "WEIR_TOOL",
+      "WEIR_MUTANT", "WEIR_STRESS_"};
+  std::vector<std::string> lines;
+  for (std::string const& name : os::environment_names("WEIR_")) {
+    auto const begins = [&](std::string_view with) { return name.starts_with(with); };
+    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
+    if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins)) continue;
+    std::string const meant = did_you_mean(name, ours);
+    lines.push_back("weir reads no variable " + in_quotes(name) + ". " + (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));
+  }
+  return lines;
+}
 
 }  // namespace weir

@@ -40,22 +40,22 @@ struct found_options {
   options in_force;
   std::vector<std::string> origin;  // one for each row of the table
 };
-found_options find_options();  // Throws: invalid_use (a file that cannot be read; as parse_options)
+found_options find_options(here = here::current());  // Throws: invalid_use (a file that cannot be read; as parse_options)
 
-machine_choice parse_devices(std::string_view text, std::string const& where = "WEIR_DEVICES");  // Throws: invalid_use, which says where the text stood
-options parse_options(std::string_view text);         // WEIR_CONF. Throws: invalid_use
-machine_choice devices_from_environment();  // WEIR_DEVICES and, for simulated devices, CUDA_VISIBLE_DEVICES. Throws: invalid_use, not_supported (none is visible)
+machine_choice parse_devices(std::string_view text, std::string const& where = "WEIR_DEVICES", here = here::current());  // Throws: invalid_use, which says where the text stood
+options parse_options(std::string_view text, here = here::current());  // WEIR_CONF. Throws: invalid_use
+machine_choice devices_from_environment(here = here::current());  // WEIR_DEVICES and, for simulated devices, CUDA_VISIBLE_DEVICES. Throws: invalid_use, not_supported (none is visible)
 // What CUDA_VISIBLE_DEVICES shows of `count` simulated devices, by CUDA's rules: numbers or UUIDs (SIM-2) with commas, up to the first
 // that is none; nothing when one comes twice.
 std::vector<int> visible_devices(std::string_view text, int count);
-bool guard_wanted(options const&);                    // of a simulated machine: as WEIR_SIM_GUARD says, else with a race check. Throws: invalid_use (it is no switch)
+bool guard_wanted(options const&, here = here::current());  // of a simulated machine: as WEIR_SIM_GUARD says, else with a race check. Throws: invalid_use (it is no switch)
 // WEIR_CHECK_RACES: races are looked for in the whole process; `fail`: and if some were found, it ends with a status of its own.
 enum class race_check : std::uint8_t { off, report, fail };
-race_check races_of_process();                        // Throws: invalid_use (it is no word)
-bool races_wanted(options const&);                    // by these options or by WEIR_CHECK_RACES. Throws: as races_of_process
-// The candidate with the fewest edits from `word`.
-std::string_view nearest(std::string_view word, std::span<std::string_view const> candidates);
-inline std::string_view nearest(std::string_view word, std::initializer_list<std::string_view> candidates) { return nearest(word, std::span(candidates.begin(), candidates.size())); }
+race_check races_of_process(here = here::current());  // Throws: invalid_use (it is no word)
+bool races_wanted(options const&, here = here::current());  // by these options or by WEIR_CHECK_RACES. Throws: as races_of_process
+// Variables of the environment that begin with WEIR_ and that neither weir nor its tests and tools read: a sentence for each, with
+// the nearest right name.
+std::vector<std::string> unknown_variables();
 // "512MiB", "2GiB", "4096": bytes. Nothing: it is no size.
 std::optional<size_t> size_from_text(std::string_view);
 // true, on, yes, 1, or false, off, no, 0, in letters of any size. Nothing: it is none.

@@ -20,6 +20,10 @@ base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without 
 base::atomic<std::uint64_t> next_runtime_id{1};
 
 driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
+  constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
+  if (like.memory > most) {
+    throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}", "Ask for at most " + bytes_text(most) + " a device", here::current());
+  }
   auto made = driver::sim::make(like, std::move(visible));
   int const n = made.machine->device_count();
   return {std::move(made.machine), std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
@@ -27,12 +31,12 @@ driver::opened open_simulated(simulated const& like, std::vector<int> visible, s
 
 }  // namespace
 
-driver::opened open_machine(machine_choice const& asked) {
+driver::opened open_machine(machine_choice const& asked, here at) {
   if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "");
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
-    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", here::current());
+    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
   }
   return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
 }
@@ -45,16 +49,17 @@ int detail::new_part_slot() noexcept {
   return slot;
 }
 
-runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why)
+runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why, here at)
     : facade_(facade),
-      driver_(races_wanted(o) && !driver::check::control_of(*machine) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
+      life_(std::make_shared<base::atomic<impl*>>(this)),
+      driver_(races_wanted(o, at) && !driver::check::control_of(*machine) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
       witness_(driver_->watching()),
       options_(o),
       why_(std::move(why)),
       id_(next_runtime_id.fetch_add(1)),
       device_count_(driver_->device_count()),
       opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
-  check_options(options_, here::current());
+  check_options(options_, at);
   if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
   if (!options_.announce_blocks) return;
   (void)driver_->announce_blocks();
@@ -63,6 +68,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
 
 runtime::impl::~impl() {
   if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " ends");
+  life_->store(nullptr, base::memory_order_release);
   for (auto const& [part, let_go] : before_the_end_) let_go(part);
   while (!made_.empty()) {
     made_part const last = made_.back();
@@ -70,6 +76,11 @@ runtime::impl::~impl() {
     slots_[static_cast<std::size_t>(last.slot)].store(nullptr);
     made_.pop_back();
   }
+}
+
+runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, here at) const {
+  if (auto* const r = if_alive()) return *r;
+  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it", at);
 }
 
 void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) { before_the_end_.emplace_back(part, let_go); }
@@ -133,7 +144,10 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
     case driver::code::not_supported:
       throw not_supported(op, operands + ": this machine cannot", remedy, at);
     case driver::code::not_permitted:
-      throw invalid_use(op, operands + ": not permitted here, inside a host function or a capture", remedy, at);
+      if (driver::inside_work::here()) {
+        throw invalid_use(op, operands + ": called from a host function of a stream, which may not call the driver", "Return from the function first, or call from another thread", at);
+      }
+      throw invalid_use(op, operands + ": not permitted here, in a capture", remedy, at);
     case driver::code::forked:
       throw not_supported(op, operands + ": this process was forked from one that uses GPUs", "Fork before the first use of weir, or start a new process instead", at);
     case driver::code::unloading:
@@ -143,26 +157,39 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
   }
 }
 
-runtime::runtime(weir::options o) {
+namespace {
+// Variables of the environment that look like weir's and are none: told once, at any level of the log, for they set that level too.
+void tell_of_unknown_variables() {
+  static base::atomic<bool> told{false};
+  if (told.exchange(true)) return;
+  for (std::string const& line : unknown_variables()) log(log_level::warning, {}, line);
+}
+void begin_in_process() {
   watch_process();
-  machine_choice asked = devices_from_environment();
-  asked.sim.guarded |= guard_wanted(o);
-  driver::opened c = open_machine(asked);
-  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
+  tell_of_unknown_variables();
+}
+}  // namespace
+
+runtime::runtime(weir::options o, here at) {
+  begin_in_process();
+  machine_choice asked = devices_from_environment(at);
+  asked.sim.guarded |= guard_wanted(o, at);
+  driver::opened c = open_machine(asked, at);
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
 }
 
-runtime::runtime(simulated like, weir::options o) {
-  watch_process();
+runtime::runtime(simulated like, weir::options o, here at) {
+  begin_in_process();
   if (like.devices < 1 || like.devices > 64) {
-    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", here::current());
+    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", at);
   }
-  like.guarded |= guard_wanted(o);
+  like.guarded |= guard_wanted(o, at);
   driver::opened c = open_simulated(like, {}, "");
-  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why));
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
 }
 
 runtime::runtime(std::unique_ptr<driver::driver> machine, weir::options o, std::string why) {
-  watch_process();
+  begin_in_process();
   impl_ = new impl(*this, std::move(machine), o, std::move(why));
 }
 
@@ -175,11 +202,13 @@ runtime::~runtime() {
   delete impl_;
 }
 
-runtime& runtime::current() {
+runtime& runtime::current(here at) { return runtime_of_thread(at); }
+
+runtime& runtime_of_thread(here const& at) {
   if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
-  static runtime* const process_default = [] {
-    base::undivided const here;
-    return new runtime;
+  static runtime* const process_default = [&at] {
+    base::undivided const whole;
+    return new runtime(options::from_environment(at), at);
   }();
   return *process_default;
 }

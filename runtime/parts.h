@@ -14,7 +14,8 @@ namespace weir {
 
 // The machine a program asked for; `why` says which it is. Throws: not_supported (cuda, and there is no usable GPU)
 struct machine_choice;
-driver::opened open_machine(machine_choice const&);
+driver::opened open_machine(machine_choice const&, here = here::current());
+runtime& runtime_of_thread(here const&);  // runtime::current()
 // A runtime over a machine of one's own making: for tools that put something in front of it.
 std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
 
@@ -28,8 +29,23 @@ int part_slot() noexcept {
 }
 }  // namespace detail
 
+// A runtime as objects know it that may be kept longer than it lives. Threads: any, while that runtime is not being destroyed
+class known_runtime {
+ public:
+  known_runtime() noexcept = default;
+  explicit known_runtime(runtime::impl&) noexcept;
+  bool any() const noexcept { return of_ != nullptr; }
+  runtime::impl* if_alive() const noexcept { return of_ ? of_->load(base::memory_order_acquire) : nullptr; }
+  // `what`: the object that asks. Requires: any(). Throws: invalid_use when it has ended
+  runtime::impl& get(std::string_view operation, std::string const& what, here) const;
+
+ private:
+  friend struct runtime::impl;
+  std::shared_ptr<base::atomic<runtime::impl*> const> of_;
+};
+
 struct runtime::impl {
-  impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why);
+  impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why, here = here::current());
   ~impl();  // parts in reverse order of their making, then the driver
 
   // A part is any class with a constructor T(runtime::impl&). Made on first use; the same object ever after.
@@ -64,6 +80,7 @@ struct runtime::impl {
   bool has_come_to_rest();
 
  private:
+  friend class weir::known_runtime;
   struct made_part {
     int slot;
     void* part;
@@ -72,6 +89,7 @@ struct runtime::impl {
   void* make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept);
 
   weir::runtime& facade_;
+  std::shared_ptr<base::atomic<impl*>> const life_;  // null from when its end begins
   std::unique_ptr<driver::driver> driver_;
   driver::witness* witness_;
   weir::options options_;
@@ -85,6 +103,8 @@ struct runtime::impl {
   base::mutex making_;           // held while a part is made: a part may make the parts below it, so it is taken by one thread again
   base::atomic<std::uint64_t> making_thread_{0};
 };
+
+inline known_runtime::known_runtime(runtime::impl& r) noexcept : of_(r.life_) {}
 
 // Turns a refusal of the driver into the exception that the caller sees.
 // `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.

@@ -3,8 +3,10 @@
 #include "streams/context.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
+#include "runtime/base/room.h"
 #include "streams/stream_pool.h"
 
 namespace weir::streams {
@@ -15,24 +17,47 @@ struct frame {  // one guard
   int device_found = 0;
   bool cuda_found = false;                  // CUDA's device was set by weir then
   int stream_device = -1;                   // whose current stream was found; -1: the guard set none
-  clock::timeline* stream_found = nullptr;  // null: the default stream
+  stream_ref stream_found = weir::detail::stream_access::none();  // of none: the default stream
   bool ended = false;                       // too early: younger ones are above it
 };
 
 struct seat {  // one thread in one runtime
   std::uint64_t runtime = 0;
-  std::shared_ptr<base::atomic<bool> const> ended;
+  known_runtime of;
   stream_pool* pool = nullptr;
   int device = 0;
   bool cuda = false;                        // CUDA's device is set to `device`: not before weir was told to
-  std::vector<clock::timeline*> chosen;     // by device; null: the default stream
+  std::vector<stream_ref> chosen;           // by device; of none: the default stream
   std::vector<frame> frames;
 };
+
+// Guards that ended on another thread than their maker, by the maker: its entry lasts as long as it does.
+base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
+base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>& notes() {
+  static auto* const value = new base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>;
+  return *value;
+}
 
 struct seats {
   std::vector<std::unique_ptr<seat>> all;
   seat* last = nullptr;
   std::uint64_t next_number = 1;
+  std::uint64_t const thread = base::this_thread_id();
+
+  seats() {
+    base::undivided const own_affair;
+    notes().lock()->try_emplace(thread);
+  }
+  seats(seats const&) = delete;
+  ~seats() {
+    if (process_was_forked()) return;
+    base::undivided const own_affair;
+    auto of = notes().lock();
+    auto const at = of->find(thread);
+    if (at == of->end()) return;
+    notes_left.fetch_sub(at->second.size());
+    of->erase(at);
+  }
 };
 
 seats& mine() {
@@ -53,30 +78,23 @@ seat& seat_in(runtime::impl& r) {
   if (seat* const there = seat_if_any(r.id())) [[likely]] return *there;
   seats& all = mine();
   all.last = nullptr;
-  std::erase_if(all.all, [](auto const& s) { return s->ended->load(); });
+  std::erase_if(all.all, [](auto const& s) { return !s->of.if_alive(); });
   auto made = std::make_unique<seat>();
   made->runtime = r.id();
   made->pool = &r.part<stream_pool>();
-  made->ended = made->pool->ended();
-  made->chosen.resize(static_cast<std::size_t>(r.device_count()));
+  made->of = known_runtime(r);
+  made->chosen.resize(static_cast<std::size_t>(r.device_count()), weir::detail::stream_access::none());
   all.all.push_back(std::move(made));
   return *(all.last = all.all.back().get());
 }
 
-struct note {
-  std::uint64_t thread, number;
-  friend bool operator==(note const&, note const&) = default;
-};
-base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
-base::guarded<std::vector<note>>& notes() {
-  static auto* const value = new base::guarded<std::vector<note>>;
-  return *value;
-}
-
 bool ended_elsewhere(std::uint64_t number) {
   if (notes_left.load() == 0) return false;
-  auto all = notes().lock();
-  auto const gone = std::erase(*all, note{base::this_thread_id(), number});
+  base::undivided const one_step;
+  auto of = notes().lock();
+  auto const at = of->find(base::this_thread_id());
+  if (at == of->end()) return false;
+  auto const gone = std::erase(at->second, number);
   notes_left.fetch_sub(gone);
   return gone != 0;
 }
@@ -108,21 +126,21 @@ int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
 }
 
 namespace {
-inline clock::timeline& line_in(seat& s, int device) {
+inline clock::timeline& line_in(seat& s, int device, here const& at) {
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
-  if (chosen) {
-    if (chosen->alive() != clock::life::retired) [[likely]] return *chosen;
-    chosen = nullptr;  // a foreign stream whose registration has ended
+  if (auto* const line = weir::detail::stream_access::line(chosen)) {
+    if (line->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *line;
+    chosen = weir::detail::stream_access::none();  // it was given back, or its registration has ended
   }
-  return s.pool->default_line(device, here::current());
+  return s.pool->default_line(device, at);
 }
 }  // namespace
 
-clock::timeline& current_line(runtime::impl& r, int device) { return line_in(seat_in(r), device); }
+clock::timeline& current_line(runtime::impl& r, int device, here const& at) { return line_in(seat_in(r), device, at); }
 
-clock::timeline& current_line(runtime::impl& r) {
+clock::timeline& current_line(runtime::impl& r, here const& at) {
   seat& s = seat_in(r);
-  return line_in(s, s.device);
+  return line_in(s, s.device, at);
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
@@ -130,19 +148,27 @@ std::string describe(clock::timeline const& t) { return "stream " + std::to_stri
 
 void throw_forked(std::string_view operation, here at) { throw_refusal({driver::code::forked}, operation, "a child", "", at); }
 
-void throw_moved_from(std::string_view operation, here at) {
-  throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+void throw_not_valid(stream_ref s, std::string_view operation, here at) {
+  std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
+  if (!tenure) throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) + " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
+  clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
+  if (!line) throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it", at);
+  if (line->alive() == clock::life::retired) {
+    throw invalid_use(std::string(operation), what + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
+  }
+  throw invalid_use(std::string(operation), what + ", which was given back", "Keep the stream object while its references are used", at);
 }
 
 void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
   seat& s = seat_in(r);
   set(s, r, device, operation, at);
-  if (stream) s.chosen[static_cast<std::size_t>(device)] = stream;
+  if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
 }
 
 weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
   seat& s = seat_in(r);
-  s.frames.reserve(s.frames.size() + 1);
+  base::make_room(s.frames);
   frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};
   if (stream) {
     f.stream_device = device;
@@ -158,14 +184,18 @@ void leave(weir::detail::guard_mark mark) noexcept {
   if (mark.thread != base::this_thread_id()) {
     misplaced.fetch_add(1);
     try {
-      notes().lock()->push_back({mark.thread, mark.number});
+      base::undivided const one_step;
+      auto of = notes().lock();
+      auto const maker = of->find(mark.thread);
+      if (maker == of->end()) return;  // it has ended, and nobody is left to hear of it
+      maker->second.push_back(mark.number);
       notes_left.fetch_add(1);
     } catch (...) {  // no memory for the note: that thread keeps its setting
     }
     return;
   }
   seat* const s = seat_if_any(mark.runtime);
-  if (!s || s->ended->load()) return;
+  if (!s || !s->of.if_alive()) return;
   auto const it = std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
   if (it == s->frames.rend()) return;
   it->ended = true;

@@ -9,44 +9,44 @@
 
 namespace weir {
 
-int device_count() noexcept {
+int device_count(here at) { return streams::current_runtime(at).device_count(); }
+
+bool is_available() noexcept {
   try {
-    return streams::current_runtime().device_count();
+    return device_count() > 0;
   } catch (...) {
-    return 0;
+    return false;
   }
 }
 
-bool is_available() noexcept { return device_count() > 0; }
-
-device current_device() { return device(streams::current_ordinal(streams::current_runtime())); }
+device current_device(here at) { return device(streams::current_ordinal(streams::current_runtime(at))); }
 
 void set_device(device d, here at) {
   if (d.is_cpu()) return;
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   streams::choose(r, streams::resolve(d, r, "set_device", at), nullptr, "set_device", at);
 }
 
-device_properties get_device_properties(device d) {
-  auto& r = streams::current_runtime();
-  int const i = streams::resolve(d, r, "get_device_properties", here::current());
+device_properties get_device_properties(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  int const i = streams::resolve(d, r, "get_device_properties", at);
   auto const got = r.machine().info(i);
-  require(got.is, "get_device_properties", "gpu:" + std::to_string(i), "", here::current());
+  require(got.is, "get_device_properties", "gpu:" + std::to_string(i), "", at);
   auto const& v = got.value;
   return {v.name, v.total_memory, v.major, v.minor, v.multi_processor_count, v.numa_node, v.pci_bus_id, v.uuid, r.machine().simulated()};
 }
 
-memory_info mem_get_info(device d) {
-  auto& r = streams::current_runtime();
-  int const i = streams::resolve(d, r, "mem_get_info", here::current());
-  r.open(i, "mem_get_info", here::current());
+memory_info mem_get_info(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  int const i = streams::resolve(d, r, "mem_get_info", at);
+  r.open(i, "mem_get_info", at);
   auto const got = r.machine().memory(i);
-  require(got.is, "mem_get_info", "gpu:" + std::to_string(i), "", here::current());
+  require(got.is, "mem_get_info", "gpu:" + std::to_string(i), "", at);
   return {got.value.free, got.value.total};
 }
 
 void synchronize(device d, here at) {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
   observe::host_span const waits("synchronize", at);
@@ -58,7 +58,7 @@ void synchronize(device d, here at) {
 
 device_guard::device_guard(device d, here at) {
   if (d.is_cpu()) return;
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   mark_ = streams::enter(r, streams::resolve(d, r, "device_guard", at), nullptr, "device_guard", at);
 }
 

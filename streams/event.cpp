@@ -36,7 +36,7 @@ event::~event() = default;
 event::event(event&&) noexcept = default;
 event& event::operator=(event&&) noexcept = default;
 
-void event::record(here at) { record(current_stream(), at); }
+void event::record(here at) { record(current_stream(gpu, at), at); }
 
 void event::record(stream_ref s, here at) {
   auto& line = streams::line_or_throw(s, "event::record", at);
@@ -56,21 +56,18 @@ void event::record(stream_ref s, here at) {
     event = std::move(made.value);
   }
   auto f = line.record(event, now->event == event ? now->last : nullptr);
-  if (f.is.what == driver::code::invalid && line.alive() == clock::life::retired) {
-    throw invalid_use("event::record", streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
-  }
   require(f.is, "event::record", streams::describe(line), "", at);
   event = f.value->event;
   *now = {line.id(), std::move(event), std::move(f.value)};
 }
 
-bool event::query() const {
+bool event::query(here at) const {
   if (!state_) return true;
-  if (process_was_forked()) streams::throw_forked("event::query", here::current());
+  if (process_was_forked()) streams::throw_forked("event::query", at);
   auto const now = state_->get();
   clock::timeline* const line = clock::find(now.line);
   if (!line) return true;
-  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, here::current());
+  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, at);
   auto& clocks = line->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) {
     line->know_complete();
@@ -78,7 +75,7 @@ bool event::query() const {
   }
   auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
   if (s.what == driver::code::not_ready) return false;
-  require(s, "event::query", streams::describe(*line), "", here::current());
+  require(s, "event::query", streams::describe(*line), "", at);
   clocks.note_complete(*line, now.last);
   return true;
 }
@@ -149,9 +146,6 @@ void stream_ref::wait(event const& e, here at) const {
     streams::timed_work const timed(line, "wait", 0, at, from->id());
     auto const s = line.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: that record is the last
-    if (!s.ok() && line.alive() == clock::life::retired) {
-      throw invalid_use("stream::wait", streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
-    }
     require(s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
             s.what == driver::code::not_permitted ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts" : "", at);
     return;

@@ -18,9 +18,9 @@ struct place {  // whose memory: a runtime's device
   std::uint32_t runtime;
   int device;
 };
-place place_of(device on, char const* operation) {
-  runtime::impl& r = streams::current_runtime();
-  return {static_cast<std::uint32_t>(r.id()), on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, here::current())};
+place place_of(device on, char const* operation, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  return {static_cast<std::uint32_t>(r.id()), on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, at)};
 }
 
 std::string_view name_of(observe::action a) noexcept {
@@ -55,8 +55,8 @@ void record_memory_history(history_options o, here at) {
 }
 void stop_memory_history() { observe::history::process().stop(); }
 
-std::vector<memory_event> memory_history(device on) {
-  place const its = place_of(on, "memory_history");
+std::vector<memory_event> memory_history(device on, here at) {
+  place const its = place_of(on, "memory_history", at);
   auto& h = observe::history::process();
   auto const scale = h.scale();
   std::vector<memory_event> out;
@@ -67,8 +67,8 @@ std::vector<memory_event> memory_history(device on) {
   return out;
 }
 
-std::vector<line_statistics> memory_lines(device on) {
-  place const its = place_of(on, "memory_lines");
+std::vector<line_statistics> memory_lines(device on, here at) {
+  place const its = place_of(on, "memory_lines", at);
   std::vector<line_statistics> out;
   for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
     out.push_back({{l.file, l.function, l.line}, l.blocks, l.bytes, l.blocks_at_peak, l.bytes_at_peak, l.taken_blocks, l.taken_bytes});
@@ -77,7 +77,7 @@ std::vector<line_statistics> memory_lines(device on) {
   return out;
 }
 
-std::string memory_by_line(device on) {
+std::string memory_by_line(device on, here at) {
   char text[320];
   std::string out;
   auto const row = [&](auto const&... column) {
@@ -85,7 +85,7 @@ std::string memory_by_line(device on) {
     out += text;
   };
   row("live", "blocks", "at the peak", "blocks", "taken in all", "blocks", "line");
-  for (line_statistics const& l : memory_lines(on)) {
+  for (line_statistics const& l : memory_lines(on, at)) {
     row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(), bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
         bytes_text(static_cast<size_t>(l.taken_bytes)).c_str(), std::to_string(l.taken_blocks).c_str(), line_text(l.where).c_str());
   }
@@ -101,9 +101,9 @@ struct memory_tracker::state {
   device on;
   boost::unordered_flat_map<std::string, count> before = {};
 
-  boost::unordered_flat_map<std::string, count> now() const {
+  boost::unordered_flat_map<std::string, count> now(here at) const {
     boost::unordered_flat_map<std::string, count> all;
-    for (line_statistics const& l : memory_lines(on)) {
+    for (line_statistics const& l : memory_lines(on, at)) {
       count& c = all[line_text(l.where)];
       c.where = l.where, c.blocks += l.blocks, c.bytes += l.bytes;
     }
@@ -111,14 +111,14 @@ struct memory_tracker::state {
   }
 };
 
-memory_tracker::memory_tracker(std::ostream& out, device on) : state_(new state{out, on}) {
-  if (!observe::history::on()) record_memory_history();
-  state_->before = state_->now();
+memory_tracker::memory_tracker(std::ostream& out, device on, here at) : state_(new state{out, on}) {
+  if (!observe::history::on()) record_memory_history({}, at);
+  state_->before = state_->now(at);
 }
 memory_tracker::~memory_tracker() = default;
 
 void memory_tracker::track(here at) {
-  auto now = state_->now();
+  auto now = state_->now(at);
   struct change {
     std::string line;
     std::int64_t blocks, bytes;

@@ -7,13 +7,18 @@
 
 #include <array>
 #include <cstdio>
+#include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/base/call_site.h"
+#include "runtime/base/os.h"
+#include "runtime/driver/check/check.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/observe/memory_beside.h"
 #include "streams/context.h"
+#include "streams/known_range.h"
 #include "streams/pinned.h"
 #include "streams/timing.h"
 #include "weir/parallel_for.h"
@@ -28,49 +33,15 @@ std::string hex(void const* p) {
 }
 std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
 
-char const* verb(access how) noexcept { return how == access::read ? "reads " : how == access::write ? "writes " : "updates "; }
+char const* verb(access how) noexcept { return how == access::read ? "reads" : how == access::write ? "writes" : "updates"; }
 
-// Where the memory of a use lies: a device block, a pinned block, what is shared or locked beside them, or nowhere that weir knows.
-struct whereabouts {
-  memory::allocator* device = nullptr;
-  streams::pinned_memory* pinned = nullptr;
-  std::optional<observe::memory_beside::place> beside;
-  memory::block block;
-  bool known() const noexcept { return device || pinned || beside; }
-  int on() const noexcept { return device ? device->device() : beside ? beside->device : -1; }  // -1: of the host
-  bool reached_from(int reader, void const* p) const noexcept { return device ? device->granted(p, reader) : beside->readers >> reader & 1; }  // Requires: on() >= 0
-};
-
-whereabouts whereabouts_of(runtime::impl& r, void const* p) noexcept {
-  whereabouts at;
-  if (auto* devices = r.part_if_made<memory::device_memory>()) {
-    if (auto* owner = devices->owner(p)) {
-      at.device = owner;
-      if (auto block = owner->find(p)) at.block = *block;
-      return at;
-    }
-  }
-  if (auto* pinned = r.part_if_made<streams::pinned_memory>()) {
-    if (auto block = pinned->find(p)) {
-      at.pinned = pinned;
-      at.block = *block;
-      return at;
-    }
-  }
-  if (auto const* const beside = r.part_if_made<observe::memory_beside>()) {
-    if ((at.beside = beside->find(p))) {
-      at.block.base = reinterpret_cast<void*>(at.beside->at);
-      at.block.bytes = at.beside->bytes;
-    }
-  }
-  return at;
-}
-
-void check_use(whereabouts const& is, use const& u, clock::timeline& line, here at) {
+void check_use(streams::known_range const& is, use const& u, clock::timeline& line, here at) {
   auto const refuse = [&](std::string what, std::string remedy) {
-    throw invalid_use("launch", std::string(verb(u.how)) + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what), std::move(remedy), at);
+    throw invalid_use("launch", std::string(verb(u.how)) + " " + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what), std::move(remedy), at);
   };
-  if (!is.known()) {  // a GPU may reach what is not weir's, pageable memory too where the system can; simulated devices reach their own memory and pinned memory
+  if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
+    if (find_block(u.address)) refuse("a block of another runtime", "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
+    // A GPU may reach what is not weir's, pageable memory too where the system can. Simulated devices reach their own and pinned memory.
     driver::driver& machine = line.owner().machine();
     auto const place = machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
     if (place.ok() && place.value.in == driver::where::pageable) {
@@ -82,16 +53,9 @@ void check_use(whereabouts const& is, use const& u, clock::timeline& line, here 
     if (u.bytes == 0) refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
     return;
   }
-  if (!is.block.base && is.block.bytes == 0) {
-    refuse("no live block of " + gpu_name(is.on()) + " is there", "It was freed, or the address is wrong: keep the buffer or tensor until the launch has returned");
-  }
-  auto const offset = static_cast<std::size_t>(static_cast<char const*>(u.address) - static_cast<char const*>(is.block.base));
-  if (u.bytes > is.block.bytes - offset) {
-    refuse(std::to_string(u.bytes) + " B at offset " + std::to_string(offset) + " of a block of " + std::to_string(is.block.bytes) + " B", "Declare no more than the block holds");
-  }
-  if (is.on() >= 0 && is.on() != line.device() && !is.reached_from(line.device(), u.address)) {
-    refuse("the block is on " + gpu_name(is.on()) + " and " + gpu_name(line.device()) + " has no access to it",
-           "Launch on a stream of " + gpu_name(is.on()) + ", copy the block to " + gpu_name(line.device()) + ", or grant access (weir::grant_access)");
+  if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
+    refuse("the block is on " + gpu_name(is.device) + " and " + gpu_name(line.device()) + " has no access to it",
+           "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) + ", or grant access (weir::grant_access)");
   }
 }
 
@@ -103,11 +67,8 @@ class touches {
     for (use const& u : uses) {
       if (!u.address) continue;
       std::size_t bytes = u.bytes;
-      if (bytes == 0) {
-        whereabouts const is = whereabouts_of(r, u.address);
-        if (is.known()) bytes = is.block.bytes - static_cast<std::size_t>(static_cast<char const*>(u.address) - static_cast<char const*>(is.block.base));
-        if (bytes == 0) continue;  // nothing in it
-      }
+      if (bytes == 0) bytes = streams::known_range::of(r, u.address, 0).left();
+      if (bytes == 0) continue;  // nothing in it
       driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access::read};
       if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;
     }
@@ -122,6 +83,36 @@ class touches {
   std::vector<driver::touch> many_;
 };
 
+// Work of the program, and the line that gave it. It ends the process where the body throws: on a stream there is nobody to catch it.
+class body {
+ public:
+  body(queued what, clock::timeline& line, char const* operation, here at) noexcept
+      : what_(what), about_{{operation, at}, line.device(), line.owner().part<clock::clocks>().number_of(line)} {}
+  ~body() { what_.drop(what_.state); }
+  body(body const&) = delete;
+  static void run(void* self) noexcept {
+    auto const& its = *static_cast<body*>(self);
+    base::running const now(its.about_);
+    try {
+      its.what_.run(its.what_.state);
+    } catch (std::exception const& e) {
+      its.end(std::string("an exception: ") + e.what());
+    } catch (...) {
+      its.end("something that is no std::exception");
+    }
+  }
+  static void drop(void* self) { delete static_cast<body*>(self); }
+
+ private:
+  [[noreturn]] void end(std::string const& what) const noexcept {
+    os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what + ". Nobody can catch it on a stream: the process ends. Remedy: catch it in the work, and leave word in memory that the host looks at.\n");
+    driver::check::print_all_findings();
+    std::terminate();
+  }
+  queued const what_;
+  base::running_work const about_;
+};
+
 void require_of(clock::timeline& line, driver::status s, std::string_view what, here at) {
   if (s.ok()) [[likely]] return;
   throw_refusal(line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()), "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line", at);
@@ -132,34 +123,36 @@ void require_of(clock::timeline& line, driver::status s, std::string_view what, 
 bool begin_work(stream_ref s, std::span<use const> uses, here at) {
   clock::timeline& line = streams::line_or_throw(s, "launch", at);
   runtime::impl& r = line.owner();
-  if (line.alive() == clock::life::retired) {
-    throw invalid_use("launch", "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
-  }
-  std::array<whereabouts, 8> few;
-  std::vector<whereabouts> many(uses.size() > few.size() ? uses.size() : 0);
-  whereabouts* const found = many.empty() ? few.data() : many.data();
+  using streams::known_range;
+  std::array<known_range, 8> few;
+  std::vector<known_range> many(uses.size() > few.size() ? uses.size() : 0);
+  known_range* const found = many.empty() ? few.data() : many.data();
   for (std::size_t i = 0; i < uses.size(); ++i) {
     if (!uses[i].address) continue;
-    found[i] = whereabouts_of(r, uses[i].address);
+    found[i] = known_range::of(r, uses[i].address, uses[i].bytes);
     check_use(found[i], uses[i], line, at);
   }
   for (std::size_t i = 0; i < uses.size(); ++i) {  // nothing is marked unless all are in order
-    if (found[i].device && found[i].block.home != &line) found[i].device->mark(uses[i].address, line, at);
+    if (found[i].memory && found[i].block.home != &line) found[i].memory->mark(uses[i].address, line, at);
     if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
-  streams::begin_timed_launch(line, at);
-  return r.machine().simulated();
+  bool const simulated = r.machine().simulated();
+  if (!simulated) streams::begin_timed_launch(line, at);  // else there may be nothing to queue: the body's copy may throw
+  return simulated;
 }
 
 void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
   clock::timeline& line = streams::line_of(s);
   base::call_site const in(line.owner().witness(), "launch", at);
+  streams::begin_timed_launch(line, at);
   driver::status is;
+  body* given = nullptr;
   try {
     touches const touched(line.owner(), uses);
-    is = line.owner().machine().enqueue(line.device(), line.handle(), touched.all(), {q.run, q.drop, q.state});
+    given = new body(q, line, "launch", at);
+    is = line.owner().machine().enqueue(line.device(), line.handle(), touched.all(), {body::run, body::drop, given});
   } catch (...) {
-    q.drop(q.state);
+    given ? delete given : q.drop(q.state);
     streams::end_timed_launch();
     throw;
   }
@@ -204,19 +197,16 @@ void check_native_launch(stream_ref s, int native_code, here at) {
 
 namespace weir {
 
-void launch_host(stream_ref s, std::function<void()> body, here at) {
+void launch_host(stream_ref s, std::function<void()> run, here at) {
   clock::timeline& line = streams::line_or_throw(s, "launch_host", at);
-  if (!body) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
-  if (line.alive() == clock::life::retired) {
-    throw invalid_use("launch_host", "stream " + std::to_string(line.id()) + " is no longer registered", "Keep the foreign_stream while work is launched on it", at);
-  }
+  if (!run) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
   base::call_site const in(line.owner().witness(), "launch_host", at);
   streams::timed_work const timed(line, "launch_host", 0, at);
   using function = std::function<void()>;
-  auto* const kept = new function(std::move(body));
-  detail::require_of(line,
-                     line.owner().machine().host_function(line.device(), line.handle(), {[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept}),
-                     "launch_host", at);
+  auto kept = std::make_unique<function>(std::move(run));
+  auto* const given = new detail::body({[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()}, line, "launch_host", at);
+  static_cast<void>(kept.release());
+  detail::require_of(line, line.owner().machine().host_function(line.device(), line.handle(), {detail::body::run, detail::body::drop, given}), "launch_host", at);
 }
 
 }  // namespace weir

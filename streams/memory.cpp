@@ -10,10 +10,12 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
+#include "runtime/driver/check/check.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/thread_cache.h"
 #include "runtime/observe/history.h"
 #include "runtime/observe/memory_beside.h"
+#include "streams/adoptions.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 
@@ -76,12 +78,12 @@ void note_end(void const* p, here const& at) noexcept { observe::note(observe::a
 
 void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here const& at) {
   void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
-  return noted(p ? p : blocks(home.owner()).on(home.device()).allocate(home, bytes, alignment, at), bytes, home, at);
+  return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home, at);
 }
 
 }  // namespace
 
-void* allocate(size_t bytes, size_t alignment, here at) { return allocate_on(streams::current_line(streams::current_runtime()), bytes, alignment, at); }
+void* allocate(size_t bytes, size_t alignment, here at) { return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at); }
 
 void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept { return memory::quick_allocate(stream_access::line(s), bytes, alignment); }
 bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
@@ -147,7 +149,7 @@ std::optional<block_info> find_block(void const* p) noexcept {
 }
 
 buffer::buffer(size_t bytes, buffer_options o, here at) {
-  runtime::impl& r = streams::current_runtime();
+  runtime::impl& r = streams::current_runtime(at);
   if (o.kind == memory_kind::pinned) {
     data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
     observe::note(observe::action::alloc, data_, bytes, 0, r.id(), observe::pinned_memory_place, at);
@@ -156,24 +158,28 @@ buffer::buffer(size_t bytes, buffer_options o, here at) {
     data_ = pageable(bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::pageable);
   } else {
-    clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at));
+    clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at), at);
     data_ = allocate_on(home, bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::device);
   }
   size_ = bytes;
+  since_ = streams::adoptions::now();
 }
 
 void buffer::reset() noexcept {
   void* const p = data_;
   memory_kind const k = kind();
+  std::uint64_t const since = since_;
   forget();
   if (!p) return;
   constexpr here its_end{"the end of its buffer", "", 0};  // nobody's line
-  if (k != memory_kind::pageable) note_end(p, its_end);
+  if (k != memory_kind::pageable) {
+    if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // the parent's, another buffer's
+    note_end(p, its_end);
+  }
   try {  // the runtime may be gone: then the block went, or stays, with it
     if (k == memory_kind::pageable) {
       std::free(p);
-    } else if (process_was_forked()) {  // the parent's
     } else if (k == memory_kind::pinned) {
       if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
     } else if (memory::quick_deallocate_noted(p)) {
@@ -184,9 +190,10 @@ void buffer::reset() noexcept {
   }
 }
 
-void* buffer::host_data(char const* operation) const {
+void* buffer::host_data(char const* operation, here at) const {
+  if (kind() == memory_kind::pinned) driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
   if (kind() != memory_kind::device || !data_) return data_;
-  throw invalid_use(operation, std::to_string(size()) + " B of device memory", "Copy it to a pinned or pageable buffer first (weir::copy)", here::current());
+  throw invalid_use(operation, std::to_string(size()) + " B of device memory", "Copy it to a pinned or pageable buffer first (weir::copy)", at);
 }
 
 block_info buffer::info() const noexcept {
@@ -210,6 +217,7 @@ void buffer::rebind(stream_ref home, here at) {
 
 void* buffer::release() noexcept {
   void* const p = data_;
+  if (p && kind() != memory_kind::pageable && !process_was_forked()) (void)streams::adoptions::owner_ends(p, since_);
   forget();
   return p;
 }
@@ -219,6 +227,7 @@ buffer buffer::adopt(void* p, here at) {
   if (!p) return out;
   auto const found = streams::block_of_allocator(p);
   if (!found || found->base != p) throw_foreign("buffer::adopt", p, at);
+  out.since_ = streams::adoptions::add(p, at);
   out.data_ = p;
   out.size_ = found->bytes;
   out.kind_ = static_cast<size_t>(found->kind);
@@ -229,40 +238,41 @@ buffer pinned(size_t bytes, here at) { return buffer(bytes, {.on = cpu, .kind = 
 
 buffer pin_memory(std::span<std::byte const> from, here at) {
   buffer out = pinned(from.size(), at);
+  driver::check::host_uses(from.data(), from.size(), driver::check::host_use::reads, "pin_memory", at);
   if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
   return out;
 }
 
 void warm_up_pinned_memory(size_t bytes, here at) {
-  auto& pool = streams::current_runtime().part<streams::pinned_memory>();
+  auto& pool = streams::current_runtime(at).part<streams::pinned_memory>();
   pool.deallocate(pool.allocate(bytes, natural, at), at);
 }
 
-size_t empty_pinned_cache() {
-  auto* const pool = streams::current_runtime().part_if_made<streams::pinned_memory>();
+size_t empty_pinned_cache(here at) {
+  auto* const pool = streams::current_runtime(at).part_if_made<streams::pinned_memory>();
   return pool ? pool->trim() : 0;
 }
 
-size_t empty_cache(device on) {
-  runtime::impl& r = streams::current_runtime();
-  memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", here::current()));
+size_t empty_cache(device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", at));
   return a ? a->empty_cache() : 0;
 }
 
-void set_memory_limit(size_t bytes, device on) {
-  runtime::impl& r = streams::current_runtime();
-  blocks(r).on(streams::resolve(on, r, "set_memory_limit", here::current())).set_limit(bytes);
+void set_memory_limit(size_t bytes, device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  blocks(r).on(streams::resolve(on, r, "set_memory_limit", at), at).set_limit(bytes);
 }
 
-void set_per_process_memory_fraction(double of_total, device on) {
-  runtime::impl& r = streams::current_runtime();
-  int const d = streams::resolve(on, r, "set_per_process_memory_fraction", here::current());
+void set_per_process_memory_fraction(double of_total, device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
   if (!(of_total > 0 && of_total <= 1)) {
-    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total), "Name a fraction of the device's memory above 0, at most 1", here::current());
+    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total), "Name a fraction of the device's memory above 0, at most 1", at);
   }
   auto const info = r.machine().info(d);
-  require(info.is, "set_per_process_memory_fraction", device(d).str(), "", here::current());
-  blocks(r).on(d).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));
+  require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
+  blocks(r).on(d, at).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));
 }
 
 struct callback_registration::state {
@@ -277,10 +287,11 @@ callback_registration::~callback_registration() {
   if (state_ && !process_was_forked() && memory::device_memory::is_alive(state_->in)) state_->in->remove_callback(state_->id);
 }
 
-callback_registration on_out_of_memory(out_of_memory_callback call, int order) {
+callback_registration on_out_of_memory(out_of_memory_callback call, int order, here at) {
+  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Give it something to call", at);
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);
-  s->in = &blocks(streams::current_runtime());
+  s->in = &blocks(streams::current_runtime(at));
   s->id = s->in->add_callback([](void* p, memory_report const& r) { return static_cast<callback_registration::state*>(p)->call(r); }, s.get(), order);
   return callback_registration(std::move(s));
 }

@@ -249,6 +249,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
+  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit) state_->refuse(bytes, rounded, {}, at);  // whatever comes free
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
   if (device == current_device) device = current_ordinal(state_->owner);
   int const near = state_->node(device);

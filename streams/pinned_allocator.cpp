@@ -14,7 +14,7 @@ void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment
   if (size && count > std::numeric_limits<std::size_t>::max() / size) {
     throw invalid_use("pinned_allocator::allocate", std::to_string(count) + " elements of " + std::to_string(size) + " B", "the size overflows: ask for fewer", at);
   }
-  runtime::impl& r = streams::current_runtime();
+  runtime::impl& r = streams::current_runtime(at);
   void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);
   observe::note(observe::action::alloc, p, count * size, 0, r.id(), observe::pinned_memory_place, at);
   return p;

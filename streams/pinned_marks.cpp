@@ -87,6 +87,7 @@ void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
   auto& users = found->second.users;
   if (std::find(users.begin(), users.end(), &user) != users.end()) return;
   try {
+    state::forget_ended(*p, found->second);
     users.push_back(&user);
     state::make_room(found->second);
   } catch (...) {
@@ -100,6 +101,7 @@ void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
   auto const found = p->space.find(number(block));
   if (found == p->space.end() || found->second.is != state_of::live) return;
   try {
+    state::forget_ended(*p, found->second);
     join(found->second.stamps, s);
     state::make_room(found->second);
   } catch (...) {
@@ -139,9 +141,7 @@ bool pinned_memory::reserves(void const* p) const noexcept {
 
 bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
   auto const holder = find(first);
-  if (!holder) return false;
-  std::size_t const before = number(first) - number(holder->base);
-  return before <= holder->bytes && bytes <= holder->bytes - before;
+  return holder && base::byte_range{number(holder->base), holder->bytes}.holds(number(first), bytes);
 }
 
 }  // namespace weir::streams

@@ -8,6 +8,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_memory.h"
+#include "runtime/base/room.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
 #include "streams/pinned_idle.h"
@@ -55,7 +56,7 @@ struct pinned_memory::state {
   int node(int device) noexcept { return nodes.of(owner.machine(), device); }
 
   void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
-    p.pending.reserve(p.pending.size() + p.live + 1);
+    base::make_room(p.pending, p.pending.size() + p.live + 1);
     auto const got = p.space.take(rounded, alignment, near);
     if (got == p.space.end()) return nullptr;
     ++p.live;
@@ -75,16 +76,34 @@ struct pinned_memory::state {
     for (auto* const use : one.last) {
       if (use->stream.load(base::memory_order_relaxed) == stream) return use;
     }
+    forget_ended(p, one);
     one.last.reserve(one.last.size() + 1);
     make_room(one);
     if (p.spare_uses.empty()) {
-      p.spare_uses.reserve(p.uses.size() + 1);
+      base::make_room(p.spare_uses, p.uses.size() + 1);
       p.spare_uses.push_back(&p.uses.emplace_back());
     }
     one.last.push_back(p.spare_uses.back());
     p.spare_uses.pop_back();
     one.last.back()->stream.store(stream, base::memory_order_relaxed);
     return one.last.back();
+  }
+  // What ended streams did with it, and has completed, makes room for others'. Their uses are written no more. Requires: it is live
+  static void forget_ended(pool& p, pinned_space::range& one) noexcept {
+    auto const is_over = [](std::uint64_t stream) {
+      auto const* const line = clock::find(stream);
+      return !line || line->is_over();
+    };
+    auto const is_due = [](std::size_t n) { return n >= 4 && std::has_single_bit(n); };
+    if (is_due(one.users.size())) drop_if(one.users, [](clock::timeline const* line) { return line->is_over(); });
+    if (is_due(one.stamps.size())) drop_if(one.stamps, [&](clock::stamp s) { return is_over(s.stream); });
+    if (!is_due(one.last.size())) return;
+    drop_if(one.last, [&](pinned_use* use) {
+      if (!is_over(use->stream.load())) return false;
+      use->stream.store(0), use->n.store(0);
+      p.spare_uses.push_back(use);  // has room for all of them
+      return true;
+    });
   }
   // For all the stamps that freeing it will need, and one more.
   static void make_room(pinned_space::range& one) { one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1); }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/clock/timeline.h"
 
 namespace weir::streams {
@@ -27,7 +28,7 @@ struct pinned_spot {
   pinned_memory* of = nullptr;
   pinned_use* last = nullptr;             // by that stream
 
-  bool holds(driver::address at, std::size_t n) const noexcept { return at - base < bytes && n <= bytes - (at - base); }
+  bool holds(driver::address at, std::size_t n) const noexcept { return weir::base::byte_range{base, bytes}.holds(at, n); }
 };
 
 class pinned_uses {

@@ -141,7 +141,7 @@ recording take_recording(runtime::impl& r) {
   std::int64_t const since_1970 = base::calendar_ns() - base::now_ns();
   recording out;
   std::vector<std::uint32_t> stacks;
-  for (int d = 0, n = device_count(); d < n; ++d) {
+  for (int d = 0, n = r.device_count(); d < n; ++d) {
     report::device_snapshot& one = out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}});
     trace_writer trace(one.trace);
     for (observe::event const& e : h.events(static_cast<std::uint32_t>(r.id()), d)) {

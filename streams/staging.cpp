@@ -54,6 +54,12 @@ class slot {
   void* memory_;
 };
 
+// From or to a slot: what weir knows of it is its own affair.
+void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  base::unpromised const own_slot(line.owner().witness());
+  enqueue_copy(line, dst, src, bytes, where);
+}
+
 // When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
 slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, here where) {
   while (true) {
@@ -316,6 +322,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
       next += n;
       if (bytes > chunk) crew->submit(fill);
     }
+    base::unpromised const own_slot(my.owner.witness());
     auto& first = filling.parts.front();
     crew->finish(first.fill);
     enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
@@ -352,6 +359,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   } const at_the_end{slots, line};
   try {
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i++]) {
+      base::unpromised const own_slot(my.owner.witness());
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
       part.dst = at(dst, offset);
@@ -452,9 +460,9 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
     std::size_t const k = i % slots.size(), n = std::min(chunk, bytes - offset);
     ordered(from.wait(emptied[k]));
-    enqueue_copy(from, slots[k].memory(), at(src, offset), n, where);
+    own_copy(from, slots[k].memory(), at(src, offset), n, where);
     ordered(to.wait(from.now()));
-    enqueue_copy(to, at(dst, offset), slots[k].memory(), n, where);
+    own_copy(to, at(dst, offset), slots[k].memory(), n, where);
     emptied[k] = to.now();
   }
   my.note(to, chunk * slots.size());

@@ -21,9 +21,6 @@ void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char 
 
 void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what, here at) {
   if (s.ok()) return;
-  if (waiter.alive() == clock::life::retired) {
-    throw invalid_use(std::string(operation), streams::describe(waiter) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
-  }
   streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
                 s.what == driver::code::not_permitted ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: synchronize with other work on the host before the capture begins" : "", at);
@@ -31,12 +28,12 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
 
 }  // namespace
 
-bool stamp::query() const {
-  if (process_was_forked()) streams::throw_forked("stamp::query", here::current());
+bool stamp::query(here at) const {
+  if (process_was_forked()) streams::throw_forked("stamp::query", at);
   clock::timeline* const line = clock::find(stream_);
   if (!line) return true;
   auto const r = clocks_of(*line).poll({stream_, n_});
-  require(r.is, "stamp::query", streams::describe(*line), "", here::current());
+  require(r.is, "stamp::query", streams::describe(*line), "", at);
   return r.value;
 }
 
@@ -51,14 +48,17 @@ void stamp::synchronize(here at) const {
   require(is, "stamp::synchronize", streams::describe(*line), "", at);
 }
 
-device stream_ref::device() const noexcept { return weir::device(line_->device()); }
-std::uint64_t stream_ref::id() const noexcept { return line_->id(); }
-stamp stream_ref::stamp() const noexcept { return streams::public_stamp(line_->now()); }
+device stream_ref::device() const noexcept { return weir::device(clock::tenure_word::device(tenure_)); }
+std::uint64_t stream_ref::id() const noexcept { return clock::tenure_word::id(tenure_); }
+stamp stream_ref::stamp() const noexcept {
+  clock::timeline const* const line = clock::find(id());
+  return line ? streams::public_stamp(line->now()) : weir::stamp{};
+}
 
-bool stream_ref::query() const {
-  auto& line = streams::line_or_throw(*this, "stream::query", here::current());
+bool stream_ref::query(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::query", at);
   auto const r = line.query();
-  require_wait(r.is, line, "stream::query", "asked", here::current());
+  require_wait(r.is, line, "stream::query", "asked", at);
   return r.value;
 }
 
@@ -101,10 +101,10 @@ event stream_ref::record_event(here at) const {
   return e;
 }
 
-bool stream_ref::is_capturing() const {
-  auto& line = streams::line_or_throw(*this, "stream::is_capturing", here::current());
+bool stream_ref::is_capturing(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::is_capturing", at);
   auto const r = line.captured();
-  require(r.is, "stream::is_capturing", streams::describe(line), "", here::current());
+  require(r.is, "stream::is_capturing", streams::describe(line), "", at);
   return r.value;
 }
 
@@ -122,27 +122,25 @@ event stream::record_event(here at) const { return ref_.record_event(at); }
 stream::stream(weir::priority p, here at) : stream(gpu, p, at) {}
 
 stream::stream(weir::device d, weir::priority p, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
-}())), id_(ref_.id()) {}
+}())) {}
 
-stream::stream(stream&& from) noexcept
-    : ref_(std::exchange(from.ref_, detail::stream_access::ref(nullptr))), id_(std::exchange(from.id_, 0)) {}
+stream::stream(stream&& from) noexcept : ref_(std::exchange(from.ref_, detail::stream_access::none())) {}
 
 stream& stream::operator=(stream&& from) noexcept {
   std::swap(ref_, from.ref_);
-  std::swap(id_, from.id_);
   return *this;
 }
 
 stream::~stream() {
-  clock::timeline* const line = clock::find(id_);  // null: moved from, or its runtime is gone
+  clock::timeline* const line = clock::find(ref_.id());  // null: moved from, or its runtime is gone
   if (!line || process_is_ending() || process_was_forked()) return;
   if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
 
 foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "foreign_stream", at);
   if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
     throw invalid_use("foreign_stream", "CUDA's per-thread default stream, which is another stream on every thread", "Register a stream of your own, or use weir::stream", at);
@@ -153,35 +151,32 @@ foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at) : r
     throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i), "Name the device the stream was made on", at);
   }
   require(s.is, "foreign_stream", "gpu:" + std::to_string(i), "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
-  return r.part<clock::clocks>().make(i, s.value, clock::life::foreign);
-}())), id_(ref_.id()) {}
+  return r.part<clock::clocks>().enrol(i, s.value);
+}())) {}
 
 foreign_stream::~foreign_stream() {
-  clock::timeline* const line = clock::find(id_);
+  clock::timeline* const line = clock::find(ref_.id());
   if (!line || process_is_ending() || process_was_forked()) return;
-  clocks_of(*line).retire(*line);
+  clocks_of(*line).leave(*line);
 }
 
-stream_ref default_stream(device d) {
-  auto& r = streams::current_runtime();
-  return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", here::current()), here::current()));
+stream_ref default_stream(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", at), at));
 }
 
-stream_ref current_stream(device d) {
-  auto& r = streams::current_runtime();
-  return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", here::current())));
+stream_ref current_stream(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", at), at));
 }
 
 namespace {
 clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
   auto& line = streams::line_or_throw(s, operation, at);
-  auto& r = streams::current_runtime();
+  auto& r = streams::current_runtime(at);
   if (&line.owner() != &r) {
     throw invalid_use(operation, streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) + ", the thread's is " + std::to_string(r.id()),
                       "Enter the stream's runtime with a runtime_guard first", at);
-  }
-  if (line.alive() == clock::life::retired) {
-    throw invalid_use(operation, streams::describe(line) + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
   }
   return line;
 }

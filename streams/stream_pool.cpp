@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/room.h"
 #include "runtime/memory/allocator.h"
 
 namespace weir::streams {
@@ -11,11 +12,9 @@ namespace weir::streams {
 stream_pool::stream_pool(runtime::impl& r)
     : runtime_(r),
       clocks_(r.part<clock::clocks>()),
-      ended_(std::make_shared<base::atomic<bool>>(false)),
       defaults_(new base::atomic<clock::timeline*>[static_cast<std::size_t>(r.device_count())]) {}
 
 stream_pool::~stream_pool() {
-  ended_->store(true);
   auto made = made_.lock();
   for (clock::timeline* t : *made) {
     clocks_.retire(*t);
@@ -30,7 +29,7 @@ clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priorit
   if (!s.ok()) throw_refusal(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
   try {
     auto made = made_.lock();
-    made->reserve(made->size() + 1);
+    base::make_room(*made);
     made->push_back(&clocks_.make(device, s.value, clock::life::own));
     return *made->back();
   } catch (...) {
@@ -56,7 +55,7 @@ clock::timeline& stream_pool::lease(int device, priority p, here at) {
       idle->out = true;
       return *idle->line;
     }
-    leases->reserve(leases->size() + 1);
+    base::make_room(*leases);
   }
   auto& line = make(device, driver::stream_kind::independent, p, at);
   leases_.lock()->push_back({&line, device, p, true});
@@ -70,6 +69,7 @@ void stream_pool::give_back(clock::timeline& line) noexcept {
   auto leases = leases_.lock();
   auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
   if (it == leases->end()) return;
+  line.end_tenure();
   it->out = false;
   std::rotate(it, it + 1, leases->end());
 }

@@ -18,8 +18,6 @@ class stream_pool {
   clock::timeline& lease(int device, priority, here);
   void give_back(clock::timeline&) noexcept;
   driver::driver& machine() noexcept { return runtime_.machine(); }
-  // Becomes true when this pool ends: what a thread remembers of its runtime is void then.
-  std::shared_ptr<base::atomic<bool> const> ended() const noexcept { return ended_; }
 
  private:
   struct leased {
@@ -32,7 +30,6 @@ class stream_pool {
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
-  std::shared_ptr<base::atomic<bool>> ended_;
   std::unique_ptr<base::atomic<clock::timeline*>[]> defaults_;
   base::guarded<std::vector<clock::timeline*>> made_;
   base::guarded<std::vector<leased>> leases_;  // the one idle longest first: its work is the likeliest to be done

@@ -25,9 +25,9 @@ range::~range() {
   driver::pop_range();
 }
 
-void record_timeline(timeline_options o) {
-  if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", here::current());
-  if (!observe::history::on()) record_memory_history({.events = o.spans});
+void record_timeline(timeline_options o, here at) {
+  if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at);
+  if (!observe::history::on()) record_memory_history({.events = o.spans}, at);
   observe::activity::process().start(o.spans);
 }
 void stop_timeline() { observe::activity::process().stop(); }
@@ -41,14 +41,14 @@ std::vector<observe::span> spans_of(runtime::impl& r) {
 }
 }  // namespace
 
-std::string timeline_summary() { return report::overlap(spans_of(streams::current_runtime())); }
+std::string timeline_summary(here at) { return report::overlap(spans_of(streams::current_runtime(at))); }
 
 void dump_timeline(std::string const& path, here at) {
-  auto const spans = spans_of(streams::current_runtime());
+  auto const spans = spans_of(streams::current_runtime(at));
   std::vector<report::device_memory_events> memory;
-  for (int d = 0, n = device_count(); d < n; ++d) {
-    report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d), 0});
-    for (line_statistics const& l : memory_lines(d)) its.live_bytes += l.bytes;
+  for (int d = 0, n = device_count(at); d < n; ++d) {
+    report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d, at), 0});
+    for (line_statistics const& l : memory_lines(d, at)) its.live_bytes += l.bytes;
   }
   streams::write_file(path, report::trace_events(spans, memory), "dump_timeline", at);
 }

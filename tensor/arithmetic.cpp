@@ -17,7 +17,7 @@ void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const
     tensors::require_same_shape(a, *other, operation, first, "right", at);
     if (out.defined()) tensors::require_no_partial_overlap(out, *other, operation, at);
   }
-  ops::apply(tensors::place_of(out), op, tensors::operand_of(out), tensors::operand_of(a), tensors::operand_of(other ? *other : a), scalar, at);
+  ops::apply(tensors::place_of(out, at), op, tensors::operand_of(out), tensors::operand_of(a), tensors::operand_of(other ? *other : a), scalar, at);
   tensors::changed(out);
 }
 
@@ -41,7 +41,7 @@ tensor summed(tensor const& t, bool averaged, std::string_view operation, here a
   }
   tensor const whole = t.contiguous(at), out = tensors::empty_at(t, {}, t.dtype(), at);
   tensor const workspace = tensors::empty_at(t, {ops::sum_workspace(t.numel())}, float64, at);
-  ops::sum(tensors::place_of(t), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(), averaged ? static_cast<double>(t.numel()) : 1, at);
+  ops::sum(tensors::place_of(t, at), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(), averaged ? static_cast<double>(t.numel()) : 1, at);
   return out;
 }
 
@@ -49,7 +49,7 @@ tensor summed(tensor const& t, bool averaged, std::string_view operation, here a
 
 tensor& tensor::fill_(double value, here at) {
   tensors::require_defined(*this, "tensor::fill_", "tensor", at);
-  ops::fill(tensors::place_of(*this), tensors::operand_of(*this), value, at);
+  ops::fill(tensors::place_of(*this, at), tensors::operand_of(*this), value, at);
   tensors::changed(*this);
   return *this;
 }

@@ -1,5 +1,10 @@
 // The questions that operations on tensors ask before they begin, and the words in which they refuse.
 // Threads: any.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "runtime/driver/check/check.h"
 #include "streams/context.h"
 #include "tensor/state.h"
 
@@ -12,6 +17,8 @@ std::string describe(tensor const& t) {
 
 void require_defined(tensor const& t, std::string_view operation, char const* name, here at) {
   if (!t.defined()) throw invalid_use(std::string(operation), std::string(name) + " is undefined", "Make it with a factory first, for example weir::empty", at);
+  storage::state const& block = tensor_access::block_of(t);
+  if (block.kind == memory_kind::device && !block.owner.if_alive()) [[unlikely]] (void)block.owner.get(operation, std::string(name) + " " + describe(t), at);
 }
 
 void require_same_shape(tensor const& a, tensor const& b, std::string_view operation, char const* first, char const* second, here at) {
@@ -29,12 +36,76 @@ void require_float32(tensor const& t, std::string_view operation, char const* na
   throw not_supported(std::string(operation), std::string(name) + " is " + describe(t), "Arithmetic is float32: convert with to(weir::float32)", at);
 }
 
+base::byte_range memory_of(tensor const& t) noexcept {
+  if (t.numel() == 0) return {};
+  std::int64_t last = 0;
+  for (int i = 0; i < t.dim(); ++i) last += (t.shape()[i] - 1) * t.strides()[i];
+  return {reinterpret_cast<std::uintptr_t>(t.data()), static_cast<size_t>(last + 1) * size_of(t.dtype())};
+}
+
+namespace {
+
+// Bytes of two tensors are the same where a sum of terms is the distance between their first ones: a step times a whole number.
+struct term { std::int64_t step, low, high; };
+class sums {
+ public:
+  void add(std::int64_t step, std::int64_t low, std::int64_t high) {
+    for (term& t : all_) {
+      if (t.step == step) return void((t.low += low, t.high += high));
+    }
+    all_.push_back({step, low, high});
+  }
+  void add(tensor const& t, int sign) {
+    auto const size = static_cast<std::int64_t>(size_of(t.dtype()));
+    for (int i = 0; i < t.dim(); ++i) {
+      if (std::int64_t const most = t.shape()[i] - 1; most > 0 && t.strides()[i] > 0) add(t.strides()[i] * size, sign < 0 ? -most : 0, sign < 0 ? 0 : most);
+    }
+    add(1, sign < 0 ? 1 - size : 0, sign < 0 ? 0 : size - 1);
+  }
+  bool may_be(std::int64_t distance) {
+    std::sort(all_.begin(), all_.end(), [](term const& a, term const& b) { return a.step > b.step; });
+    return search(0, distance);
+  }
+
+ private:
+  // The widest step first: what those behind it can add leaves few numbers of it, in tensors that are cut from one.
+  bool search(size_t k, std::int64_t distance) {
+    if (k == all_.size()) return distance == 0;
+    if (++tried_ > most_tried) return true;
+    std::int64_t least = 0, most = 0;
+    for (size_t i = k + 1; i < all_.size(); ++i) least += all_[i].step * all_[i].low, most += all_[i].step * all_[i].high;
+    term const& t = all_[k];
+    auto const below = [&](std::int64_t bytes) { return bytes / t.step - (bytes % t.step < 0); };  // rounded down
+    std::int64_t const last = std::min(t.high, below(distance - least));
+    for (std::int64_t n = std::max(t.low, -below(most - distance)); n <= last; ++n) {
+      if (search(k + 1, distance - n * t.step)) return true;
+    }
+    return false;
+  }
+
+  static constexpr int most_tried = 4096;  // beyond these they are taken to share some
+  std::vector<term> all_;
+  int tried_ = 0;
+};
+
+}  // namespace
+
+bool may_share_elements(tensor const& a, tensor const& b) {
+  auto const first = memory_of(a), second = memory_of(b);
+  if (first.bytes == 0 || second.bytes == 0 || first.at + first.bytes <= second.at || second.at + second.bytes <= first.at) return false;
+  sums between;
+  between.add(a, 1);
+  between.add(b, -1);
+  return between.may_be(static_cast<std::int64_t>(second.at - first.at));
+}
+
 void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here at) {
-  if (!(written.storage() == read.storage()) || !written.is_contiguous() || !read.is_contiguous()) return;
-  auto const w = reinterpret_cast<std::uintptr_t>(written.data()), r = reinterpret_cast<std::uintptr_t>(read.data());
-  if (w == r && written.nbytes() == read.nbytes()) return;
-  if (w + written.nbytes() <= r || r + read.nbytes() <= w) return;
-  throw invalid_use(std::string(operation), "elements " + std::to_string(written.storage_offset()) + " and on of a storage are written, elements " + std::to_string(read.storage_offset()) + " and on read: " + written.shape().str() + " and " + read.shape().str() + " overlap in part",
+  bool same = written.data() == read.data() && size_of(written.dtype()) == size_of(read.dtype());
+  for (int i = 0; i < written.dim(); ++i) same &= written.shape()[i] == 1 || written.strides()[i] == read.strides()[i];
+  if (same || !may_share_elements(written, read)) return;
+  throw invalid_use(std::string(operation),
+                    written.shape().str() + " with strides " + written.strides().str() + " is written, " + read.shape().str() + " with strides " +
+                        read.strides().str() + " is read: they overlap, and are not the same elements",
                     "clone() what is read first", at);
 }
 
@@ -43,7 +114,7 @@ strides row_major(shape const& s) noexcept {
   std::int64_t step = 1;
   for (int i = s.rank() - 1; i >= 0; --i) {
     by[i] = step;
-    step *= s[i] > 0 ? s[i] : 1;
+    if (s[i] > 0 && __builtin_mul_overflow(step, s[i], &step)) step = std::numeric_limits<std::int64_t>::max();  // of no elements
   }
   return by;
 }
@@ -94,14 +165,24 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
 
 int device_of(tensor const& t) noexcept { return t.device().is_cpu() ? -1 : t.device().index(); }
 
-ops::place place_of(tensor const& t) {
+ops::place place_of(tensor const& t, here at) {
   int const device = device_of(t);
   if (device < 0) return {};
-  return streams::ref_of(streams::current_line(*tensor_access::block_of(t).owner, device));
+  return streams::ref_of(streams::current_line(*tensor_access::block_of(t).owner.if_alive(), device, at));
 }
 
 ops::operand operand_of(tensor const& t) noexcept { return {t.data(), t.dtype(), t.shape(), t.strides()}; }
 
+void on_host(uses u, char const* operation, here at) noexcept {
+  for (use const& one : u.all()) {
+    if (one.address) driver::check::host_uses(one.address, one.bytes, one.how == access::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation, at);
+  }
+}
+
 void changed(tensor const& t) noexcept { tensor_access::block_of(t).version.fetch_add(1, base::memory_order_relaxed); }
 
 }  // namespace weir::tensors
+
+namespace weir::ops {
+void on_host(uses u, here at) noexcept { tensors::on_host(u, "a tensor operation", at); }
+}  // namespace weir::ops

@@ -17,10 +17,11 @@ bool are_same_elements(tensor const& a, tensor const& b) {
 stamp copy_bytes(tensor const& to, tensor const& from, blocking b, here at) {
   int const target = tensors::device_of(to), source = tensors::device_of(from);
   if (target < 0 && source < 0) {
+    tensors::on_host({reads(from), writes(to)}, "tensor::copy_", at);
     std::memcpy(to.data(), from.data(), to.nbytes());
     return {};
   }
-  return copy(*tensors::place_of(target >= 0 ? to : from), to.data(), from.data(), to.nbytes(), b, at);  // between devices it orders both current streams
+  return copy(*tensors::place_of(target >= 0 ? to : from, at), to.data(), from.data(), to.nbytes(), b, at);  // between devices it orders both current streams
 }
 
 }  // namespace
@@ -36,7 +37,7 @@ stamp tensor::copy_(tensor const& src, blocking b, here at) {
   if (as_it_stands) {
     done = copy_bytes(*this, src, b, at);
   } else if (device() == src.device()) {
-    ops::place const where = tensors::place_of(*this);
+    ops::place const where = tensors::place_of(*this, at);
     ops::copy(where, tensors::operand_of(*this), tensors::operand_of(src), at);
     if (where) done = where->stamp();
   } else if (src.is_contiguous() && !is_contiguous()) {  // across as it is, then laid out where it belongs
@@ -70,12 +71,12 @@ tensor tensor::to(weir::device on, blocking b, here at) const {
     if (device().is_cpu()) return *this;
     // Memory that somebody may still write to must come from a pool that waits before it hands it out again.
     auto const kind = b == blocking::no ? memory_kind::pinned : memory_kind::pageable;
-    tensor there = tensors::make_at(tensor_access::block_of(*this).owner, -1, kind, shape(), dtype(), at);
+    tensor there = tensors::make_at(tensor_access::block_of(*this).owner.if_alive(), -1, kind, shape(), dtype(), at);
     there.copy_(*this, b, at);
     return there;
   }
-  runtime::impl* const own = tensor_access::block_of(*this).owner;
-  runtime::impl& r = own ? *own : streams::current_runtime();
+  known_runtime const& own = tensor_access::block_of(*this).owner;
+  runtime::impl& r = own.any() ? own.get("tensor::to", tensors::describe(*this), at) : streams::current_runtime(at);
   int const index = streams::resolve(on, r, "tensor::to", at);
   if (index == tensors::device_of(*this)) return *this;
   tensor there = tensors::make_at(&r, index, memory_kind::device, shape(), dtype(), at);
@@ -95,7 +96,7 @@ tensor tensor::pin_memory(here at) const {
   tensors::require_defined(*this, "tensor::pin_memory", "tensor", at);
   if (!device().is_cpu()) throw invalid_use("tensor::pin_memory", tensors::describe(*this), "Only host memory can be pinned: cpu() first", at);
   if (is_pinned()) return *this;
-  tensor there = tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, shape(), dtype(), at);
+  tensor there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, shape(), dtype(), at);
   there.copy_(*this, blocking::yes, at);
   return there;
 }
@@ -107,10 +108,11 @@ element only_element(tensor const& t, here at) {
   if (t.numel() != 1) throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements", "item() is of one element: index first", at);
   element e{};
   if (t.device().is_cpu()) {
+    tensors::on_host({reads(t)}, "tensor::item", at);
     std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
   } else {  // straight to a pinned block: no staging for a few bytes
-    tensor const landed = tensors::make_at(tensor_access::block_of(t).owner, -1, memory_kind::pinned, {}, t.dtype(), at);
-    copy(*tensors::place_of(t), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);
+    tensor const landed = tensors::make_at(tensor_access::block_of(t).owner.if_alive(), -1, memory_kind::pinned, {}, t.dtype(), at);
+    copy(*tensors::place_of(t, at), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);
     std::memcpy(e.bytes, landed.data(), size_of(t.dtype()));
   }
   return e;

@@ -15,17 +15,17 @@ namespace tensors {
 
 tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, here at) {
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes)) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
     throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
   }
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
   block->kind = kind;
-  block->owner = owner;
+  if (owner) block->owner = known_runtime(*owner);
   if (kind == memory_kind::pageable) {
     block->data = ::operator new(bytes ? bytes : 1, std::align_val_t(64), std::nothrow);
     block->how = storage::state::held::pageable;
-    block->owner = nullptr;
+    block->owner = {};
     if (!block->data) {
       memory_report report{};
       report.on = cpu;
@@ -38,7 +38,7 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
     block->how = storage::state::held::block;
   } else {
     block->device = weir::device(device);
-    block->data = allocate(streams::ref_of(streams::current_line(*owner, device)), bytes, natural, at);
+    block->data = allocate(streams::ref_of(streams::current_line(*owner, device, at)), bytes, natural, at);
     block->how = storage::state::held::block;
   }
   return tensor_access::make(std::move(block), s, row_major(s), 0, type);
@@ -46,8 +46,9 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
 
 tensor empty_at(tensor const& like, shape const& s, dtype type, here at) {
   storage::state const& block = tensor_access::block_of(like);
-  auto const kind = block.kind == memory_kind::pinned && !block.owner ? memory_kind::pageable : block.kind;  // borrowed pinned memory
-  return make_at(block.owner, device_of(like), kind, s, type, at);
+  auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;  // borrowed pinned memory
+  runtime::impl* const owner = block.owner.any() ? &block.owner.get("empty", "memory like that of " + describe(like), at) : nullptr;
+  return make_at(owner, device_of(like), kind, s, type, at);
 }
 
 }  // namespace tensors
@@ -56,18 +57,18 @@ namespace {
 
 tensor make(shape const& s, tensor_options const& o, std::string_view operation, here at) {
   if (o.on.is_cpu()) {
-    if (o.kind == memory_kind::pinned) return tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, s, o.type, at);
+    if (o.kind == memory_kind::pinned) return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.type, at);
     return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.type, at);
   }
   if (o.kind != memory_kind::device) {
     throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(), "Say .on = weir::cpu for pinned and pageable tensors", at);
   }
-  runtime::impl& r = streams::current_runtime();
+  runtime::impl& r = streams::current_runtime(at);
   return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.type, at);
 }
 
 tensor filled(tensor t, double value, here at) {
-  ops::fill(tensors::place_of(t), tensors::operand_of(t), value, at);
+  ops::fill(tensors::place_of(t, at), tensors::operand_of(t), value, at);
   return t;
 }
 
@@ -91,9 +92,9 @@ class generators {  // where each device stands in its sequence of random number
 };
 
 void draw_into(tensor const& t, ops::draw how, double mean, double deviation, here at) {  // contiguous float32
-  runtime::impl* const owner = tensor_access::block_of(t).owner;
-  auto const from = (owner ? *owner : streams::current_runtime()).part<generators>().advance(tensors::device_of(t), ops::groups_of(t.numel()));
-  ops::random(tensors::place_of(t), tensors::operand_of(t), {how, mean, deviation}, from.seed, from.group, at);
+  known_runtime const& owner = tensor_access::block_of(t).owner;
+  auto const from = (owner.any() ? owner.get("tensor::normal_", tensors::describe(t), at) : streams::current_runtime(at)).part<generators>().advance(tensors::device_of(t), ops::groups_of(t.numel()));
+  ops::random(tensors::place_of(t, at), tensors::operand_of(t), {how, mean, deviation}, from.seed, from.group, at);
 }
 
 void require_random(dtype type, std::string_view operation, here at) {
@@ -125,13 +126,13 @@ tensor full(shape s, double value, tensor_options o, here at) { return filled(ma
 tensor arange(std::int64_t n, tensor_options o, here at) {
   if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Ask for 0 or more", at);
   tensor t = make({n}, o, "arange", at);
-  ops::count_up(tensors::place_of(t), tensors::operand_of(t), at);
+  ops::count_up(tensors::place_of(t, at), tensors::operand_of(t), at);
   return t;
 }
 
 tensor rand(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::uniform, "rand", at); }
 tensor randn(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::normal, "randn", at); }
-void manual_seed(std::uint64_t value) { streams::current_runtime().part<generators>().seed(value); }
+void manual_seed(std::uint64_t value, here at) { streams::current_runtime(at).part<generators>().seed(value); }
 
 tensor& tensor::normal_(double mean, double deviation, here at) {
   tensors::require_defined(*this, "tensor::normal_", "tensor", at);

@@ -32,18 +32,6 @@ readable readable_of(tensor const& t, here at) {
   return {copy, *as_matrix(copy)};
 }
 
-// May an element of one be an element of the other? Columns of one wide matrix beside each other share none.
-bool may_overlap(tensor const& a, tensor const& b) {
-  auto const address = [](tensor const& t) { return reinterpret_cast<std::uintptr_t>(t.data()); };
-  tensor const &first = address(a) <= address(b) ? a : b, &second = address(a) <= address(b) ? b : a;
-  if (first.numel() == 0 || second.numel() == 0 || address(first) + reads(first).bytes <= address(second)) return false;
-  std::optional<matrix> const m = as_matrix(first), n = as_matrix(second);
-  if (!m || !n || m->transposed != n->transposed || m->ld != n->ld || a.dtype() != b.dtype()) return true;
-  int const along = m->transposed ? 0 : 1;
-  auto const start = static_cast<std::int64_t>((address(second) - address(first)) / size_of(a.dtype()) % static_cast<std::uintptr_t>(m->ld));
-  return start < first.shape()[along] || start + second.shape()[along] > m->ld;
-}
-
 bool has_product(dtype type) { return type == float32 || type == float16 || type == bfloat16; }
 
 struct extents { std::int64_t m, n, k; };
@@ -90,7 +78,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     else out.copy_(out.to(float32).mul_(beta, at), blocking::yes, at);
     return;
   }
-  if (may_overlap(out, left) || may_overlap(out, right)) {
+  if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right)) {
     throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand", "Give it memory of its own", at);
   }
   std::optional<matrix> const c = as_matrix(out);
@@ -112,7 +100,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   // Columns of `out` together: its transpose, which is right' x left', has its rows together.
   ops::product const p = c->transposed ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
                                        : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
-  ops::place const where = tensors::place_of(out);
+  ops::place const where = tensors::place_of(out, at);
   if (size_t const bytes = ops::product_workspace(where)) {
     tensor const workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
     ops::multiply(where, p, workspace.data(), bytes, at);

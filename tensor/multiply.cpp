@@ -177,14 +177,14 @@ size_t product_workspace(place const& where) {
 }
 
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, here at) {
-  if (!where) return multiply_on_host(host_gemm(os::usable_processors(), at), p);  // the caller's thread alone
-  clock::timeline const& line = streams::line_of(*where);
-  runtime::impl& r = line.owner();
-  gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
   use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.out, p.m, p.n, p.ldc)},
                      reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
                      reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
                      writes(workspace, workspace_bytes)};
+  if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);  // the caller's thread alone
+  clock::timeline const& line = streams::line_of(*where);
+  runtime::impl& r = line.owner();
+  gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
   launch(*where, all, [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); }, [p, gemm] { multiply_on_host(gemm, p); }, at);
 }
 

@@ -16,7 +16,7 @@ template <class F>
 void run(place const& where, std::int64_t n, uses u, F f, here at) {
   if (n <= 0) return;
   if (where) parallel_for(*where, static_cast<size_t>(n), u, f, at);
-  else detail::loop_on_host(static_cast<size_t>(n), f);
+  else on_host(u, at), detail::loop_on_host(static_cast<size_t>(n), f);
 }
 
 use used(operand const& o, access how) noexcept {
@@ -267,8 +267,9 @@ template <class T>
 void sum_level(place const& where, double* out, T const* in, std::int64_t n, here at) {
   sum_lane<T> const all{out, in, n};
   std::int64_t const threads = partials_of(n);
-  if (!where) return sum_tiles<T>{all}();
-  launch(*where, {reads(in, static_cast<size_t>(n) * sizeof(T)), writes(out, static_cast<size_t>(threads) * sizeof(double))},
+  use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)), writes(out, static_cast<size_t>(threads) * sizeof(double))};
+  if (!where) return on_host(both, at), sum_tiles<T>{all}();
+  launch(*where, both,
          [&](CUstream_st* native) { detail::loop_on_gpu(*where, native, static_cast<size_t>(threads), all, at); }, sum_tiles<T>{all}, at);
 }
 

@@ -9,6 +9,7 @@
 namespace weir::ops {
 
 using place = std::optional<stream_ref>;  // empty: on the calling thread, at once
+void on_host(uses, here) noexcept;        // what the calling thread is about to use: for a checker
 
 struct operand {
   void* data;

@@ -4,7 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/sync.h"
+#include "runtime/base/byte_range.h"
+#include "runtime/parts.h"
 #include "tensor/ops.h"
 #include "weir/tensor.h"
 
@@ -17,7 +18,7 @@ struct storage::state {
   weir::device device = weir::cpu;  // never the unindexed gpu
   memory_kind kind = memory_kind::pageable;
   held how = held::borrowed;
-  weir::runtime::impl* owner = nullptr;  // null: pageable
+  known_runtime owner;  // of none: pageable
   buffer lent_buffer;
   std::shared_ptr<state> of;  // a peer's view: whose memory it is
   base::atomic<std::uint64_t> version{0};
@@ -44,12 +45,14 @@ struct tensor_access {  // for functions of this floor that are no members
 
 namespace tensors {
 
-// Throws: invalid_use. `what`: "copy_: src".
+// Throws: invalid_use; of memory whose runtime has ended, too: every operation asks this first. `name`: "source".
 void require_defined(tensor const&, std::string_view operation, char const* name, here);
 void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
 void require_same_device(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
 void require_float32(tensor const&, std::string_view operation, char const* name, here);
-// Dense operands of which one is written must be the same elements or none of the same.
+base::byte_range memory_of(tensor const&) noexcept;                // from the first element's first byte to the last one's last
+bool may_share_elements(tensor const& a, tensor const& b);         // true also where the search for a common one takes too long
+// Operands of one shape of which one is written must be the same elements or none of the same.
 void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here);
 std::string describe(tensor const&);  // "float32 [2, 3] on gpu:1"
 
@@ -58,8 +61,9 @@ strides row_major(shape const&) noexcept;
 std::optional<strides> strides_of_view(tensor const& t, shape const&) noexcept;
 shape with_inferred_extent(shape, std::int64_t numel, std::string_view operation, here);  // -1 filled in
 
-ops::place place_of(tensor const&);    // where work on it runs: its device's current stream, or the calling thread
+ops::place place_of(tensor const&, here);  // where work on it runs: its device's current stream, or the calling thread
 ops::operand operand_of(tensor const&) noexcept;
+void on_host(uses, char const* operation, here) noexcept;  // the calling thread is about to do that: for a checker
 void changed(tensor const&) noexcept;  // counts the storage's version up
 // Contiguous. owner: of the device or the pinned memory; not asked for pageable memory. device -1: cpu.
 tensor make_at(runtime::impl* owner, int device, memory_kind, shape const&, dtype, here);

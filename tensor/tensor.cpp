@@ -5,6 +5,7 @@
 #include <new>
 
 #include "runtime/base/process.h"
+#include "runtime/driver/check/check.h"
 #include "runtime/memory/allocator.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
@@ -14,20 +15,20 @@
 namespace weir {
 
 // shape -----------------------------------------------------------------------------------------------------------------
-void shape::too_many(size_t n) {
-  throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), here::current());
+void shape::too_many(size_t n, here at) {
+  throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), at);
 }
 
-std::int64_t shape::numel() const {
+std::int64_t shape::numel(here at) const {
   std::int64_t n = 1;
   bool overflows = false, empty = false;
   for (std::int64_t const e : *this) {
-    if (e < 0) throw invalid_use("shape", str() + " has a negative extent", "Extents are 0 or more", here::current());
+    if (e < 0) throw invalid_use("shape", str() + " has a negative extent", "Extents are 0 or more", at);
     if (e == 0) empty = true;
     else overflows |= __builtin_mul_overflow(n, e, &n);
   }
   if (empty) return 0;
-  if (overflows) throw invalid_use("shape", str() + " has more than 2^63 elements", "Ask for fewer", here::current());
+  if (overflows) throw invalid_use("shape", str() + " has more than 2^63 elements", "Ask for fewer", at);
   return n;
 }
 
@@ -43,10 +44,10 @@ storage::state::~state() {
   try {
     if (how == held::pageable) {
       ::operator delete(data, std::align_val_t(64));
-    } else if (how == held::block && !process_is_ending() && !process_was_forked()) {
+    } else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive()) {
       deallocate(data, {"the end of its tensor", "", 0});  // by address
     }
-  } catch (...) {  // its runtime has ended, the device is lost, or somebody else freed the block: nothing is left to give back
+  } catch (...) {  // the device is lost, or somebody else freed the block: nothing is left to give back
   }
 }
 
@@ -63,7 +64,8 @@ storage storage::pin_memory(here at) const {
     throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(), "Only host memory can be pinned: cpu() of its tensor first", at);
   }
   if (kind() == memory_kind::pinned) return *this;
-  tensor const there = tensors::make_at(&streams::current_runtime(), -1, memory_kind::pinned, {static_cast<std::int64_t>(nbytes())}, uint8, at);
+  tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, {static_cast<std::int64_t>(nbytes())}, uint8, at);
+  driver::check::host_uses(data(), nbytes(), driver::check::host_use::reads, "storage::pin_memory", at);
   if (nbytes()) std::memcpy(there.data(), data(), nbytes());
   return there.storage();
 }
@@ -90,23 +92,26 @@ tensor tensor_access::with(tensor const& t, shape extents, strides by, std::int6
 tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes) || bytes > b.size()) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
     throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(), "Ask for no more elements than the buffer holds", at);
   }
   block_info const info = b.info();
+  if (b.data() && info.kind == memory_kind::device && !info.home) {
+    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended", "A runtime outlives every use of it", at);
+  }
   block->data = b.data();
   block->nbytes = b.size();
   block->kind = info.kind;
   block->device = info.kind == memory_kind::device ? info.on : weir::cpu;
   block->how = storage::state::held::lent;
-  block->owner = info.kind == memory_kind::device && info.home ? &streams::line_of(*info.home).owner() : &streams::current_runtime();
+  block->owner = known_runtime(info.kind == memory_kind::device && info.home ? streams::line_of(*info.home).owner() : streams::current_runtime(at));
   block->lent_buffer = std::move(b);
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
 }
 
 tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset, here at) {
   if (!tensor_access::shared(of)) throw invalid_use("tensor::view_of", "no storage", "Take it of a defined tensor: t.storage()", at);
-  auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel()), room = of.nbytes() / size_of(type);
+  auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)), room = of.nbytes() / size_of(type);
   if (offset < 0 || first > room || count > room - first) {
     throw invalid_use("tensor::view_of", "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " + s.str() + " from element " + std::to_string(offset) + " on",
                       "Ask for no more elements than the storage holds", at);
@@ -117,7 +122,7 @@ tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::i
 tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on, here at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel()), size_of(type), &bytes)) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
     throw invalid_use("tensor::borrow", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
   }
   if (!p && bytes) throw invalid_use("tensor::borrow", "a null address for " + s.str(), "Give the address of the memory", at);
@@ -132,8 +137,9 @@ tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on,
       block->kind = known->kind;
     }
   } else {
-    block->owner = &streams::current_runtime();
-    block->device = weir::device(streams::resolve(on, *block->owner, "tensor::borrow", at));
+    auto& owner = streams::current_runtime(at);
+    block->owner = known_runtime(owner);
+    block->device = weir::device(streams::resolve(on, owner, "tensor::borrow", at));
     block->kind = memory_kind::device;
   }
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
@@ -144,15 +150,15 @@ tensor tensor::peer_view(weir::device reader, here at) const {
   storage::state const& block = tensor_access::block_of(*this);
   if (block.kind == memory_kind::pageable) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory", "Pin it, or bring it over with to(device)", at);
   if (reader.is_cpu()) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu", "Use cpu(): the host reads no device memory in place", at);
-  auto& owner = block.owner ? *block.owner : streams::current_runtime();  // none: borrowed pinned memory
+  auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at) : streams::current_runtime(at);  // none: borrowed pinned memory
   weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
   if (on == block.device) return *this;
   if (block.data) grant_access(block.data, on, at);
   runtime_guard const in(owner.facade());
-  if (block.kind == memory_kind::device) current_stream(on).wait(current_stream(block.device));
+  if (block.kind == memory_kind::device) current_stream(on, at).wait(current_stream(block.device, at), at);
   auto seen = std::make_shared<storage::state>();
   seen->data = block.data, seen->nbytes = block.nbytes;
-  seen->device = on, seen->kind = memory_kind::device, seen->owner = &owner;
+  seen->device = on, seen->kind = memory_kind::device, seen->owner = block.owner.any() ? block.owner : known_runtime(owner);
   seen->of = tensor_access::shared(storage());
   return tensor_access::make(std::move(seen), shape(), strides(), storage_offset(), dtype());
 }
@@ -167,9 +173,9 @@ std::int64_t tensor::storage_offset() const noexcept { return state_ ? state_->o
 bool tensor::is_pinned() const noexcept { return storage().kind() == memory_kind::pinned; }
 
 std::int64_t tensor::numel() const noexcept {  // counted once, where the shape was checked
-  std::int64_t n = 1;
-  for (std::int64_t const e : shape()) n *= e;
-  return n;
+  std::uint64_t n = 1;  // before an extent of 0 comes there may be more than fit
+  for (std::int64_t const e : shape()) n *= static_cast<std::uint64_t>(e);
+  return static_cast<std::int64_t>(n);
 }
 
 void* tensor::data() const noexcept {
@@ -213,6 +219,7 @@ void* tensor::host_as(int code, here at) const {
   void* const p = data_as(code, at);
   if (!device().is_cpu()) throw invalid_use("tensor::host", tensors::describe(*this), "The host cannot read device memory: copy it with cpu()", at);
   if (!is_contiguous()) throw invalid_use("tensor::host", tensors::describe(*this) + " with strides " + strides().str(), "A span has no gaps: use contiguous()", at);
+  driver::check::host_uses(data(), nbytes(), driver::check::host_use::takes_span, "tensor::host", at);
   return p;
 }
 
@@ -269,8 +276,8 @@ tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, here at) const
   return tensor_access::with(*this, s, strides(), s.numel() ? storage_offset() + first * strides()[d] : storage_offset());
 }
 
-tensor tensor::operator[](std::int64_t i) const {
-  here const at{nullptr, nullptr, 0};
+tensor tensor::operator[](index which) const {
+  auto const& [i, at] = which;
   tensors::require_defined(*this, "tensor[]", "tensor", at);
   std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
   if (dim() == 0 || k < 0 || k >= shape()[0]) {
@@ -282,20 +289,19 @@ tensor tensor::operator[](std::int64_t i) const {
   return tensor_access::with(*this, s, by, s.numel() ? storage_offset() + k * strides()[0] : storage_offset());
 }
 
-void tensor::record_stream(stream_ref user) const {
+void tensor::record_stream(stream_ref user, here at) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
+  if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
   if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;  // not weir's: the caller keeps it alive
-  weir::record_stream(block.data, user);
+  weir::record_stream(block.data, user, at);
 }
 
 // uses ------------------------------------------------------------------------------------------------------------------
 namespace {
 use use_of(tensor const& t, access how) noexcept {
-  if (t.numel() == 0) return {nullptr, how, 0};
-  std::int64_t last = 0;
-  for (int i = 0; i < t.dim(); ++i) last += (t.shape()[i] - 1) * t.strides()[i];
-  return {t.data(), how, static_cast<size_t>(last + 1) * size_of(t.dtype())};
+  auto const memory = tensors::memory_of(t);
+  return {memory.bytes ? t.data() : nullptr, how, memory.bytes};
 }
 }  // namespace
 use reads(tensor const& t) noexcept { return use_of(t, access::read); }

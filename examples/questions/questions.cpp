@@ -1,9 +1,12 @@
 // Each is a program as a newcomer would have it, and the one or two calls that answer. The documentation quotes these lines.
 #include "questions.h"
 
+#include <stdlib.h>
+
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -118,6 +121,20 @@ struct kernel {
   void finish() { *state = 2; }
 };
 
+struct own_folder {  // of this process alone, for a moment
+  std::filesystem::path path;
+  own_folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "weir-questions-XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw std::runtime_error(name + ": no folder can be made there; TMPDIR names another place");
+    path = name;
+  }
+  ~own_folder() {
+    std::error_code none;
+    std::filesystem::remove_all(path, none);
+  }
+  own_folder(own_folder const&) = delete;
+};
+
 // Is the copy overlapped? One that is, and one that is not.
 void overlap(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
@@ -142,9 +159,11 @@ void overlap(std::ostream& out) {
     weir::copy(compute, next.data(), host.data(), 64_MiB, weir::non_blocking);
     weir::synchronize();
   }
-  auto const file = std::filesystem::temp_directory_path() / "timeline.json";
-  weir::dump_timeline(file.string());  // ui.perfetto.dev opens it
-  std::filesystem::remove(file);
+  {
+    own_folder const folder;
+    std::string const file = folder.path / "timeline.json";
+    weir::dump_timeline(file);  // ui.perfetto.dev opens it
+  }
   out << weir::timeline_summary();
   weir::stop_timeline();
   weir::stop_memory_history();

@@ -91,11 +91,11 @@ class gradient_buckets {
   void build(here = here::current());
   int size() const noexcept;
   int bucket_count() const noexcept;
-  span_of parameter(int) const;  // Throws: invalid_use (no such one, not built)
-  span_of gradient(int) const;
+  span_of parameter(int, here = here::current()) const;  // Throws: invalid_use (no such one, not built)
+  span_of gradient(int, here = here::current()) const;
   // All of them with the gaps between them (zeros): element i of one belongs to element i of the other.
-  span_of parameters() const;    // Throws: invalid_use (types differ, not built)
-  span_of gradients() const;     // the same
+  span_of parameters(here = here::current()) const;  // Throws: invalid_use (types differ, not built)
+  span_of gradients(here = here::current()) const;   // the same
 
   // The gradient is written by what `writer` was given so far. Starts a bucket's reduction, on its own stream, when all of
   // it and of the buckets before it are ready. Throws: invalid_use when it is ready twice in a step.

@@ -18,15 +18,17 @@ struct memory_info {  // bytes, of the whole device, other processes included
   size_t free = 0, total = 0;
 };
 
-bool is_available() noexcept;  // a GPU, real or simulated
-int device_count() noexcept;   // honours CUDA_VISIBLE_DEVICES, on simulated devices too; makes no context. 0 when no machine can be had
-device current_device();
+bool is_available() noexcept;  // a GPU, real or simulated. false also where device_count() throws
+// Honours CUDA_VISIBLE_DEVICES, on simulated devices too. Makes no context.
+// Throws: invalid_use (WEIR_CONF, WEIR_DEVICES: a word that is none), not_supported (WEIR_DEVICES=cuda without a usable GPU)
+int device_count(here = here::current());
+device current_device(here = here::current());
 
 // The calling thread's current device from now on, for weir and for CUDA. Makes the device's context. cpu: no effect.
 // Throws: invalid_use (no such device), device_lost, driver_error; the current device is as it was then
 void set_device(device, here = here::current());
-device_properties get_device_properties(device = gpu);  // makes no context. Throws: invalid_use (cpu, no such device)
-memory_info mem_get_info(device = gpu);                 // Throws: invalid_use (cpu, no such device), device_lost
+device_properties get_device_properties(device = gpu, here = here::current());  // makes no context. Throws: invalid_use (cpu, no such device)
+memory_info mem_get_info(device = gpu, here = here::current());                 // Throws: invalid_use (cpu, no such device), device_lost
 // Blocks: host, until all work of all streams of the device is done, that of streams weir does not know too.
 // Throws: invalid_use (cpu, no such device), device_lost
 void synchronize(device = gpu, here = here::current());

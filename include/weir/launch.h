@@ -61,6 +61,7 @@ void end_work(stream_ref, std::span<use const>, here);           // launch_block
 // on_gpu(CUstream_st*): called now, once, with the stream's device current: <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
 // on_host(): runs when the simulated stream gets there, on a thread of the machine.
 // Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls nothing of weir, throws nothing.
+// An exception out of it ends the process: the message names this call's line, the stream and what().
 // Uses: device blocks of this runtime and pinned blocks; what the caller keeps alive: shared and opened buffers, pinned ranges, and,
 // with its bytes, memory that is not weir's.
 // Throws: invalid_use (a freed block; more than a block holds; a block of another device without peer access; memory that weir does
@@ -73,7 +74,7 @@ void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = he
                        {[](void* f) { (*static_cast<F*>(f))(); }, [](void* f) { delete static_cast<F*>(f); }, new F(std::forward<OnHost>(on_host))}, at);
   } else {
     try {
-      on_gpu(s.native());
+      on_gpu(s.native(at));
     } catch (...) {
       detail::abandon_work(s, u.all());
       throw;
@@ -83,7 +84,8 @@ void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = he
 }
 
 // Host code in stream order, on both drivers; it holds its stream. After a device is lost it never runs.
-// Requires: no weir and no CUDA call inside, and no exception out of it. Throws: device_lost, driver_error.
+// Requires: no weir and no CUDA call inside, and no exception out of it: one ends the process, on both drivers, and the message
+// names this call's line, the stream and what(). Throws: invalid_use (an empty function), device_lost, driver_error.
 void launch_host(stream_ref, std::function<void()>, here = here::current());
 
 }  // namespace weir

@@ -56,11 +56,11 @@ class buffer {  // move-only owner of one block
   buffer() noexcept = default;
   explicit buffer(size_t bytes, buffer_options = {}, here = here::current());  // device memory: on that device's current stream
   ~buffer() { reset(); }
-  buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_) { other.forget(); }
+  buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_), since_(other.since_) { other.forget(); }
   buffer& operator=(buffer&& other) noexcept {
     if (this == &other) return *this;
     reset();
-    data_ = other.data_, size_ = other.size_, kind_ = other.kind_;
+    data_ = other.data_, size_ = other.size_, kind_ = other.kind_, since_ = other.since_;
     other.forget();
     return *this;
   }
@@ -68,40 +68,46 @@ class buffer {  // move-only owner of one block
   size_t size() const noexcept { return size_; }  // bytes, as requested
   memory_kind kind() const noexcept { return static_cast<memory_kind>(kind_); }
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
-  template <class T> std::span<T> host() const { return {static_cast<T*>(host_data("buffer::host")), size() / sizeof(T)}; }  // Throws: invalid_use unless pinned or pageable
+  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for. For the address alone: data<T>().
+  template <class T> std::span<T> host(here at = here::current()) const { return {static_cast<T*>(host_data("buffer::host", at)), size() / sizeof(T)}; }  // Throws: invalid_use unless pinned or pageable
   block_info info() const noexcept;
   void record_stream(stream_ref, here = here::current()) const;
   // Hands the block over to another stream: what uses it so far is ordered before that stream's next work. Blocks: no, the stream waits
   void rebind(stream_ref home, here = here::current());
   void reset() noexcept;                          // gives the block back now
   [[nodiscard]] void* release() noexcept;         // yours: deallocate() it; a pageable one: std::free()
-  static buffer adopt(void*, here = here::current());  // a live device or pinned block. Throws: invalid_use
+  // A live device or pinned block, that no buffer owns: release() it first. A buffer that owned it all the same gives nothing back
+  // when it ends, and says so on stderr. Throws: invalid_use (no such block; a buffer that adopted it owns it)
+  static buffer adopt(void*, here = here::current());
 
  private:
-  void* host_data(char const* operation) const;
+  void* host_data(char const* operation, here) const;
   void forget() noexcept { data_ = nullptr, size_ = 0, kind_ = 0; }
   void* data_ = nullptr;
   size_t size_ : 62 = 0;
   size_t kind_ : 2 = 0;
+  std::uint64_t since_ = 0;  // device and pinned: how many blocks buffers had adopted when this one got its block
 };
 buffer pinned(size_t bytes, here = here::current());                    // page-locked, near the current device
 buffer pin_memory(std::span<std::byte const>, here = here::current());  // a pinned copy
 // Takes that much now, so that the next blocks of as much in all cost no call of the system. Throws: out_of_memory; what could be had stays
 void warm_up_pinned_memory(size_t bytes, here = here::current());
 // Gives cached pinned memory back to the system. Blocks: perhaps until all work of all devices is done. Returns: bytes given back
-size_t empty_pinned_cache();
+size_t empty_pinned_cache(here = here::current());
 // Memory of yours, page-locked where it lies while this lives: copy engines read and write it as they do the pool's. Pages count whole.
 class [[nodiscard]] pinned_range {
  public:
   // Throws: invalid_use (null, a page that is pinned already, no memory of the host), device_lost, driver_error (the system locks no more)
   explicit pinned_range(std::span<std::byte>, here = here::current());
-  ~pinned_range();  // Blocks: until all work of all devices is done. Requires: the memory is still there
+  // The pages are unlocked now; what the driver refuses is tried again before the next range is pinned. A runtime that ends first
+  // unlocks them itself. Blocks: until all work of all devices is done. Requires: the memory is still there, at its runtime's end too
+  ~pinned_range();
   pinned_range(pinned_range const&) = delete;
   pinned_range& operator=(pinned_range const&) = delete;
 
  private:
-  void* first_;
-  runtime* of_;
+  struct state;
+  std::unique_ptr<state> state_;  // of no bytes: none
 };
 
 // A container's memory that copy engines read and write at full speed: std::vector<float, weir::pinned_allocator<float>>.
@@ -119,9 +125,9 @@ template <class T> struct pinned_allocator {
 };
 
 // Gives cached memory of the device back to the driver. Blocks: until what was freed is complete. Returns: bytes given back
-size_t empty_cache(device = gpu);
-void set_memory_limit(size_t bytes, device = gpu);                    // of reserved bytes; 0: none
-void set_per_process_memory_fraction(double of_total, device = gpu);  // Throws: invalid_use outside 0 < of_total <= 1
+size_t empty_cache(device = gpu, here = here::current());
+void set_memory_limit(size_t bytes, device = gpu, here = here::current());                    // of reserved bytes; 0: none
+void set_per_process_memory_fraction(double of_total, device = gpu, here = here::current());  // Throws: invalid_use outside 0 < of_total <= 1
 
 // Called before an allocation fails, with no lock held: free what you can spare. true: something was freed, search again.
 using out_of_memory_callback = std::function<bool(memory_report const&)>;
@@ -132,10 +138,11 @@ class [[nodiscard]] callback_registration {  // the callback's life; ends before
   callback_registration& operator=(callback_registration&&) = delete;
 
  private:
-  friend callback_registration on_out_of_memory(out_of_memory_callback, int);
+  friend callback_registration on_out_of_memory(out_of_memory_callback, int, here);
   struct state;
   explicit callback_registration(std::unique_ptr<state>) noexcept;
   std::unique_ptr<state> state_;
 };
-callback_registration on_out_of_memory(out_of_memory_callback, int order = 0);  // of the current runtime; lower orders are called first
+// Of the current runtime; lower orders are called first. Throws: invalid_use (an empty function)
+callback_registration on_out_of_memory(out_of_memory_callback, int order = 0, here = here::current());
 }  // namespace weir

@@ -17,7 +17,7 @@ struct link {
   bool wrong = false;           // they were, and were not: copies go through host memory. Neither: not tried, as `to` has its memory in segments, or as many peers as it can
 };
 // All pairs, row by row. Opens every device. Blocks: the first call verifies each pair, about a millisecond each
-std::vector<link> links();
+std::vector<link> links(here = here::current());
 // The driver claims it, and no test has found it wrong. Opens nothing. Throws: invalid_use (no such device), driver_error
 bool can_access_peer(device from, device to, here = here::current());
 // A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device, and pinned

@@ -32,7 +32,8 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   } takes = freedoms::usual;
   int connections = 0;  // to the hardware, for the streams of a device to share: what cannot start yet holds up the other streams behind it. 0: one each, or as the seed has it
   // Device memory is out of reach but for work that declares it, while it runs: host code that touches it is named, and the
-  // process ends there. Programs built with AddressSanitizer are stopped at the byte. options::check_races sets it.
+  // process ends there. Programs built with AddressSanitizer are stopped at the byte. options::check_races sets it, and has pinned
+  // pages guarded too: a host that uses them before it has waited for their copy is reported, and goes on.
   bool guarded = false;
 };
 
@@ -80,21 +81,22 @@ struct options {
 
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take KiB, MiB, GiB, TiB.
   // docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its place and the nearest right one
-  static options from_environment();
+  static options from_environment(here = here::current());
 };
 
 class runtime {
  public:
   // The machine WEIR_DEVICES names: auto (GPUs if there are any, else simulated), cuda, sim[:N[:GiB]].
   // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda, and there is no usable GPU: says why)
-  explicit runtime(options = options::from_environment());
-  explicit runtime(simulated, options = {});
+  explicit runtime(options = options::from_environment(), here = here::current());
+  explicit runtime(simulated, options = {}, here = here::current());
   // Blocks: until its own streams are done. Memory still held is reported, not freed under its owner.
   ~runtime();
   runtime(runtime const&) = delete;
 
   // This thread's, from a runtime_guard; else the process default, made on first use and never destroyed.
-  static runtime& current();
+  // Throws: as runtime(), while there is no default
+  static runtime& current(here = here::current());
   bool is_simulated() const noexcept;
   std::string const& description() const noexcept;  // "4 simulated devices of 16 GiB (no GPU: libcuda.so.1 not found)"
 

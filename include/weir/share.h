@@ -148,7 +148,7 @@ class share_line {
   // The next number. Whatever is given to any stream afterwards sees what was done before signal(). Throws: timed_out, peer_gone,
   // invalid_use (damaged; a buffer comes first: receive it, nothing has changed)
   std::uint64_t wait(here = here::current());
-  std::chrono::milliseconds lease() const;
+  std::chrono::milliseconds lease(here = here::current()) const;
   void set_lease(std::chrono::milliseconds, here = here::current());  // Throws: invalid_use (no time at all); the lease is as it was
 
  private:

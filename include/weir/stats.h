@@ -10,7 +10,7 @@
 #include "weir/types.h"
 
 namespace weir {
-struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four; the last two only ever grow, until reset
+struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four; the last two only ever grow, until reset. How exact a peak is: docs/memory.md
 struct stat_by_size { stat all, small, large; };                // small: up to 32 KiB, from a slab
 // Where an allocation looks for memory that neither its stream's cache nor the driver has, in this order; at last, for what other threads left meanwhile.
 inline constexpr std::array<std::string_view, 8> ladder_rungs{

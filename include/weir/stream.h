@@ -23,7 +23,7 @@ struct stream_access;
 class stamp {  // "all work given to that stream up to here". 16 bytes, copyable; taking one is no driver call. A default one is complete
  public:
   // Blocks: no. At most a few driver calls, none once the answer was yes. Throws: device_lost, driver_error
-  bool query() const;
+  bool query(here = here::current()) const;
   void synchronize(here = here::current()) const;  // Blocks: host. Throws: device_lost, driver_error
   friend bool operator==(stamp, stamp) = default;
 
@@ -32,15 +32,17 @@ class stamp {  // "all work given to that stream up to here". 16 bytes, copyable
   std::uint64_t stream_ = 0, n_ = 0;
 };
 
-class stream_ref {  // one pointer; valid while its stream is
+// Borrows a stream until that is given back, its registration ends or its runtime does. Calls after that throw invalid_use;
+// allocate and deallocate of small blocks, and record_stream, may still serve a stream that was given back.
+class stream_ref {
  public:
   weir::device device() const noexcept;
   // Never reused in a process for another stream of the driver. A leased stream keeps its id from lease to lease: what
   // was known of its order stays true.
   std::uint64_t id() const noexcept;
-  bool query() const;                               // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
+  bool query(here = here::current()) const;         // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
   void synchronize(here = here::current()) const;   // Blocks: host, until it is
-  weir::stamp stamp() const noexcept;
+  weir::stamp stamp() const noexcept;               // a complete one when its runtime has ended
   // Work given to this stream from now on runs after that: after the stamped work, after the event's last record (nothing
   // when it was never recorded), after all work given so far to the other stream. No driver call when the order is known
   // already. Blocks: the stream, not the host.
@@ -51,7 +53,7 @@ class stream_ref {  // one pointer; valid while its stream is
   void wait(event const&, here = here::current()) const;  // torch: wait_event
   void wait(stream_ref, here = here::current()) const;    // torch: wait_stream
   event record_event(here = here::current()) const;
-  bool is_capturing() const;
+  bool is_capturing(here = here::current()) const;
   // For <<<>>> and libraries. Makes the stream's device CUDA's current one, weir's current device stays.
   // Throws: not_supported on a simulated device (use weir::launch), device_lost
   CUstream_st* native(here = here::current()) const;
@@ -59,8 +61,9 @@ class stream_ref {  // one pointer; valid while its stream is
 
  private:
   friend struct detail::stream_access;
-  explicit stream_ref(clock::timeline* line) noexcept : line_(line) {}
+  stream_ref(clock::timeline* line, std::uint64_t tenure) noexcept : line_(line), tenure_(tenure) {}
   clock::timeline* line_;
+  std::uint64_t tenure_;  // which lease or registration of which stream
 };
 
 class stream {  // leased from the device's pool: no two live `stream`s are the same stream, unlike torch's 33rd
@@ -77,7 +80,7 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
   // What stream_ref offers, without writing ref().
   weir::device device() const noexcept { return ref_.device(); }
   std::uint64_t id() const noexcept { return ref_.id(); }
-  bool query() const { return ref_.query(); }
+  bool query(here at = here::current()) const { return ref_.query(at); }
   void synchronize(here at = here::current()) const { ref_.synchronize(at); }
   weir::stamp stamp() const noexcept { return ref_.stamp(); }
   void wait(weir::stamp s, here at = here::current()) const { ref_.wait(s, at); }
@@ -88,10 +91,9 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
 
  private:
   stream_ref ref_;
-  std::uint64_t id_;
 };
 
-// torch.cuda.ExternalStream: a handle of yours, registered while this object lives. Destroy this first, then your stream.
+// torch.cuda.ExternalStream: a handle of yours, registered while this object lives; registered twice it is one stream. Destroy this first, then your stream.
 class foreign_stream {
  public:
   // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream among them, and on
@@ -104,12 +106,11 @@ class foreign_stream {
 
  private:
   stream_ref ref_;
-  std::uint64_t id_;
 };
 
 // The default stream of each device is ordered with CUDA's legacy stream, both ways: bare <<<>>> launches are ordered with it.
-stream_ref default_stream(device = gpu);
-stream_ref current_stream(device = gpu);  // the default stream, until the thread chooses another
+stream_ref default_stream(device = gpu, here = here::current());
+stream_ref current_stream(device = gpu, here = here::current());  // the default stream, until the thread chooses another
 // Makes it current for this thread, and its device too. Throws: invalid_use (of another runtime than the thread's)
 void set_stream(stream_ref, here = here::current());
 
@@ -138,7 +139,7 @@ class event {  // the driver's object is made at the first record, on that strea
   // Throws: invalid_use (recorded on another device before), device_lost, driver_error: it stands for what it did then
   void record(stream_ref, here = here::current());
   void record(here = here::current());                    // on the current stream
-  bool query() const;                                     // true when never recorded, as torch. Blocks: no. Throws: device_lost
+  bool query(here = here::current()) const;               // true when never recorded, as torch. Blocks: no. Throws: device_lost
   void synchronize(here = here::current()) const;         // Blocks: host, until it would answer true
   // Throws: invalid_use unless both were made with timing, recorded on one device, and are complete
   milliseconds elapsed_time(event const& end, here = here::current()) const;

@@ -21,9 +21,9 @@ class shape {  // up to 8 extents, no heap. No extents: one element
  public:
   static constexpr int max_rank = 8;
   constexpr shape() noexcept = default;
-  constexpr shape(std::initializer_list<std::int64_t> extents) : shape(std::span(extents.begin(), extents.size())) {}
-  constexpr explicit shape(std::span<std::int64_t const> extents) {  // Throws: invalid_use for more than max_rank
-    if (extents.size() > max_rank) too_many(extents.size());
+  constexpr shape(std::initializer_list<std::int64_t> extents, here at = here::current()) : shape(std::span(extents.begin(), extents.size()), at) {}
+  constexpr explicit shape(std::span<std::int64_t const> extents, here at = here::current()) {  // Throws: invalid_use for more than max_rank
+    if (extents.size() > max_rank) too_many(extents.size(), at);
     for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
   }
   constexpr int rank() const noexcept { return rank_; }
@@ -31,12 +31,12 @@ class shape {  // up to 8 extents, no heap. No extents: one element
   constexpr std::int64_t& operator[](int i) noexcept { return at_[static_cast<size_t>(i)]; }
   constexpr std::int64_t const* begin() const noexcept { return at_.data(); }
   constexpr std::int64_t const* end() const noexcept { return at_.data() + rank_; }
-  std::int64_t numel() const;  // Throws: invalid_use on overflow or a negative extent
+  std::int64_t numel(here = here::current()) const;  // Throws: invalid_use on overflow or a negative extent
   std::string str() const;     // "[2, 3]"
   friend constexpr bool operator==(shape const& a, shape const& b) noexcept { return a.rank_ == b.rank_ && a.at_ == b.at_; }
 
  private:
-  [[noreturn]] static void too_many(size_t);
+  [[noreturn]] static void too_many(size_t, here);
   std::array<std::int64_t, max_rank> at_{};
   int rank_ = 0;
 };
@@ -97,19 +97,25 @@ class tensor {
   template <class T> T* data(here at = here::current()) const {  // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
     return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
   }
+  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for. For the address alone: data<T>().
   template <class T> std::span<T> host(here at = here::current()) const {  // Throws: invalid_use on device memory or a view with gaps
     return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
   }
   bool is_contiguous() const noexcept;     // row-major without gaps
   bool is_pinned() const noexcept;
 
+  struct index {  // an operator takes no second argument: its line comes with the first
+    constexpr index(std::int64_t i, here line = here::current()) noexcept : at(i), from(line) {}
+    std::int64_t at;
+    here from;
+  };
   // Views share the storage.
   tensor view(weir::shape, here = here::current()) const;     // one extent may be -1. Throws: invalid_use, with the strides that forbid it
   tensor reshape(weir::shape, here = here::current()) const;  // a view where possible, else a copy
   tensor transpose(int a, int b, here = here::current()) const;
   tensor t(here = here::current()) const;                     // of two dimensions
   tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;  // [from, to); negative: from the end
-  tensor operator[](std::int64_t i) const;                    // the first dimension goes
+  tensor operator[](index) const;                             // the first dimension goes
   tensor detach(here = here::current()) const;                // the same elements. There is no graph to leave: for code that is read beside torch's
   tensor contiguous(here = here::current()) const;            // itself, or a copy
   tensor clone(here = here::current()) const;                 // a contiguous copy in the same kind of memory
@@ -130,7 +136,7 @@ class tensor {
   // Between devices ordered after the current streams of both, and before what they are given next.
   // non_blocking to or from contiguous pinned memory of the same dtype does not block; the stamp says when it is done.
   stamp copy_(tensor const& src, blocking = blocking::yes, here = here::current());
-  void record_stream(stream_ref) const;                       // also used there. Implied by launch
+  void record_stream(stream_ref, here = here::current()) const;  // also used there. Implied by launch
   template <class T> T item(here at = here::current()) const {  // of one element, converted. Blocks: host
     static_assert(std::is_arithmetic_v<T>);
     if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at)); else return static_cast<T>(item_as_double(at));
@@ -188,7 +194,7 @@ tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 
 // numbers, simulated or not (randn: to the last bit or two).
 tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
-void manual_seed(std::uint64_t);                                   // of every device of the current runtime
+void manual_seed(std::uint64_t, here = here::current());           // of every device of the current runtime
 namespace detail {
 tensor tensor_from(void const* values, shape, dtype, tensor_options, here);
 [[noreturn]] void uneven_rows(size_t first, size_t other, here);

@@ -24,13 +24,13 @@ struct timeline_options {
 };
 // From now on: copies, launches, fills, collectives and waits, on the host's side and when the device did them (by timing events:
 // about 2 us each), ranges, and allocations: with it a history of memory begins, where there is none. Off until it is asked for.
-void record_timeline(timeline_options = {});  // anew: what was recorded before is forgotten
+void record_timeline(timeline_options = {}, here = here::current());  // anew: what was recorded before is forgotten
 void stop_timeline();                         // and what was recorded stays to be written
 // Of the current runtime's devices and all threads, as trace-event JSON. Blocks: until the devices have done what was recorded.
 // Throws: invalid_use (the file cannot be written, and why)
 void dump_timeline(std::string const& path, here = here::current());
 // Of each device: how long its streams copied, computed and waited, and what of the copies went on while a kernel ran; and the line whose
 // copies were longest alone. Of the current runtime. Blocks: as dump_timeline
-std::string timeline_summary();
+std::string timeline_summary(here = here::current());
 
 }  // namespace weir

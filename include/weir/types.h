@@ -7,7 +7,7 @@
 
 namespace weir {
 using std::size_t;
-// The caller's line: the last parameter of every call that allocates, copies or waits. (std::source_location is missing in clang 14.)
+// The caller's line: the last parameter of every call that can throw. (std::source_location is missing in clang 14.)
 struct here {
   char const* file;
   char const* function;
@@ -27,7 +27,7 @@ consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
 class device {
  public:
   constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
-  explicit device(std::string_view text);                         // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
+  explicit device(std::string_view text, here = here::current());  // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
   static constexpr device make_cpu() noexcept { return device(-2); }
   static constexpr device make_current() noexcept { return device(-1); }
   constexpr bool is_cpu() const noexcept { return index_ == -2; }

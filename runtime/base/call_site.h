@@ -2,6 +2,8 @@
 // finds out or orders there. Kept only while a checker looks on.
 // Threads: each has its own.
 #pragma once
+#include <string>
+
 #include "weir/types.h"
 
 namespace weir::base {
@@ -11,11 +13,32 @@ struct site {
   here at{nullptr, nullptr, 0};
 };
 
+// Work of the program that a stream runs on this thread.
+struct running_work {
+  site given;                // the call that gave it
+  int device = -1;
+  std::uint64_t stream = 0;  // its number in reports
+};
+std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of gpu:0"
+
 struct call_context {
   site in;             // of the outermost public call
   int unpromised = 0;  // > 0: completion seen and waits inserted now are weir's own, a program may not rely on them
+  running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
+
+// While one lives, this thread runs that work.
+class [[nodiscard]] running {
+ public:
+  explicit running(running_work const& w) noexcept : in_(this_call()), before_(in_.running) { in_.running = &w; }
+  ~running() { in_.running = before_; }
+  running(running const&) = delete;
+
+ private:
+  call_context& in_;
+  running_work const* before_;
+};
 
 // While one lives, driver calls of this thread are made for that line of the program. The outermost counts.
 class [[nodiscard]] call_site {

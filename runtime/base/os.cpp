@@ -12,10 +12,12 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 
 #include "runtime/base/sync.h"
@@ -67,27 +69,58 @@ bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
   return !refused(call::unmap_to_nothing) && ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
-bool protect(void* at, std::size_t bytes, reach r) noexcept { return !refused(r == reach::all ? call::give_access : call::take_access) && ::mprotect(at, bytes, r == reach::all ? PROT_READ | PROT_WRITE : PROT_NONE) == 0; }
+bool protect(void* at, std::size_t bytes, reach r) noexcept {
+  int const how = r == reach::all ? PROT_READ | PROT_WRITE : r == reach::reading ? PROT_READ : PROT_NONE;
+  return !refused(r == reach::all ? call::give_access : call::take_access) && ::mprotect(at, bytes, how) == 0;
+}
 
 namespace {
-void (*explain_fault)(void const*) = nullptr;
+bool (*explain_fault)(bad_access const&) = nullptr;
 struct sigaction before_us;
 
+bad_access access_of(siginfo_t const* info, [[maybe_unused]] void const* context) noexcept {
+  bad_access a{info->si_addr};
+#if defined(__x86_64__) && defined(REG_RIP)
+  auto const& registers = static_cast<ucontext_t const*>(context)->uc_mcontext.gregs;
+  a.code = reinterpret_cast<void const*>(registers[REG_RIP]);
+  a.how = registers[REG_ERR] & 2 ? bad_access::kind::write : bad_access::kind::read;
+#endif
+  return a;
+}
+
 void on_fault(int signal, siginfo_t* info, void* context) {
-  explain_fault(info->si_addr);
+  int const interrupted = errno;
+  bool const again = explain_fault(access_of(info, context));
+  errno = interrupted;
+  if (again) return;
   if (before_us.sa_flags & SA_SIGINFO) return before_us.sa_sigaction(signal, info, context);
   if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN) return before_us.sa_handler(signal);
   ::sigaction(SIGSEGV, &before_us, nullptr);  // and the access is made again
 }
 }  // namespace
 
-bool on_bad_access(void (*explain)(void const*)) noexcept {
+std::string code_text(void const* code) {
+  Dl_info its{};
+  if (!code || ::dladdr(code, &its) == 0 || !its.dli_fname) return {};
+  std::string_view file = its.dli_fname;
+  file = file.substr(file.rfind('/') + 1);
+  char offset[24];
+  std::snprintf(offset, sizeof offset, "+0x%llx", static_cast<unsigned long long>(static_cast<char const*>(code) - static_cast<char const*>(its.dli_fbase)));
+  return std::string(file) + offset;
+}
+
+bool on_bad_access(bool (*explain)(bad_access const&)) noexcept {
   if (refused(call::on_bad_access)) return false;
   explain_fault = explain;
   struct sigaction ours {};
   ours.sa_sigaction = on_fault;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   return ::sigaction(SIGSEGV, &ours, &before_us) == 0;
+}
+
+bool bad_accesses_are_explained() noexcept {
+  struct sigaction now {};
+  return ::sigaction(SIGSEGV, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault;
 }
 
 void* map_memory(std::size_t bytes) noexcept {
@@ -108,7 +141,7 @@ bool advise(void* at, std::size_t bytes, advice what) noexcept {
   return !refused(call::advise) && ::madvise(at, bytes, how) == 0;
 }
 
-int make_memory_file(char const* name) noexcept { return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC); }
+int make_memory_file(char const* name) noexcept { return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); }
 
 bool resize_file(int file, std::uint64_t bytes) noexcept { return !refused(call::resize_file) && ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
 
@@ -122,6 +155,15 @@ std::optional<std::string> environment(char const* name) {
   char const* const value = std::getenv(name);
   if (!value) return std::nullopt;
   return value;
+}
+
+std::vector<std::string> environment_names(std::string_view prefix) {
+  std::vector<std::string> names;
+  for (char** one = environ; one && *one; ++one) {
+    std::string_view const entry(*one);
+    if (entry.starts_with(prefix)) names.emplace_back(entry.substr(0, entry.find('=')));
+  }
+  return names;
 }
 
 void keep_this_code_loaded() noexcept {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weir::os {
@@ -14,7 +15,7 @@ namespace weir::os {
 #define WEIR_SYSTEM_CALLS(X)                                                                                                    \
   X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)               \
   X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)                        \
-  X(duplicate_file) X(make_sockets) X(send_message) X(receive_message)                                                          \
+  X(duplicate_file) X(make_sockets) X(send_message) X(receive_message) X(seal_size) X(compare_files)                            \
   /* asked once in a process; then: asked where there is no other way on */                                                      \
   X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)
 enum class call : std::uint8_t {
@@ -41,10 +42,18 @@ bool return_addresses(void* at, std::size_t bytes) noexcept;                  //
 enum class pages : std::uint8_t { when_touched, now };
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages = pages::when_touched) noexcept;  // shared, readable and writable, in place of what was there
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // addresses stay reserved
-enum class reach : std::uint8_t { nothing, all };
+enum class reach : std::uint8_t { nothing, reading, all };
 bool protect(void* at, std::size_t bytes, reach) noexcept;                    // of mapped pages
-// explain(address) is called before a bad access ends the process as it would have (whoever was to be told is told after it).
-bool on_bad_access(void (*explain)(void const*)) noexcept;
+struct bad_access {
+  void const* at = nullptr;    // what was touched
+  void const* code = nullptr;  // the instruction; null: not known
+  enum class kind : std::uint8_t { touch, read, write } how = kind::touch;  // touch: not known which
+};
+// Calls explain(a) at each bad access, on its thread. It answers true: the access is made again. false: it ends the process as it
+// would have; a handler that stood there before is called after this one.
+bool on_bad_access(bool (*explain)(bad_access const&)) noexcept;
+bool bad_accesses_are_explained() noexcept;                                   // false: on_bad_access was refused, or another handler took its place
+std::string code_text(void const* code);                                      // "program+0x1a2b", what addr2line reads. Empty: not known
 void* map_memory(std::size_t bytes) noexcept;                                 // private zeroed pages of one's own. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;
@@ -58,6 +67,7 @@ void close_file(int file) noexcept;
 
 // The process ----------------------------------------------------------------------------------------------------
 std::optional<std::string> environment(char const* name);                     // none: not set
+std::vector<std::string> environment_names(std::string_view prefix);          // of the variables that begin so
 void keep_this_code_loaded() noexcept;                                        // a library that holds weir stays although it is closed: threads and exit handlers run in it
 int process_id() noexcept;
 std::uint64_t fork_generation() noexcept;                                     // one more in every child; costs a load

@@ -4,8 +4,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <linux/kcmp.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,14 +18,17 @@
 #include <cstring>
 
 #include "runtime/base/os.h"
-#include "runtime/base/sync.h"
 
 namespace weir::os {
 namespace {
 
-struct control {  // room for the descriptors of one message
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * most_files)> bytes{};
+struct control {  // room for the descriptors of one message, and for what options of the socket add: SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP
+  alignas(cmsghdr) std::array<char, 512> bytes;
 };
+
+// Newer than the headers of some systems.
+constexpr int query_same_file = 1027;  // F_DUPFD_QUERY, since Linux 6.10
+constexpr int pidfd_of_sender = 4;     // SCM_PIDFD, since Linux 6.5
 
 constexpr int most_ms = 1'000'000'000;
 constexpr std::int64_t at_once = INT64_MIN;  // the call itself has just looked
@@ -39,33 +47,57 @@ bool wait_for(int socket, short what, std::int64_t end) noexcept {
   }
 }
 
-std::int64_t end_of(std::chrono::nanoseconds limit) noexcept {
-  if (limit.count() <= 0) return at_once;
-  std::int64_t const now = base::now_ns();
-  return limit.count() > INT64_MAX - now ? INT64_MAX : now + limit.count();
-}
+std::int64_t end_of(base::time_limit limit) noexcept { return limit.ns() == 0 ? at_once : limit.after(base::now_ns()); }
 
 void take_files(msghdr& m, received& into) noexcept {
   for (cmsghdr* c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    if (c->cmsg_level != SOL_SOCKET || (c->cmsg_type != SCM_RIGHTS && c->cmsg_type != pidfd_of_sender)) continue;
     std::size_t const n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < n; ++i) {
       int file = -1;
       std::memcpy(&file, CMSG_DATA(c) + i * sizeof(int), sizeof file);
-      if (into.file_count < most_files) into.files[into.file_count++] = file;
-      else ::close(file), into.cut = true;
+      owned_file own(file);
+      if (c->cmsg_type != SCM_RIGHTS) continue;
+      if (into.file_count < most_files) into.files[into.file_count] = std::move(own);
+      ++into.file_count;
     }
   }
+}
+
+// A message of no length looks like the end. At the end nothing more is there, and nothing can come.
+bool has_ended(int socket) noexcept {
+  std::byte next{};
+  return has_hung_up(socket) && ::recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }
 
 }  // namespace
 
 int duplicate_file(int file) noexcept { return refused(call::duplicate_file) ? -1 : ::fcntl(file, F_DUPFD_CLOEXEC, 3); }
 
-std::uint64_t bytes_of_memory_file(int file) noexcept {
+bool seal_size(int file) noexcept { return !refused(call::seal_size) && ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0; }
+
+// Seals are asked first: once there is F_SEAL_SEAL, none is added, and what is found here stays so.
+char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
+  struct statfs in {};
   struct stat about {};
-  if (::fcntl(file, F_GET_SEALS) < 0 || ::fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return 0;
-  return static_cast<std::uint64_t>(about.st_size);
+  int const seals = ::fcntl(file, F_GET_SEALS), mode = ::fcntl(file, F_GETFL);
+  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0) return "no memory that processes share";
+  if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC) return "no memory that processes share";
+  if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_SEAL) == 0) return "a file that may be cut short: F_SEAL_SHRINK and F_SEAL_SEAL must be set";
+  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0 || (mode & O_ACCMODE) != O_RDWR) return "a file that may not be written";
+  if (static_cast<std::uint64_t>(about.st_size) != bytes) return "a file of another size";
+  return nullptr;
+}
+
+sameness same_open_file(int a, int b) noexcept {
+  if (refused(call::compare_files)) return sameness::unknown;
+  if (int const is = ::fcntl(a, query_same_file, b); is >= 0) return is ? sameness::same : sameness::different;
+  auto const self = ::getpid();
+  if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0) return is == 0 ? sameness::same : sameness::different;
+  struct stat one {}, other {};  // no such call, or none that this process may make: of files in memory the kernel's number says it
+  if (::fstat(a, &one) != 0 || ::fstat(b, &other) != 0) return sameness::unknown;
+  if (one.st_dev != other.st_dev || one.st_ino != other.st_ino) return sameness::different;
+  return S_ISREG(one.st_mode) ? sameness::same : sameness::unknown;
 }
 
 std::pair<int, int> make_sockets() noexcept {
@@ -82,7 +114,12 @@ bool is_message_socket(int file) noexcept {
   return ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
-heard send_message(int socket, std::span<std::byte const> bytes, std::span<int const> files, std::chrono::nanoseconds limit) noexcept {
+bool has_hung_up(int socket) noexcept {
+  pollfd one{socket, POLLRDHUP, 0};
+  return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP)) != 0;
+}
+
+heard send_message(int socket, std::span<std::byte const> bytes, std::span<int const> files, base::time_limit limit) noexcept {
   if (refused(call::send_message) || files.size() > most_files) return heard::refused;
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   control room;
@@ -109,7 +146,7 @@ heard send_message(int socket, std::span<std::byte const> bytes, std::span<int c
   }
 }
 
-received receive_message(int socket, std::span<std::byte> into, std::chrono::nanoseconds limit) noexcept {
+received receive_message(int socket, std::span<std::byte> into, base::time_limit limit) noexcept {
   received got;
   if (refused(call::receive_message)) return got;
   std::int64_t const end = end_of(limit);
@@ -126,7 +163,7 @@ received receive_message(int socket, std::span<std::byte> into, std::chrono::nan
       take_files(m, got);
       got.cut |= (m.msg_flags & MSG_CTRUNC) != 0;
       got.bytes = static_cast<std::size_t>(n);
-      got.is = n == 0 && got.file_count == 0 ? heard::closed : heard::message;
+      got.is = n == 0 && got.file_count == 0 && has_ended(socket) ? heard::closed : heard::message;
       return got;
     }
     if (errno == EINTR) continue;

@@ -6,14 +6,20 @@
 #include <system_error>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_thread.h"
 #include "runtime/base/sync_relay.h"
 
 namespace weir::base {
 namespace detail {
 namespace {
+constinit thread_local bool values_ended = false;  // by the end of the thread: some are made anew by destructors that come later
+
 struct slots_of_thread {
   std::array<slot_value, thread_slots> at{};
-  ~slots_of_thread() { destroy(); }
+  ~slots_of_thread() {
+    destroy();
+    values_ended = true;
+  }
   void destroy() noexcept {
     for (auto slot = at.rbegin(); slot != at.rend(); ++slot) {
       if (slot->value) slot->destroy(std::exchange(slot->value, nullptr));
@@ -29,6 +35,10 @@ constinit thread_local std::uint64_t id_of_thread = 0;  // 0: not asked for yet
 }  // namespace
 
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept { return slots().at; }
+
+void keep_late_value() noexcept {
+  if (values_ended) os::run_after_thread_locals([](void*) { slots().destroy(); });
+}
 
 void end_thread_values() noexcept {
   slots().destroy();
@@ -55,8 +65,11 @@ bool can_fence_owners() noexcept {
 
 void fence_owners() noexcept { os::fence_other_threads(); }
 
+// An owner of a lower priority than the caller's has the processor only while the caller sleeps.
 void owners_word::wait_for_end() const noexcept {
-  while (word_.load(memory_order_acquire) & begun) yield_thread();
+  constexpr int quick = 100;
+  constexpr std::int64_t nap_ns = 50'000;
+  for (int times = 0; word_.load(memory_order_acquire) & begun; ++times) times < quick || detail::relayed() ? yield_thread() : sleep_ns(nap_ns);
 }
 
 void owned_mutex::lock() {

@@ -23,6 +23,25 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 
+// How long a wait may last. A span that the clock cannot count, beyond 292 years, is the longest that it can; one below 0 is none.
+class time_limit {
+ public:
+  constexpr time_limit() noexcept = default;  // none: what is there at once
+  template <class Rep, class Period>
+  constexpr time_limit(std::chrono::duration<Rep, Period> span) noexcept : ns_(in_ns(span)) {}
+  constexpr std::int64_t ns() const noexcept { return ns_; }
+  constexpr std::int64_t after(std::int64_t now) const noexcept { return now > 0 && ns_ > most - now ? most : now + ns_; }
+
+ private:
+  static constexpr std::int64_t most = std::chrono::nanoseconds::max().count();
+  template <class Span>
+  static constexpr std::int64_t in_ns(Span span) noexcept {
+    if (span <= Span::zero()) return 0;
+    return span > std::chrono::duration_cast<Span>(std::chrono::nanoseconds::max()) ? most : std::chrono::duration_cast<std::chrono::nanoseconds>(span).count();
+  }
+  std::int64_t ns_ = 0;
+};
+
 class mutex;
 class condition;
 using unique_lock = std::unique_lock<mutex>;
@@ -258,7 +277,7 @@ class condition {
   }
   // Returns: what done() says at the end.
   template <class Done>
-  bool wait_for(unique_lock& lock, std::chrono::nanoseconds limit, Done done);
+  bool wait_for(unique_lock& lock, time_limit limit, Done done);
   void notify_one() noexcept {
     condition_.notify_one();
     if (detail::relayed()) [[unlikely]] detail::notify(*this, false);
@@ -351,6 +370,7 @@ struct slot_value {
 };
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept;
 void end_thread_values() noexcept;  // of this thread, as if it ended: what a thread that is kept for another body does between
+void keep_late_value() noexcept;  // one was made: it is destroyed with the thread, also where the others have been
 int new_thread_slot() noexcept;
 }  // namespace detail
 
@@ -363,6 +383,7 @@ class per_thread {
     if (!at.value) {
       at.value = new T();
       at.destroy = [](void* v) noexcept { delete static_cast<T*>(v); };
+      detail::keep_late_value();
     }
     return *static_cast<T*>(at.value);
   }
@@ -380,16 +401,17 @@ std::uint64_t this_thread_id() noexcept;  // counts up from 1 in order of first 
 int hardware_threads() noexcept;
 
 template <class Done>
-bool condition::wait_for(unique_lock& lock, std::chrono::nanoseconds limit, Done done) {
+bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
   if (detail::relayed() && detail::in_relay()) [[unlikely]] {
-    std::int64_t const end = now_ns() + limit.count();
+    std::int64_t const end = limit.after(now_ns());
     while (!done()) {
       std::int64_t const left = end - now_ns();
       if (left <= 0 || !detail::wait(*this, lock, left)) return done();
     }
     return true;
   }
-  auto const end = std::chrono::steady_clock::now() + limit;
+  using clock = std::chrono::steady_clock;
+  clock::time_point const end(std::chrono::nanoseconds(limit.after(std::chrono::nanoseconds(clock::now().time_since_epoch()).count())));
   while (!done()) {
     if (!wait_until(lock, end)) return done();
   }

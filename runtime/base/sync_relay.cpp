@@ -162,7 +162,7 @@ void relay::sleep(std::int64_t ns) {
   member& me = *detail::this_relay_thread();
   if (over_ || choosing_) return;
   me.is = state::asleep;
-  me.until_ns = choices_.now_ns() + std::max<std::int64_t>(ns, 0);
+  me.until_ns = time_limit(std::chrono::nanoseconds(ns)).after(choices_.now_ns());
   ++limits_;
   block(me);
 }
@@ -265,7 +265,7 @@ bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit
   me.what = &c;
   me.limit_passed = false;
   if (limit_ns != condition::no_limit) {
-    me.until_ns = choices_.now_ns() + limit_ns;
+    me.until_ns = time_limit(std::chrono::nanoseconds(limit_ns)).after(choices_.now_ns());
     ++limits_;
   }
   give_back(me, m);

@@ -9,7 +9,7 @@ using driver::result;
 using driver::status;
 
 result<bool> timeline::captured() const {
-  auto const is = common_->machine.capturing(device_, handle_);
+  auto const is = common_->machine.capturing(device_, handle());
   if (!is.ok()) return {note(is.is), false};
   if (seen_captured() != is.value) note_captured(is.value);
   return is;
@@ -19,14 +19,14 @@ result<bool> timeline::captured() const {
 // question would spoil the capture, and who waited for it would be captured as well. Such an event is left to its fence.
 result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
-  f->event = event;
+  f->event = event, f->of = hold();
   f->captured = true;
   if (before && !before->captured && !event->given_away()) {
     auto fresh = common_->events->take(device_, event->kind());
     if (!fresh.ok()) return {note(fresh.is), {}};
     f->event = std::move(fresh.value);
   }
-  if (auto const s = note(common_->machine.record(device_, handle_, f->event->handle())); !s.ok()) return {s, {}};
+  if (auto const s = note(common_->machine.record(device_, handle(), f->event->handle())); !s.ok()) return {s, {}};
   return {{}, std::move(f)};
 }
 
@@ -37,7 +37,7 @@ status timeline::wait_inside(driver::event_handle event, timeline& from) {
   auto const there = from.captured();
   if (!there.ok()) return there.is;
   if (!there.value) return {code::not_permitted};
-  auto const s = note(common_->machine.wait(device_, handle_, event));
+  auto const s = note(common_->machine.wait(device_, handle(), event));
   if (s.ok()) note_captured(true);
   return s;
 }

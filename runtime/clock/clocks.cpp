@@ -1,8 +1,10 @@
 // The timelines of one runtime, and the table that finds a timeline of this process by its id.
 // Threads: any, but for construction and destruction.
 #include <algorithm>
+#include <map>
 #include <utility>
 
+#include "runtime/base/room.h"
 #include "runtime/clock/common.h"
 
 namespace weir::clock {
@@ -64,7 +66,14 @@ struct clocks::state {
   std::shared_ptr<timeline::common> shared;
   std::uint64_t const before = detail::next_id.load() - 1;  // ids that other runtimes have given
   base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
+  base::atomic<bool> any_ended{false};
   base::guarded<chain> ended;  // retired, and not known to be done: each keeps its last event
+  base::guarded<chain> over;   // retired and done, somebody's streams, in the order they were seen to be
+  struct registration {
+    timeline* line;
+    std::size_t times;
+  };
+  base::guarded<std::map<std::pair<int, driver::stream_handle>, registration>> registered;
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -82,17 +91,72 @@ clocks::~clocks() {
 timeline& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
   state_->runtime.machine().number_stream(device, h, id - state_->before);
+  if (l == life::foreign) {
+    if (timeline* const again = take_over(device, h, id)) return *again;
+  }
   std::unique_ptr<timeline> made(new timeline(id, device, h, l, state_->runtime, state_->shared));
   auto lines = state_->lines.lock();
-  if (lines->size() == lines->capacity()) lines->reserve(std::max<std::size_t>(16, 2 * lines->size()));
+  base::make_room(*lines);
   detail::enter(id, made.get());
   lines->push_back(std::move(made));
   return *lines->back();
 }
 
+std::uint64_t clocks::number_of(timeline const& t) const noexcept { return t.id() - state_->before; }
+
+timeline* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id) {
+  constexpr int few = 4;  // the others are of other devices, or held
+  timeline* found = nullptr;
+  {
+    auto over = state_->over.lock();
+    for (int i = 0; i < few && !found && over->size() > kept_ended; ++i) {
+      timeline& t = over->take_first();
+      if (t.device() == device && t.held_.use_count() == 1) found = &t;
+      else over->add(t);
+    }
+  }
+  if (!found) return nullptr;
+  detail::enter(found->id(), nullptr);
+  found->id_.set(id), found->handle_.set(h);
+  found->set_carries_collectives(false);
+  found->seen_captured_.store(false, base::memory_order_relaxed);
+  found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
+  found->life_.store(life::foreign, base::memory_order_release);
+  detail::enter(id, found);
+  return found;
+}
+
+timeline& clocks::enrol(int device, driver::stream_handle h) {
+  auto all = state_->registered.lock();
+  auto const at = all->try_emplace({device, h}, state::registration{nullptr, 0}).first;
+  if (!at->second.line) {
+    try {
+      at->second.line = &make(device, h, life::foreign);
+    } catch (...) {
+      all->erase(at);
+      throw;
+    }
+  }
+  ++at->second.times;
+  return *at->second.line;
+}
+
+void clocks::leave(timeline& t) {
+  {
+    auto all = state_->registered.lock();
+    auto const at = all->find({t.device(), t.handle()});
+    if (at != all->end() && at->second.line == &t) {
+      if (--at->second.times) return;
+      all->erase(at);
+    }
+  }
+  retire(t);
+}
+
 void clocks::retire(timeline& t) {
   if (t.alive() == life::own) world_changed();  // foreign ones are never remembered
   if (t.alive() == life::retired) return;
+  state_->any_ended.store(true);
   auto const last = t.fence();
   // No fence to be had: its work is waited for. If that fails too, its last stamps get a number that no fence will cover.
   if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
@@ -104,6 +168,7 @@ void clocks::end(timeline& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
   t.life_.store(life::retired, base::memory_order_release);
+  t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
 // Whoever retires one asks about a few that went before, more of them the more there are: so the events of streams that are gone come back.
@@ -118,7 +183,20 @@ void clocks::let_go_of_ended(timeline& last) noexcept {
     timeline& t = oldest.take_first();
     auto const done = t.poll(t.last_.load());
     if (done.is.what == driver::code::lost) continue;  // it never will be
-    if (!done.ok() || !done.value) state_->ended.lock()->add(t);
+    if (!done.ok() || !done.value) {
+      state_->ended.lock()->add(t);
+    } else if (t.held_) {
+      fence_list::dropped dropped;
+      snapshot known;
+      {
+        base::lock_guard const hold(t.lock_);
+        try {
+          t.fences_.clear(dropped);
+        } catch (...) {}  // no memory to let go of them after the lock
+        known = std::exchange(t.frontier_, nullptr);
+      }
+      state_->over.lock()->add(t);
+    }
   }
 }
 
@@ -127,6 +205,8 @@ driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind
   state_->shared->note(device, event.is);
   return event;
 }
+
+bool clocks::any_ended() const noexcept { return state_->any_ended.load(base::memory_order_acquire); }
 
 bool clocks::complete(stamp s) const noexcept {
   timeline const* const there = find(s.stream);

@@ -71,6 +71,7 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
 struct fence {
   std::uint64_t n = 0;   // covers the stamps (stream, 1..n)
   event_ref event;
+  std::shared_ptr<void const> of;  // of somebody's event: its stream's object, see timeline::hold()
   snapshot seen;         // the frontier of the stream as it was before the record
   bool asked = false;    // recorded for a question or a wait, not with the work it is for: all that was given until then stands before it
   bool captured = false; // recorded inside a capture: it has no number, and only waits inside that capture are about it

@@ -28,14 +28,14 @@ Answer or_out_of_memory(Act act) noexcept {
 // No call was needed, for the answer was known: a witness is told.
 void timeline::rely_on(timeline const* other) const {
   if (!common_->witness || !other || &other->runtime_ != &runtime_) [[likely]] return;
-  common_->witness->relied_on({device_, handle_}, {other->device_, other->handle_});
+  common_->witness->relied_on({device_, handle()}, {other->device_, other->handle()});
 }
 void timeline::know_complete() const {
-  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle_});
+  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle()});
 }
 
 driver::status timeline::note(status s) const noexcept {
-  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok()) log(log_level::error, {device_, id_}, "the device is lost to this process");
+  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok()) log(log_level::error, {device_, id()}, "the device is lost to this process");
   return common_->note(device_, s);
 }
 
@@ -66,6 +66,7 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
   auto f = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
   if (!f.ok()) return f;
   f.value->event = event;
+  f.value->of = hold();
   if (auto const s = record_outside(*f.value, before); !s.ok()) return {s, {}};
   publish(f.value);
   return f;
@@ -76,7 +77,7 @@ status timeline::record_outside(clock::fence& f, fence_ref const& before) {
   begun b = begin();
   f.n = b.n;
   f.seen = std::move(b.seen);
-  if (auto const s = note(common_->machine.record(device_, handle_, f.event->handle())); !s.ok()) {
+  if (auto const s = note(common_->machine.record(device_, handle(), f.event->handle())); !s.ok()) {
     if (before) before->stale.store(was_stale);
     return s;
   }
@@ -108,7 +109,7 @@ result<fence_ref> timeline::record_fence(bool asked) {
 result<stamp> timeline::fence() {
   auto f = record_fence(false);
   if (!f.ok()) return {f.is, {}};
-  return {{}, {id_, f.value->n}};
+  return {{}, {id(), f.value->n}};
 }
 
 result<fence_ref> timeline::fence_for(std::uint64_t n) {
@@ -143,19 +144,19 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
   static frontier const nothing;
   auto const known_complete = [this](frontier::entry const& e) {
     timeline const* const there = find(e.stream);
-    return e.stream == id_ || !there || there->passed(e.n);
+    return e.stream == id() || !there || there->passed(e.n);
   };
   snapshot old;  // let go of after the lock
   base::lock_guard const hold(lock_);
   try {
-    auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id_, f.n, known_complete));
+    auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
     old = std::exchange(frontier_, std::move(next));
   } catch (...) {}  // no memory: it is ordered, and not known to be
 }
 
 status timeline::wait(fence_ref const& f, timeline& from) {
   if (f->captured) return wait_inside(f->event->handle(), from);
-  if (!f->event->given_away() && covers({from.id_, f->n})) {
+  if (!f->event->given_away() && covers({from.id(), f->n})) {
     rely_on(&from);
     return {};
   }
@@ -168,10 +169,10 @@ status timeline::wait_for(fence_ref const& f, timeline& from) {
   bool const relied_on = !f->event->given_away();
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
-  auto const s = common_->machine.wait(device_, handle_, f->event->handle());
+  auto const s = common_->machine.wait(device_, handle(), f->event->handle());
   if (!s.ok()) {
     if (s.what == code::lost) {  // whose loss was it?
-      note(common_->machine.query_stream(device_, handle_));
+      note(common_->machine.query_stream(device_, handle()));
       from.note(common_->machine.query_event(f->event->handle()));
     }
     return s;
@@ -292,7 +293,7 @@ result<bool> timeline::query() {
   if (auto const s = usable(); !s.ok()) return {s, false};
   begun const b = begin();
   common_->polls.fetch_add(1, base::memory_order_relaxed);
-  auto const s = note(common_->machine.query_stream(device_, handle_));
+  auto const s = note(common_->machine.query_stream(device_, handle()));
   if (s.what == code::not_ready) return {{}, false};
   if (!s.ok()) return {s, false};
   observe(b.n, b.seen);
@@ -302,7 +303,7 @@ result<bool> timeline::query() {
 status timeline::synchronize() {
   if (auto const s = usable(); !s.ok()) return s;
   begun const b = begin();
-  if (auto const s = note(common_->machine.synchronize_stream(device_, handle_)); !s.ok()) return s;
+  if (auto const s = note(common_->machine.synchronize_stream(device_, handle())); !s.ok()) return s;
   observe(b.n, b.seen);
   return {};
 }
@@ -310,7 +311,7 @@ status timeline::synchronize() {
 std::vector<std::string> timeline::validate() const {
   std::vector<std::string> broken;
   auto const hold_that = [&](bool holds, char const* words) {
-    if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id_) + ")");
+    if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id()) + ")");
   };
   base::lock_guard const hold(lock_);
   std::uint64_t const next = next_.load();

@@ -40,20 +40,36 @@ enum class life : std::uint8_t {
   retired,  // its registration has ended: no driver call is made on it any more
 };
 
+// A tenure in one word: whether a registration has ended, an id, a count of leases and a device.
+struct tenure_word {
+  static constexpr std::uint64_t ended = std::uint64_t{1} << 63, one_lease = 1 << 6, leases = ((1 << 17) - 1) * one_lease;
+  static constexpr std::uint64_t make(std::uint64_t id, int device) noexcept { return (id << 23 & ~ended) | static_cast<std::uint64_t>(device & 63); }
+  static constexpr std::uint64_t next(std::uint64_t t) noexcept { return (t & ~leases) | ((t + one_lease) & leases); }
+  static constexpr std::uint64_t id(std::uint64_t t) noexcept { return (t & ~ended) >> 23; }
+  static constexpr int device(std::uint64_t t) noexcept { return static_cast<int>(t & 63); }
+};
+
 class timeline;
 class clocks;
 timeline* find(std::uint64_t id) noexcept;
 
 class alignas(64) timeline final {  // a free without a lock reads `next_`: no other stream's words share its line
  public:
-  std::uint64_t id() const noexcept { return id_; }  // process-wide, never 0, never reused
+  std::uint64_t id() const noexcept { return id_.get(); }  // process-wide, never 0, never reused
   int device() const noexcept { return device_; }
-  driver::stream_handle handle() const noexcept { return handle_; }
+  driver::stream_handle handle() const noexcept { return handle_.get(); }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
   life alive() const noexcept { return life_.load(base::memory_order_acquire); }
+  // Who may use the stream now: its id, its device and how often it was given back. A handle keeps the tenure of its making.
+  std::uint64_t tenure() const noexcept { return tenure_.load(base::memory_order_acquire); }
+  void end_tenure() noexcept { tenure_.store(tenure_word::next(tenure()), base::memory_order_release); }  // Threads: one, who gives it back
 
   // All work given to this stream up to here. No driver call. Ensures: read after whatever the caller did before (acquire).
-  stamp now() const noexcept { return {id_, next_.load(base::memory_order_acquire)}; }
+  stamp now() const noexcept { return {id(), next_.load(base::memory_order_acquire)}; }
+  // Its registration has ended and all its work is complete: what is noted of it says nothing any more.
+  bool is_over() const noexcept { return alive() == life::retired && passed(last_.load(base::memory_order_acquire)); }
+  // While a copy of this is held the object of an ended registration is no other one's. Null for weir's own streams, which never end.
+  std::shared_ptr<void const> hold() const noexcept { return held_; }
   // Records a fence: makes every stamp taken so far observable. One event record.
   driver::result<stamp> fence();
   // The same with somebody's event (weir::event), which that somebody may record again: `before` is the fence of its last
@@ -100,7 +116,7 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   friend class clocks;
   struct common;  // what the timelines of one runtime share
   timeline(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r, std::shared_ptr<common> c)
-      : id_(id), device_(device), handle_(h), runtime_(r), common_(std::move(c)), life_(l) {}
+      : id_(id), device_(device), handle_(h), runtime_(r), common_(std::move(c)), held_(l == life::foreign ? std::make_shared<char>() : nullptr), tenure_(tenure_word::make(id, device)), life_(l) {}
 
   struct begun {  // a number taken for a fence, and the frontier as it was then
     std::uint64_t n = 0;
@@ -128,13 +144,16 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   driver::status synchronize(std::uint64_t n);
   std::vector<std::string> validate() const;
 
-  std::uint64_t const id_;
+  // The two that change when the object of a registration that is over becomes the next one's. Its numbers go on from where they were.
+  base::single_writer<std::uint64_t> id_;
   int const device_;
-  driver::stream_handle const handle_;
+  base::single_writer<driver::stream_handle> handle_;
   weir::runtime::impl& runtime_;
   std::shared_ptr<common> const common_;
+  std::shared_ptr<void const> const held_;
   base::atomic<std::uint64_t> next_{1};  // number of the next fence
   base::atomic<std::uint64_t> done_{0};  // the stamps (id, 1..done) are complete
+  base::atomic<std::uint64_t> tenure_;
   base::atomic<life> life_;
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
@@ -157,7 +176,13 @@ class clocks {
   explicit clocks(weir::runtime::impl&);
   ~clocks();  // Blocks: no. Stamps of its streams are complete from now on: whoever ends a runtime has its streams drained before
   timeline& make(int device, driver::stream_handle, life);  // own or foreign
-  void retire(timeline&);       // the end of a registration: a last fence, then no more driver calls on its stream. The object stays, as long as the runtime
+  std::uint64_t number_of(timeline const&) const noexcept;  // in reports: counted in each runtime from 1
+  void retire(timeline&);       // the end of a registration: a last fence, then no more driver calls on its stream. The object stays, as long as the
+                                // runtime; when its work is complete and `kept_ended` more have ended it may be another registration's
+  static constexpr std::size_t kept_ended = 256;
+  bool any_ended() const noexcept;  // registrations, ever
+  timeline& enrol(int device, driver::stream_handle);  // somebody's stream: made, or the one that this handle has already
+  void leave(timeline&);                               // ends what one enrol() began; the last one retires it
   driver::result<event_ref> take_event(int device, driver::event_kind);  // for somebody's event
   bool complete(stamp) const noexcept;              // known to be complete; no driver call. Never true for work that a lost device did not do
   driver::result<bool> poll(stamp);                 // the same after asking the driver (a fence is recorded if none covers the stamp)
@@ -176,6 +201,7 @@ class clocks {
 
  private:
   void end(timeline&);
+  timeline* take_over(int device, driver::stream_handle, std::uint64_t id);  // null: none is over for long enough
   void let_go_of_ended(timeline& last) noexcept;
   class chain;
   struct state;
@@ -220,7 +246,7 @@ inline bool timeline::passed(std::uint64_t n) const noexcept {
 }
 
 inline bool timeline::covers(stamp s) const {
-  if (s.stream == id_) return true;
+  if (s.stream == id()) return true;
   timeline const* const there = find(s.stream);
   if (!there || there->passed(s.n)) return true;
   if (seen_captured()) return false;
@@ -234,7 +260,7 @@ inline std::uint64_t timeline::covers_up_to(timeline const& of) const {
   std::uint64_t known = 0;
   if (!seen_captured()) {
     base::lock_guard const hold(lock_);
-    if (frontier_) known = frontier_->of(of.id_);
+    if (frontier_) known = frontier_->of(of.id());
   }
   std::uint64_t const n = std::max(known, of.done_.load(base::memory_order_acquire));  // read last, see covers()
   return of.last_wanted(all) <= n ? all : n;

@@ -2,7 +2,19 @@
 // Threads: any.
 #include "runtime/driver/driver.h"
 
+#include "runtime/base/sync.h"
+
 namespace weir::driver {
+namespace {
+base::per_thread<int>& depth() noexcept {
+  static auto* const inside = new base::per_thread<int>;  // never destroyed: asked until the process is gone, also on threads of CUDA's
+  return *inside;
+}
+}  // namespace
+
+inside_work::inside_work() noexcept { ++depth().get(); }
+inside_work::~inside_work() { --depth().get(); }
+bool inside_work::here() noexcept { return depth().get() > 0; }
 
 std::string_view name_of(code c) noexcept {
   switch (c) {

@@ -222,6 +222,15 @@ struct opened {
   std::unique_ptr<driver> machine;  // null: none
   std::string why;                  // what was found, for a person: "3 GPUs, driver 580.1" or "libcuda.so.1 not found"
 };
+// Lives while this thread runs a host function, or drops work: calls of a driver then answer not_permitted.
+class inside_work {
+ public:
+  inside_work() noexcept;
+  ~inside_work();
+  inside_work(inside_work const&) = delete;
+  static bool here() noexcept;
+};
+
 opened open_cuda();                 // never throws; null without a usable GPU, and why
 
 }  // namespace weir::driver

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "runtime/base/room.h"
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
@@ -19,13 +20,13 @@ std::string hex(address a) {
 }
 std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
-device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c)
+device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c, here const& at)
     : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device), epsilon_(r.options().epsilon),
       polls_(r.options().poll_on_miss), deterministic_(r.options().deterministic), waits_(r.options().device_waits), fence_every_(r.options().fence_every) {
   auto info = machine_.info(device);
-  require(info.is, "allocate", "gpu:" + std::to_string(device), "", here::current());
+  require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
   if (announced_) info.value.maps = false;  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
-  require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", here::current());
+  require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
   counts_.set_limit(r.options().device_limit);
   if (space_.maps()) mapped_spaces::enter(space_.base(), space_.bytes(), space_);
 }
@@ -44,21 +45,21 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
     auto const found = by_stream_.find(t.id());
     if (found != by_stream_.end()) return *found->second;
   }
-  ask_the_retired();
+  if (clocks_.any_ended()) ask_the_retired();
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
   auto made = std::make_unique<stream_memory>(*this, streams_, t);
   made->readers.store(readers_);
   streams_.make_room();
-  memories_.reserve(memories_.size() + 1);
-  if (stream_memory* const left = inherit(t)) return *left;
+  base::make_room(memories_);
+  if (stream_memory* const left = clocks_.any_ended() ? inherit(t) : nullptr) return *left;
   by_stream_.emplace(t.id(), made.get());
   memories_.push_back(std::move(made));
   bool const all = (memories_.size() & (memories_.size() - 1)) == 0;  // they are told when there are twice as many; seldom, for each is locked
   for (auto m = all ? memories_.begin() : memories_.end() - 1; memories_.size() > 1 && m != memories_.end(); ++m) {
     base::owned_lock share((*m)->lock);
-    (*m)->counts.share(counts_.shared());
+    (*m)->share(counts_.shared());
   }
   streams_.add(*memories_.back());
   return *memories_.back();
@@ -91,7 +92,7 @@ stream_memory* device_allocator::inherit(clock::timeline& heir) {
     by_stream_.erase(old.id());
     for (thread_cache* c : m->caches) empty(*m, *c);
     m->pieces.forget_stamps(), m->small.forget_stamps();  // none is a number of the new stream
-    m->home.store(&heir);
+    m->home.store(&heir), m->home_held = heir.hold();
     m->readers.store(readers_);
     return m.get();
   }
@@ -440,7 +441,7 @@ void device_allocator::mark(void const* p, clock::timeline& user, here at) {
     return;
   }
   auto& marks = b.whole->marks;
-  if (&user != b.whole->home && std::find(marks.begin(), marks.end(), &user) == marks.end()) marks.push_back(&user);
+  if (&user != b.whole->home && std::find(marks.begin(), marks.end(), &user) == marks.end()) add_mark(marks, user);
 }
 
 void device_allocator::rebind(void* p, clock::timeline& to, here at) {

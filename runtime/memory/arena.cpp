@@ -1,5 +1,6 @@
 // The slow half of arena.h: cutting and merging, growth, and taking handles away.
 // Threads: as arena.h.
+#include "runtime/base/room.h"
 #include "runtime/memory/arena.h"
 
 #include <algorithm>
@@ -190,7 +191,7 @@ void arena::give(piece& p, std::uint64_t freed) noexcept {
 }
 
 void arena::add_region(region& r, state is) {
-  regions_.reserve(regions_.size() + 1);
+  base::make_room(regions_);
   if (is == state::gap && r.bytes / r.page_bytes < lowest_fit::most_pages) r.large = std::make_unique<lowest_fit>(r.bytes / r.page_bytes + 1);
   stock(2);
   // Nothing below allocates.

@@ -25,13 +25,14 @@ inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  stream_memory(device_allocator& a, lenders& all, clock::timeline& t) : in(a), streams(all), number(all.size()), way(thread_table::way_of(&t)), home(&t) {}
+  stream_memory(device_allocator& a, lenders& all, clock::timeline& t) : in(a), streams(all), number(all.size()), way(thread_table::way_of(&t)), home(&t), home_held(t.hold()) {}
   device_allocator& in;
   lenders& streams;                      // all of the device's
   std::size_t const number;              // among them
   std::size_t const way;                 // where threads find their cache of it by a slab
   mutable base::owned_mutex lock;        // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
   base::atomic<clock::timeline*> home;
+  std::shared_ptr<void const> home_held;  // so that no other stream has that object
   arena pieces;
   slabs small;
   pending_blocks pending;
@@ -44,6 +45,12 @@ class stream_memory {
   std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
   observe::tally counts;
   std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
+  // The only one of them, where this memory is its device's only one. Its thread may write `counts` inside its own calls; everybody else shuts
+  // it before, which section does.
+  thread_cache* sole = nullptr;
+  void hear() noexcept;                  // what `sole` has not told. Requires: sole, the lock
+  void caches_changed() noexcept;        // Requires: the lock
+  void share(observe::shared_levels&) noexcept;  // Requires: the lock
   observe::lent_slots lent_before;       // what caches counted that are gone
   std::size_t open_bytes = 0;            // of handles that other devices may use
   lenders::rows listed = 0;              // among the device's, as what may have something for others
@@ -57,10 +64,12 @@ class stream_memory {
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 };
 
-// Holds a stream's memory, counts the free pieces that come and go meanwhile, and lists it by what it has then.
+// Holds a stream's memory, hears what its one cache has not told, counts the free pieces that come and go meanwhile, and lists it by what it has then.
 class section {
  public:
-  explicit section(stream_memory& m) : hold_(m.lock), memory_(m), before_(m.pieces.free_pieces()) {}
+  explicit section(stream_memory& m) : hold_(m.lock), memory_(m), before_(m.pieces.free_pieces()) {
+    if (m.sole) m.hear();
+  }
   ~section() {
     if (memory_.pieces.free_pieces() != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
     memory_.list();
@@ -85,7 +94,7 @@ class callbacks;
 
 class device_allocator final : public allocator {
  public:
-  device_allocator(weir::runtime::impl&, int device, callbacks&);
+  device_allocator(weir::runtime::impl&, int device, callbacks&, here const& = here::current());
   ~device_allocator() override;
 
   int device() const noexcept override { return device_; }
@@ -199,6 +208,9 @@ class device_allocator final : public allocator {
 
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
+  bool can_never_hold(std::size_t bytes) const;
+  [[noreturn]] void refuse(request const&, std::size_t needs);  // Throws: out_of_memory, of a request that takes so many bytes of memory
+  [[noreturn]] void throw_out_of_memory(request const&, memory_report const&);
   void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
   static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};  // no driver was asked: what is short is room to map at
   driver::status grow(stream_memory& mine, request const&, void*& out, std::size_t spare = 0);

@@ -93,14 +93,14 @@ allocator* device_memory::owner_in_process(void const* p) noexcept {
   return nullptr;
 }
 
-allocator& device_memory::on(int device) {
+allocator& device_memory::on(int device, here const& at) {
   if (allocator* const a = if_made(device)) return *a;
-  state_->runtime.open(device, "allocate", here::current());
+  state_->runtime.open(device, "allocate", at);
   base::lock_guard hold(state_->making);
-  auto& at = state_->at[static_cast<std::size_t>(device)];
-  if (device_allocator* const a = at.load()) return *a;
-  state_->made.push_back(std::make_unique<device_allocator>(state_->runtime, device, state_->callbacks));
-  at.store(state_->made.back().get());
+  auto& slot = state_->at[static_cast<std::size_t>(device)];
+  if (device_allocator* const a = slot.load()) return *a;
+  state_->made.push_back(std::make_unique<device_allocator>(state_->runtime, device, state_->callbacks, at));
+  slot.store(state_->made.back().get());
   return *state_->made.back();
 }
 
@@ -212,7 +212,7 @@ std::vector<observe::tally const*> device_allocator::tallies() const {
 
 void device_allocator::reset_peak() {
   for (stream_memory* m : memories()) {
-    base::owned_lock hold(m->lock);
+    section const hold(*m);
     m->counts.reset_peak();
   }
   counts_.reset_peak();

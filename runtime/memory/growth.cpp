@@ -7,6 +7,7 @@
 namespace weir::memory {
 void* device_allocator::cold(stream_memory& mine, request const& r) {
   refuse_captured(r.home, r);
+  if (std::size_t const needs = space_.maps() ? round_up(r.rounded, space_.page_bytes()) : r.rounded; can_never_hold(needs)) refuse(r, needs);
   std::size_t spare = 0;
   if (!due_its_own(mine, r, spare)) {
     if (void* const p = reuse(mine, r)) return p;
@@ -20,6 +21,20 @@ void* device_allocator::cold(stream_memory& mine, request const& r) {
   if (s.what == driver::code::out_of_memory) return ladder(mine, r, s);
   note(s);
   throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(device_), "", r.at);
+}
+
+// Whatever is freed. What is reserved already may be more than a limit that was set later, and serves on.
+bool device_allocator::can_never_hold(std::size_t bytes) const {
+  std::size_t const limit = counts_.limit();
+  return bytes > space_.info().total_memory || (limit && bytes > limit && bytes > counts_.reserved());
+}
+
+// Before anything is emptied, asked or waited for.
+void device_allocator::refuse(request const& r, std::size_t needs) {
+  memory_report why = report();
+  why.requested = r.bytes;
+  why.rounded = needs;
+  throw_out_of_memory(r, why);
 }
 
 driver::status device_allocator::grow(stream_memory& mine, request const& r, void*& out, std::size_t spare) {

@@ -132,10 +132,14 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     if (attempt()) return found(rungs::another_look);
   }
-  if (logs(runtime_, log_level::error)) log(log_level::error, about, "out of memory: " + describe_failure().text());
+  throw_out_of_memory(r, describe_failure());
+}
+
+void device_allocator::throw_out_of_memory(request const& r, memory_report const& why) {
+  if (logs(runtime_, log_level::error)) log(log_level::error, log_about{device_, r.home.id(), r.bytes}, "out of memory: " + why.text());
   counts_.ran_out();
   observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), runtime_.id(), device_, r.at);
-  throw out_of_memory(describe_failure(), r.at);
+  throw out_of_memory(why, r.at);
 }
 
 std::size_t device_allocator::return_orphans() {

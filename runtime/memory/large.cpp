@@ -8,20 +8,23 @@ namespace {
 
 class owners_section {  // as section
  public:
-  owners_section(stream_memory& m, thread_cache& c) noexcept : memory_(m), word_(c.own), held_(m.lock.enter(word_)) {
-    if (held_) before_ = m.pieces.free_pieces();
+  [[gnu::always_inline]] owners_section(stream_memory& m, thread_cache& c) noexcept : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
+    if (!held_) return;
+    before_ = m.pieces.free_pieces();
+    if (!m.counts.sets_aside() && &c == m.sole && c.has_untold()) c.tell(m.counts);
   }
   owners_section(owners_section const&) = delete;
-  ~owners_section() {
+  [[gnu::always_inline]] ~owners_section() {
     if (!held_) return;
     memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
-    base::owned_mutex::leave(word_);
+    if (memory_.counts.is_used_up()) [[unlikely]] cache_.tell(memory_.counts);
+    base::owned_mutex::leave(cache_.own);
   }
   bool held() const noexcept { return held_; }
 
  private:
   stream_memory& memory_;
-  base::owners_word& word_;
+  thread_cache& cache_;
   bool const held_;
   std::size_t before_ = 0;
 };

@@ -23,6 +23,13 @@ enum class state : std::uint8_t {
   gap,       // addresses without pages
 };
 
+// Streams that a block is marked for. Those that are over make room for others: a block that lives long has no more than live and ended at once.
+using marks_of_block = std::vector<clock::timeline*>;
+inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
+  if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });
+  marks.push_back(&user);
+}
+
 struct alignas(64) piece {  // what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
   // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
   enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
@@ -45,7 +52,7 @@ struct alignas(64) piece {  // what a block that comes or goes touches lies in t
   clock::timeline* home = nullptr;         // live: the stream it was made for
   std::size_t requested = 0;               // live
   slab* cut = nullptr;                     // slab
-  std::vector<clock::timeline*> marks;     // live: other streams that use it
+  marks_of_block marks;                    // live: other streams that use it
   std::uint64_t turn = 0;                  // large and free: the higher, the later it came or changed
   piece* span_before = nullptr;
   piece* span_after = nullptr;

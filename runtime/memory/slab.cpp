@@ -39,7 +39,7 @@ void slab::mark(std::uint32_t i, clock::timeline& user) {
   }
   if (mark_first(marks_room.get(), i, user)) return;
   auto& others = noted_at(i).marks;
-  if (std::find(others.begin(), others.end(), &user) == others.end()) others.push_back(&user);
+  if (std::find(others.begin(), others.end(), &user) == others.end()) add_mark(others, user);
 }
 
 void slab::unmark(std::uint32_t i, clock::timeline& user) noexcept {
@@ -151,6 +151,7 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   s.owner = owner, s.way = static_cast<std::uint16_t>(way);
   s.reciprocal = ~std::uint64_t{0} / size + 1;
   s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = static_cast<std::uint16_t>(c);
+  s.lines = static_cast<std::uint16_t>(c * slab::lines_a_size);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
   s.bytes = static_cast<std::uint32_t>(run.bytes);
   s.pending = s.gone = s.hint = 0;

@@ -31,8 +31,7 @@ struct size_classes {
     return 64 + (e - 10) * 8 + static_cast<int>((bytes - (std::size_t{1} << e) + step - 1) / step) - 1;
   }
   static constexpr std::size_t step = 16;  // bytes: every size is a multiple of it
-  struct small_table;
-  static std::uint32_t quick(std::size_t bytes) noexcept;  // as of(bytes), by one look. Requires: bytes <= largest
+  static std::size_t quick_lines(std::size_t bytes) noexcept;  // slab::lines of of(bytes), by one look. Requires: bytes <= largest
   // The smallest class of at least `bytes` whose slots are all aligned so; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
     if (bytes > largest || alignment > largest) return -1;
@@ -42,17 +41,6 @@ struct size_classes {
     return -1;
   }
 };
-
-struct size_classes::small_table {
-  std::array<std::uint8_t, largest / step + 1> by_steps{};
-  constexpr small_table() {
-    for (std::size_t n = 0; n < by_steps.size(); ++n) by_steps[n] = static_cast<std::uint8_t>(of(n * step));
-  }
-};
-namespace detail {
-inline constexpr size_classes::small_table class_table;
-}
-inline std::uint32_t size_classes::quick(std::size_t bytes) noexcept { return detail::class_table.by_steps[(bytes + step - 1) / step]; }
 
 enum class slot : std::uint8_t {
   free = 0,
@@ -102,6 +90,9 @@ struct alignas(64) slab {
   std::uint16_t size_class = 0, way = 0;                     // way: where a thread finds its cache of this memory
   std::uint8_t byte_shift = 0;                               // 0 or, of large slots, 2
   bool listed = false;
+  // Where a thread's cache keeps slots of this size: so many lines of 64 bytes behind those of the smallest one.
+  static constexpr std::uint16_t lines_a_size = 17;
+  std::uint16_t lines = 0;
   piece* run = nullptr;                                      // the lowest part of it; the others lie behind it
   std::uint32_t bytes = 0;                                   // of the run, with what has gone
   std::uint32_t free = 0, pending = 0, gone = 0;
@@ -202,6 +193,17 @@ struct alignas(64) slab {
     return p;
   }
 };
+
+namespace detail {
+struct lines_table {
+  std::array<std::uint16_t, size_classes::largest / size_classes::step + 1> by_steps{};
+  constexpr lines_table() {
+    for (std::size_t n = 0; n < by_steps.size(); ++n) by_steps[n] = static_cast<std::uint16_t>(size_classes::of(n * size_classes::step) * slab::lines_a_size);
+  }
+};
+inline constexpr lines_table quick_table;
+}  // namespace detail
+inline std::size_t size_classes::quick_lines(std::size_t bytes) noexcept { return detail::quick_table.by_steps[(bytes + step - 1) / step]; }
 
 // A slot as a thread's cache holds it.
 struct cached_slot {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/base/os.h"
+#include "runtime/base/room.h"
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
@@ -98,6 +99,7 @@ void thread_cache::use(std::uint32_t c) noexcept {
   used_[c / 64] |= std::uint64_t{1} << (c % 64);
   limits_[c] = first_limit;
   magazines_[c].size = static_cast<std::uint16_t>(size_classes::bytes(static_cast<int>(c)));
+  magazines_[c].cost = observe::untold::cost(magazines_[c].size);
 }
 
 std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
@@ -177,8 +179,9 @@ observe::lent_slots thread_cache::counted() const noexcept {
   n.given += ever.slots, n.given_bytes += ever.bytes;
   n.waited = ever.slots, n.waited_bytes = ever.bytes;
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
-  n.unused_bytes = unused_taken_.get() - unused_given_.get();
-  n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given_.get();
+  std::int64_t const unused_given = unused_given_.get() + unused_posted_.get();
+  n.unused_bytes = unused_taken_.get() - unused_given;
+  n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given;
   return n;
 }
 
@@ -189,9 +192,53 @@ void thread_cache::forget() noexcept {
     limits_[c] = first_limit;
     last_[c] = met::nothing;
   });
-  unused_taken_.set(0), unused_given_.set(0);
+  unused_taken_.set(0), unused_given_.set(0), unused_posted_.set(0);
+  untold_.forget(), told_posted_ = {};
   granted_ = 0;
   out.forget();
+}
+
+observe::change thread_cache::newly_posted() noexcept {
+  auto const posted = out.untold();
+  observe::change const now{posted.slots, posted.bytes, posted.bytes - unused_posted_.get()}, then = std::exchange(told_posted_, now);
+  return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
+}
+void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
+
+// The one cache of a memory may write its tally here: whoever else would has the lock and has shut the cache before.
+address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
+  stream_memory& m = *of.load();
+  m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
+  head.end(to);
+  return answer;
+}
+
+// Requires: the lock.
+void stream_memory::hear() noexcept {
+  thread_table::entry const& mine = thread_table::mine().entries[way];
+  if (mine.cache != sole || mine.memory != this) sole->shut();
+  if (sole->has_untold()) sole->tell(counts);
+}
+
+void stream_memory::caches_changed() noexcept {
+  thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
+  if (now != sole) {
+    if (sole) hear(), sole->tell_no_more();
+    if (now) now->shut(), now->tell(counts);
+    sole = now;
+  }
+  for (thread_cache* c : caches) {
+    if (c != now && !c->has_untold()) c->tell_no_more();
+  }
+  counts.set_alone(!counts.is_shared() && caches.size() <= 1);
+}
+
+void stream_memory::share(observe::shared_levels& with) noexcept {
+  if (sole) {
+    hear();
+    std::exchange(sole, nullptr)->tell_no_more();
+  }
+  counts.share(with);
 }
 
 void thread_caches::forget() noexcept {
@@ -207,7 +254,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
   auto const known = mine.by_memory_.find(&m);
   thread_cache* found = known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
   if (!found) {
-    mine.all_.reserve(mine.all_.size() + 1);
+    base::make_room(mine.all_);
     std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
     thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
@@ -235,6 +282,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
     base::undivided const whatever_it_was_used_for;
     found->forget();
     found->of.store(&m);
+    m.caches_changed();
     place = found;
   }
   for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};
@@ -321,11 +369,14 @@ std::size_t device_allocator::shut_and_empty(stream_memory& m) noexcept {
 void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
   section const hold(m);
   c.shut();
+  c.tell(m.counts);
   empty(m, c);
+  c.tell(m.counts);
   m.lent_before += c.counted();
   c.of.store(nullptr);
   m.lock.disown(c.own);
   std::erase(m.caches, &c);
+  m.caches_changed();
   c.out.end();
 }
 
@@ -385,6 +436,7 @@ void device_allocator::spill(stream_memory& m, thread_cache& c, int size_class) 
 bool device_allocator::open(stream_memory& m, thread_cache& c) noexcept {
   if (c.of.load() != &m || !m.cacheable()) return false;
   c.open(*m.home.load());
+  if (&c != m.sole) c.tell(m.counts), c.tell_no_more();
   return true;
 }
 

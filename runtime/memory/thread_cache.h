@@ -26,8 +26,9 @@ class thread_cache {
   static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
 
   // The owner's side. A call that answers null or false has changed nothing: the way with the lock is to be taken.
-  [[gnu::always_inline]] void* take(std::uint32_t size_class, std::size_t requested) noexcept {
-    magazine& m = magazines_[size_class];
+  // lines: of the size, see slab::lines.
+  [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
+    magazine& m = magazine_at(lines);
     std::uint64_t const head = m.head.begin();
     std::uint64_t const n = head & magazine::count_bits;
     if (n <= m.least.load(base::memory_order_relaxed)) [[unlikely]] {
@@ -36,35 +37,44 @@ class thread_cache {
     }
     cached_slot const s = m.slots[n - 1];
     auto const unused = static_cast<std::uint32_t>(m.size - requested);
+    std::uint64_t cost = m.cost;
     if (unused) {
+      cost -= unused;
       unused_taken_.add(unused);
       slab::set_live(*s.state, unused, m.size);
     } else {
       s.state->set(slot_bits::exact);
     }
+    if (untold_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(tell_and_end(m.head, head - 1, s.at));  // NOLINT(performance-no-int-to-ptr)
     m.head.end(head - 1);
     return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
   // Requires: `was` is the state of a slot of this cache's memory, live and without a note.
   [[gnu::always_inline]] bool give(slab const& from, slot_byte& state, std::uint8_t was, address at) noexcept {
-    magazine& m = magazines_[from.size_class];
+    magazine& m = magazine_at(from.lines);
     std::uint64_t const head = m.head.begin();
     std::uint64_t const n = head & magazine::count_bits;
     if (n >= m.most.load(base::memory_order_relaxed)) [[unlikely]] {
       m.head.end(head);
       return false;
     }
-    if (was != slot_bits::exact) unused_given_.add(slab::unused_of(state, was, from.size));
+    std::uint64_t cost = m.cost;
+    if (was != slot_bits::exact) {
+      std::uint32_t const unused = slab::unused_of(state, was, from.size);
+      unused_given_.add(unused);
+      cost -= unused;
+    }
     m.freed.set(static_cast<std::uint32_t>(home->now().n));
     state.set(static_cast<std::uint8_t>(slot::cached));
     m.slots[n] = {at, &state};
+    if (untold_.gave(cost)) [[unlikely]] return tell_and_end(m.head, head + magazine::one_given + 1, at) != 0;
     m.head.end(head + magazine::one_given + 1);
     return true;
   }
 
   // The same for a slot that another stream has used: it goes to the outbox.
   [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was) noexcept {
-    return out.put(user, from, index, state, was, unused_given_, home);
+    return out.put(user, from, index, state, was, unused_posted_, home);
   }
 
   // The owner's, with the lock of its memory held.
@@ -88,12 +98,21 @@ class thread_cache {
   // The home's number, by now `now`, at which the last slot of that size was given back here; when those that slabs lent came free the slabs know.
   // Its lower half is kept. The upper one is the latest that it can be: the answer is never too small. Requires: shut, or the owner's call
   std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept { return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get()); }
+  // Its memory's tally hears what was taken and given back here. Requires: the lock, and shut or the owner's call
+  void tell(observe::tally&) noexcept;
+  void tell_no_more() noexcept { untold_.allow_all(); }  // until the next tell(). Requires: likewise
+  bool has_untold() const noexcept { return untold_.granted() || out.untold().slots != told_posted_.blocks; }
   bool has_freed_at(std::uint64_t now) const noexcept;  // a slot came free here at that number of the home. Another thread may be about to
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
   base::owners_word own;                     // its thread holds that memory, by the way without the lock
   clock::timeline const* home = nullptr;     // of that memory, since it was last opened. Its thread's
+
+ private:
+  observe::untold untold_;
+
+ public:
   outbox out;                                // shut and opened with the cache
 
  private:
@@ -104,9 +123,14 @@ class thread_cache {
     std::uint16_t size;                        // bytes
     base::atomic<std::uint8_t> least, most;    // the sign: a take needs more than `least`, a give needs less than `most`
     base::single_writer<std::uint32_t> freed;  // the home's number when a slot was last given back here, its lower half
+    std::uint64_t cost;                        // as untold::cost of `size`
     std::array<cached_slot, most_slots> slots; // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
+  static_assert(sizeof(magazine) == std::size_t{64} * slab::lines_a_size);
+  magazine& magazine_at(std::size_t lines) noexcept { return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64); }
+  observe::change newly_posted() noexcept;  // into the outbox since the last call
+  [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;  // a call that passed a grant
   template <class Do>
   void each_used(Do act) const {
     for (std::uint32_t w = 0; w < used_.size(); ++w) {
@@ -120,7 +144,8 @@ class thread_cache {
   void raise_limit(std::uint32_t size_class) noexcept;
   void forget() noexcept;  // all counts, for another memory
 
-  base::single_writer<std::int64_t> unused_taken_, unused_given_;  // bytes ever: size - requested of what was taken, given back
+  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;  // bytes ever: size - requested of what was taken, given back here, into the outbox
+  observe::change told_posted_;                                    // into the outbox, as tell() has told
   bool shut_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
@@ -215,11 +240,11 @@ bool deallocate_large(thread_table const&, region const&, address) noexcept;
   if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
   auto const& e = mine.entries[thread_table::way_of(line)];
   if (e.line != line) [[unlikely]] return nullptr;
-  std::uint32_t const size_class = size_classes::quick(bytes);
+  std::size_t const lines = size_classes::quick_lines(bytes);
   if (alignment) [[unlikely]] {
-    if ((alignment & (alignment - 1)) || (size_classes::bytes(static_cast<int>(size_class)) & (alignment - 1))) return nullptr;
+    if ((alignment & (alignment - 1)) || (size_classes::bytes(static_cast<int>(lines / slab::lines_a_size)) & (alignment - 1))) return nullptr;
   }
-  return e.cache->take(size_class, bytes);
+  return e.cache->take(lines, bytes);
 }
 
 bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_of, and the next block near this one is found without a search

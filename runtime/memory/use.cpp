@@ -30,7 +30,7 @@ allocator::range device_allocator::use_located(stream_memory& m, region& r, addr
   if (slab* const s = r.slab_at(a)) return use_slot(*s, m.home.load(base::memory_order_relaxed), a, user);
   piece* const p = r.covering(a);
   if (!p || p->is != state::live) return {};
-  if (&user != p->home && !is_marked(p->marks, user)) p->marks.push_back(&user);
+  if (&user != p->home && !is_marked(p->marks, user)) add_mark(p->marks, user);
   return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)
 } catch (...) {
   return {};

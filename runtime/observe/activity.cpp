@@ -37,7 +37,16 @@ std::vector<span> activity::spans() const {
   return out;
 }
 
+namespace {
+struct outermost {};
+using call_of_thread = base::thread_pointer<outermost, static_cast<span*>(nullptr)>;
+}  // namespace
+
 void host_span::begin(std::string_view name, here at, std::size_t bytes, std::uint64_t stream) noexcept {
+  if (span const* const call = call_of_thread::value; call && call->name == name) {
+    within_ = call->link;
+    return;
+  }
   try {
     open_ = std::make_unique<span>();
     open_->name = name;
@@ -45,6 +54,7 @@ void host_span::begin(std::string_view name, here at, std::size_t bytes, std::ui
     open_->number = base::this_thread_id();
     open_->link = stream ? activity::process().new_link() : 0;
     open_->begin_ns = base::now_ns();
+    if (!call_of_thread::value) call_of_thread::value = open_.get();
   } catch (std::bad_alloc const&) {
     open_ = nullptr;
   }
@@ -52,6 +62,7 @@ void host_span::begin(std::string_view name, here at, std::size_t bytes, std::ui
 
 void host_span::end() noexcept {
   open_->end_ns = base::now_ns();
+  if (call_of_thread::value == open_.get()) call_of_thread::value = nullptr;
   if (activity::on()) activity::process().add(std::move(*open_));
 }
 

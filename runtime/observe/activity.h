@@ -43,7 +43,7 @@ class activity {
   base::atomic<std::uint64_t> links_{0}, turn_{0};
 };
 
-// What this thread does while one lives. Costs a load and a branch while nobody asks.
+// What this thread does while one lives. Within another of the same name it is a part of that call, and has its link. Costs a load and a branch while nobody asks.
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, here at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
@@ -53,12 +53,13 @@ class [[nodiscard]] host_span {
     if (open_) [[unlikely]] end();
   }
   host_span(host_span const&) = delete;
-  std::uint64_t link() const noexcept { return open_ ? open_->link : 0; }
+  std::uint64_t link() const noexcept { return open_ ? open_->link : within_; }
 
  private:
   void begin(std::string_view, here, std::size_t bytes, std::uint64_t stream) noexcept;
   void end() noexcept;
   std::unique_ptr<span> open_;
+  std::uint64_t within_ = 0;  // the link of the call that this is a part of
 };
 
 }  // namespace weir::observe

@@ -3,8 +3,10 @@
 // Threads: a tally is written by whoever holds the lock of its memory and read by any; counters are for any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
-// Peaks. Of a device with one tally they are exact, but that what thread caches hold counts as taken. With several, a tally's level
-// is known to the others with some slack: a peak errs upward only, by at most an eighth of its bytes for each of them, `slack_bytes` for
+// Peaks. Of a device with one stream that one thread allocates on they are exact: that thread's cache may raise a level, or the bytes cached, only
+// as far as the tally granted (untold.h). With several threads or streams what thread caches hold counts as taken, and bytes that were
+// asked for are known as of the last time that a thread held the lock: a peak errs by at most what those caches hold. With several streams a tally's level
+// is known to the others with some slack as well: a peak errs upward by at most an eighth of its bytes for each of them, `slack_bytes` for
 // each of four or in equal shares for more, or an eighth of the peak for all of them together: a quarter of that in equal shares, the
 // rest by what each holds. No peak of bytes is above that of what was reserved.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
@@ -17,6 +19,7 @@
 #include <span>
 
 #include "runtime/base/sync.h"
+#include "runtime/observe/untold.h"
 #include "weir/stats.h"
 
 namespace weir::observe {
@@ -118,7 +121,7 @@ class tally {
   [[gnu::always_inline]] void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
     give(p, 1, as(rounded), as(requested), given_);
     regain(requested);
-    fell(p, 1, as(requested));
+    fell(p, 1, as(rounded), as(requested));
     cached_rose(p, as(rounded));
   }
   void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {   // given back, but other streams may still use it
@@ -129,7 +132,7 @@ class tally {
   }
   // Slots come home from an outbox, and others may still use them.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
-    give(size_pool::small, slots, bytes, bytes, returned_);
+    alone_ ? returned_[index(size_pool::small)].add(slots, bytes, bytes) : give(size_pool::small, slots, bytes, bytes, returned_);
     sent_.add(slots, bytes, 0);
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
@@ -145,15 +148,35 @@ class tally {
     cached_rose(p, as(rounded));
   }
   // Slots go to a thread's cache, or come back from one.
-  void lent(std::int64_t slots, std::size_t bytes) noexcept { take(size_pool::small, slots, as(bytes), as(bytes), lent_); }
+  void lent(std::int64_t slots, std::size_t bytes) noexcept {
+    if (alone_) return at(lent_, size_pool::small).add(slots, as(bytes), as(bytes));
+    take(size_pool::small, slots, as(bytes), as(bytes), lent_);
+  }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
+    if (alone_) return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
     give(size_pool::small, slots, as(bytes), as(bytes), returned_);
     regain(bytes);
-    fell(size_pool::small, slots, as(bytes));
+    fell(size_pool::small, slots, as(bytes), as(bytes));
     cached_rose(size_pool::small, as(bytes));
   }
+  // What a thread's cache did since it last told: taken less given back; of that, put into its outbox.
+  void told(change const& out, change const& posted) noexcept;
+  // Alone: told(), and how far the one cache may go from there without telling. Requires: nothing else was counted since the last answer, or
+  // since told()
+  grant left_after(change const& out, change const& posted) noexcept;
+  // The one cache has a grant that is set aside in all rooms: large blocks come and go beside it, and it tells nothing. After each of these calls
+  // its owner asks whether a room is used up, and if so tells.
+  bool sets_aside() const noexcept { return set_aside_; }
+  bool is_used_up() const noexcept { return set_aside_ && (bytes_room_.near() | requested_room_.near() | blocks_room_.near() | cached_room_.near()) < 0; }
+  // Alone: what the one cache holds is known to be free, for it asks before a peak may pass. Else what caches hold counts as taken.
+  bool is_alone() const noexcept { return alone_; }
+  void set_alone(bool to) noexcept;
+  bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
-  void run_cut(std::int64_t bytes) noexcept { map(size_pool::small, bytes), map(size_pool::large, -bytes); }  // negative: returned
+  void run_cut(std::int64_t bytes) noexcept {  // negative: returned
+    mapped_[bytes > 0 ? 1 : 0].add(bytes > 0 ? -bytes : bytes);  // first what goes: all of it was mapped once
+    map(bytes > 0 ? size_pool::small : size_pool::large, bytes > 0 ? bytes : -bytes);
+  }
   // Without a branch: whether a block leaves a piece behind nobody can foretell.
   void free_pieces(std::int64_t change) noexcept {
     std::int64_t const gone = change & (change >> 63);
@@ -171,6 +194,7 @@ class tally {
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
     if (shared_) return tell();  // with less slack, as there are more
+    set_alone(false);
     shared_ = &with;
     with.join();
     note_peaks();
@@ -183,7 +207,7 @@ class tally {
       for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
     }
     for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
-    for (room* r : {&bytes_room_, &blocks_room_, &cached_room_}) r->set({});
+    for (room* r : {&bytes_room_, &requested_room_, &blocks_room_, &cached_room_}) r->set({});
     pieces_peak_.set(pieces_made_.get() - pieces_gone_.get());
     if (shared_) tell();
   }
@@ -202,12 +226,9 @@ class tally {
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
   [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
-    if (cached_room_.least() < 0) [[unlikely]] {
-      if (!rising_) note_cached();
-    }
-    rising_ = true;
+    rises();
     at(as_what, p).add(n, bytes, requested);
-    bytes_room_.add(p, -bytes), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
+    bytes_room_.add(p, -bytes), requested_room_.add(p, -requested), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
     if (!shared_) [[likely]] return;
     credit_ -= bytes, credit_blocks_ -= n;
     if ((credit_ | credit_blocks_) < 0) [[unlikely]] tell();
@@ -216,15 +237,21 @@ class tally {
     falls();
     at(as_what, p).add(n, bytes, requested);
   }
+  [[gnu::always_inline]] void rises() noexcept {
+    if (cached_room_.least() < 0) [[unlikely]] {
+      if (!rising_) note_cached();
+    }
+    rising_ = true;
+  }
   [[gnu::always_inline]] void falls() noexcept {  // from here on some level does
-    if ((bytes_room_.least() | blocks_room_.least()) < 0) [[unlikely]] {
+    if (rooms_up() < 0) [[unlikely]] {
       if (rising_) note_peaks();
     }
     rising_ = false;
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
-  [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes) noexcept {
-    bytes_room_.add(p, bytes), blocks_room_.add(p, n);
+  [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested) noexcept {
+    bytes_room_.add(p, bytes), requested_room_.add(p, requested), blocks_room_.add(p, n);
   }
   [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_room_.add(p, -bytes); }
   [[gnu::always_inline]] void regain(std::size_t bytes) noexcept {
@@ -244,26 +271,10 @@ class tally {
   std::int64_t live(std::size_t p, cell sums::* what) const noexcept { return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what); }
   std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) - of(settled_, p, &sums::bytes); }
   std::int64_t cached(std::size_t p) const noexcept {
-    return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p);
+    std::int64_t const in_caches = alone_ && p != index(size_pool::large) ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get() : 0;
+    return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p) + in_caches;
   }
-  level_values current() const noexcept {
-    level_values out;
-    for (std::size_t p = 0; p < all; ++p) {
-      auto const live_of = [&](cell sums::* what) {
-        std::int64_t const here = (taken_[p].*what).get() - (given_[p].*what).get();
-        return p == index(size_pool::small) ? here + (lent_[p].*what).get() - (returned_[p].*what).get() : here;  // thread caches hold small blocks alone
-      };
-      out[0][p] = live_of(&sums::blocks);
-      out[1][p] = out[0][p] + held_[p].blocks.get() - settled_[p].blocks.get();
-      out[2][p] = live_of(&sums::bytes);
-      out[3][p] = out[2][p] + held_[p].bytes.get() - settled_[p].bytes.get();
-      out[4][p] = live_of(&sums::requested);
-    }
-    constexpr std::size_t small = 0;
-    out[1][small] += sent_.blocks.get(), out[3][small] += sent_.bytes.get();
-    for (by_pool& l : out) l[all] = l[0] + l[1];
-    return out;
-  }
+  level_values current() const noexcept;
   level_values peaks() const noexcept {
     level_values out = current();
     for (std::size_t k = 0; k < levels; ++k) {
@@ -271,28 +282,13 @@ class tally {
     }
     return out;
   }
-  [[gnu::noinline]] void note_peaks() noexcept {
-    auto const now = current();
-    by_pool bytes, blocks;
-    bytes.fill(std::numeric_limits<std::int64_t>::max() / 2), blocks = bytes;
-    for (std::size_t p = 0; p < 3; ++p) {
-      for (std::size_t k = 0; k < levels; ++k) {
-        peaks_[k][p].raise(now[k][p]);
-        auto& left = (k < static_cast<std::size_t>(level::allocated_bytes) ? blocks : bytes)[p];
-        left = std::min(left, peaks_[k][p].get() - now[k][p]);
-      }
-    }
-    bytes_room_.set(bytes), blocks_room_.set(blocks);
-  }
-  [[gnu::noinline]] void note_cached() noexcept {
-    by_pool left;
-    for (std::size_t p = 0; p < 3; ++p) {
-      std::int64_t const now = cached(p);
-      cached_peak_[p].raise(now);
-      left[p] = cached_peak_[p].get() - now;
-    }
-    cached_room_.set(left);
-  }
+  void note_peaks() noexcept;
+  void note_cached() noexcept;
+  std::int64_t rooms_up() const noexcept { return bytes_room_.least() | requested_room_.least() | blocks_room_.least(); }
+  void add(change const& out, change const& posted) noexcept;
+  grant left() noexcept;
+  void set_aside(grant const&, int sign) noexcept;
+  bool take_back() noexcept;  // what was set aside. False: nothing was
   // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
   [[gnu::noinline]] void tell() noexcept {
     auto const now = current();
@@ -303,6 +299,17 @@ class tally {
 
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
   sums sent_{};                             // of small: held in an outbox before, which the caches count
+  sums out_{}, posted_{};                   // of small: as told()
+  bool alone_ = true;
+  struct left_now {  // of small and of all: up to each peak, and what cached bytes may rise
+    bool known = false;  // exactly, and nothing has changed since
+    std::array<std::array<std::int64_t, 2>, levels> up{};
+    std::array<std::int64_t, 2> down{};
+    grant least() const noexcept;
+  } left_;
+  grant aside_;
+  std::int64_t large_seen_ = 0;             // large blocks that had come and gone when it was granted
+  bool set_aside_ = false;                  // aside_, in all rooms. Invariant: no room is used up when a call of the owner's ends
   std::array<cell, 2> mapped_{};
   std::array<std::array<cell, 3>, levels> peaks_{};
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
@@ -317,6 +324,9 @@ class tally {
       else add_small(by);
     }
     std::int64_t least() const noexcept { return near_.get() | small_passed_; }
+    std::int64_t near() const noexcept { return near_.get(); }  // as least(), after changes of large alone
+    // What small may rise by if it may have one part in `parts` of what is left of all. Requires: least() >= 0
+    std::int64_t left_of_small(int parts) const noexcept { return std::min(small_, (near_.get() + std::max<std::int64_t>(0, beyond_)) / parts); }
     void set(by_pool const& left) noexcept { near_.set(std::min(left[1], left[2])), small_ = left[0], beyond_ = left[2] - left[1], small_passed_ = 0; }
 
    private:
@@ -329,7 +339,7 @@ class tally {
     std::int64_t small_ = 0, beyond_ = 0;         // what all's is more than large's
     std::int64_t small_passed_ = 0;
   };
-  room bytes_room_, blocks_room_, cached_room_;
+  room bytes_room_, requested_room_, blocks_room_, cached_room_;
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;  // how much the level may still rise before the others must be told
   shared_levels* shared_ = nullptr;
   shared_levels::told_levels told_;

@@ -54,9 +54,11 @@ void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
   auto b = books_.lock();
   try {
     auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
-    if (first) return;
-    is->second.requested = std::max(is->second.requested, requested);
-    ++is->second.holders;
+    if (!first) is->second.requested = std::max(is->second.requested, requested), ++is->second.holders;
+    auto const next = std::next(is);
+    bool const inside = is != b->blocks.begin() && at - std::prev(is)->first < std::prev(is)->second.requested;
+    if (!inside && (next == b->blocks.end() || next->first - at >= requested)) return;
+    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.overlaps = true;
   } catch (...) {
     if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
   }
@@ -98,7 +100,12 @@ std::optional<memory_beside::place> memory_beside::find(void const* where) const
   auto const in = before(b->mapped, at);
   if (in == b->mapped.end() || at - in->first >= in->second.bytes) return std::nullopt;
   auto const& its = in->second;
-  auto const is = before(b->blocks, at);
+  auto is = before(b->blocks, at);
+  auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
+  for (auto one = is; its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
+    --one;
+    if (end_of(one) > end_of(is)) is = one;
+  }
   if (is != b->blocks.end() && at - is->first < is->second.requested) return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
   if (its.partly_known) return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};

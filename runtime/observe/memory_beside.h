@@ -23,8 +23,8 @@ class memory_beside {  // a part of the runtime
   // counted, and is no segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
   void vanished(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
-  // A block in one of them serves somebody, or nobody any more: as often given back as taken. For want of memory for these books
-  // all of its handle is in use.
+  // A block in one of them serves somebody, or nobody any more: as often given back as taken. Blocks of another process may overlap:
+  // of those at an address the one that reaches furthest counts. For want of memory for these books all of its handle is in use.
   void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
@@ -68,6 +68,7 @@ class memory_beside {  // a part of the runtime
     sharing kind;
     std::uint64_t readers = 0;
     bool partly_known = false;  // some block in it was not booked
+    bool overlaps = false;      // some block in it began inside another one
   };
   struct of_device {
     stat exported{}, imported{};

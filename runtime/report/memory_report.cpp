@@ -26,21 +26,22 @@ std::string in_units(size_t bytes) {
 std::string memory_report::text() const {
   size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
   std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
-  auto const row = [&out](char const* name, size_t bytes) { out += std::string("  ") + name + in_units(bytes) + '\n'; };
-  row("capacity        ", capacity);
+  constexpr size_t width = 16;  // more than the longest name
+  auto const row = [&out](std::string_view name, size_t bytes) { out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n'; };
+  row("capacity", capacity);
   size_t const outside = other_processes - std::min(other_processes, exported);
-  row("outside weir    ", outside);
-  if (exported) row("shared          ", exported);
-  if (limit != 0 && limit < capacity) row("limit           ", limit);
+  row("outside weir", outside);
+  if (exported) row("shared", exported);
+  if (limit != 0 && limit < capacity) row("limit", limit);
   if (host_kept != 0) {
-    row("available       ", host_available);
-    row("  left to others", host_kept);
+    row("available", host_available);
+    row("  for others", host_kept);
   }
-  row("reserved        ", reserved);
-  row("  allocated     ", allocated);
-  row("  pending       ", pending);
-  row("  cached        ", cached);
-  row("largest hole    ", largest_hole);
+  row("reserved", reserved);
+  row("  allocated", allocated);
+  row("  pending", pending);
+  row("  cached", cached);
+  row("largest hole", largest_hole);
   bool addresses = false;  // were short, not memory
   for (rung const& tried : ladder) {
     if (tried.name == "addresses") {
@@ -62,6 +63,8 @@ std::string memory_report::text() const {
            ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all (WEIR_CONF=pinned_limit:" + std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
   } else if (addresses) {
     out += "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
+  } else if (limit != 0 && rounded > limit) {
+    out += "The request is larger than the limit, whatever is freed: raise it (set_memory_limit, or the option device_limit), or ask for less.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += limit_forbids;
   } else if (exported > capacity / 2) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "runtime/options.h"
@@ -51,13 +52,15 @@ std::string sentence(int device, device_times const& d) {
   struct line {
     std::int64_t alone = 0, whole = 0;
     std::size_t bytes = 0, copies = 0;
+    std::set<std::uint64_t> calls{};  // of copies that went in parts
   };
   std::map<std::pair<std::string, unsigned>, line> lines;
   for (observe::span const* const c : d.copies) {
     std::int64_t const whole = c->end_ns - c->begin_ns, both = within({c->begin_ns, c->end_ns}, kernels);
     copying += whole, overlapped += both;
     line& l = lines[{c->at.file ? c->at.file : "", c->at.line}];
-    l.alone += whole - both, l.whole += whole, l.bytes += c->bytes, ++l.copies;
+    l.alone += whole - both, l.whole += whole, l.bytes += c->bytes;
+    l.copies += c->link == 0 || l.calls.insert(c->link).second;
   }
   std::string out = "gpu:" + std::to_string(device) + ": kernels ran for " + time_text(computing) + ", copies for " + time_text(copying) + ", streams waited for each other for " + time_text(d.waited) + ".\n";
   if (d.copies.empty() || copying == 0) return out;
@@ -66,7 +69,9 @@ std::string sentence(int device, device_times const& d) {
   if (worst->second.alone * 50 < copying) return out;
   std::string file = worst->first.first;
   file = file.substr(file.rfind('/') + 1);
-  return out + "Longest alone: " + std::to_string(worst->second.copies) + (worst->second.copies == 1 ? " copy" : " copies") + " of " + bytes_text(worst->second.bytes) + " at " + file + ":" + std::to_string(worst->first.second) + ", " +
+  line const& l = worst->second;
+  std::string const copies = l.copies == 1 ? "1 copy of " + bytes_text(l.bytes) : std::to_string(l.copies) + " copies, " + bytes_text(l.bytes) + " in all,";
+  return out + "Longest alone: " + copies + " at " + file + ":" + std::to_string(worst->first.second) + ", " +
          time_text(worst->second.alone) + " of " + time_text(worst->second.whole) + ".\n";
 }
 

@@ -5,6 +5,8 @@
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <map>
 
+#include "runtime/base/text.h"
+
 namespace weir::report {
 
 extern std::string_view const page_frame, page_style, page_script;  // page/*, embedded by the build
@@ -13,15 +15,6 @@ namespace {
 
 enum class kind : std::uint8_t { alloc, free, ask, settle, map, unmap, oom };  // free: asked for and complete at once
 
-std::string escaped(std::string_view text) {  // in JSON, and in a page
-  std::string out = "\"";
-  for (char const c : text) {
-    char code[8];
-    if (static_cast<unsigned char>(c) < 0x20 || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&') std::snprintf(code, sizeof code, "\\u%04x", c), out += code;
-    else out += c;
-  }
-  return out + '"';
-}
 std::string plain(std::string_view text) {  // between tags
   std::string out;
   for (char const c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
@@ -48,12 +41,12 @@ class names {
   }
   std::uint32_t site(here const& at, std::uint32_t stack) {
     auto const [found, fresh] = numbers_.try_emplace({at.file ? at.file : "", at.line, stack}, static_cast<std::uint32_t>(numbers_.size()));
-    if (fresh) sites_ += (sites_.empty() ? "[" : ",[") + escaped(label(at, stack)) + ',' + escaped(calls(at, stack)) + ']';
+    if (fresh) sites_ += (sites_.empty() ? "[" : ",[") + base::json_text(label(at, stack)) + ',' + base::json_text(calls(at, stack)) + ']';
     return found->second;
   }
   std::uint32_t stream(std::uint64_t id) {
     auto const [found, fresh] = streams_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
-    if (fresh) stream_list_ += (stream_list_.empty() ? "" : ",") + escaped(std::to_string(id));
+    if (fresh) stream_list_ += (stream_list_.empty() ? "" : ",") + base::json_text(std::to_string(id));
     return found->second;
   }
   std::string json() const { return "\"sites\":[" + sites_ + "],\"streams\":[" + stream_list_ + "]"; }
@@ -241,7 +234,7 @@ std::string page(std::span<device_snapshot const> devices, std::span<stack_of co
     w.write(d);
     recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device);
   }
-  std::string const data = "{\"title\":" + escaped(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
+  std::string const data = "{\"title\":" + base::json_text(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
   return filled(page_frame, {{"<!-- title -->", plain(title)}, {"<!-- style -->", page_style}, {"<!-- recording -->", data}, {"<!-- script -->", page_script}});
 }
 

@@ -6,20 +6,13 @@
 #include <map>
 #include <set>
 
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 
 namespace weir::report {
 namespace {
 
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (char const c : text) {
-    char code[8];
-    if (static_cast<unsigned char>(c) < 0x20 || c == '"' || c == '\\') std::snprintf(code, sizeof code, "\\u%04x", c), out += code;
-    else out += c;
-  }
-  return out + '"';
-}
+using base::json_text;
 
 class writer {
  public:
@@ -40,7 +33,7 @@ class writer {
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
     if (s.at.file) arg(first, "line", json_text(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
     out_ += "}}";
-    if (!s.link) return;
+    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;  // to the first part of it
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);  // an arrow from the call to its work
     time("ts", from - origin_);
     out_ += ",\"cat\":\"given\",\"bp\":\"e\",\"id\":" + std::to_string(s.link) + "}";
@@ -74,6 +67,7 @@ class writer {
     first = false;
   }
   std::string out_;
+  std::set<std::uint64_t> arrived_;
   std::int64_t const origin_;
 };
 

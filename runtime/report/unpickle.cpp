@@ -1,12 +1,15 @@
 // A machine with a stack, as pickletools.py of CPython describes it. A dictionary that is a frame, a block, an entry of a trace or a
 // segment becomes a record as soon as its items are there: a file of 10^6 events needs no tree of values.
-// Invariant: memory grows by a bounded amount for each byte that was read.
+// Invariant: of values, containers, texts and what is remembered there are at most `spare`, and one for each `bytes_a_value` bytes that were
+// read, of each. In a snapshot each of them takes ten bytes and more.
 #include "runtime/report/unpickle.h"
 
 #include <algorithm>
 #include <bit>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
+
+#include "runtime/base/text.h"
 
 namespace weir::report {
 namespace {
@@ -41,6 +44,7 @@ struct found_segment {
 
 constexpr std::size_t largest_file = std::size_t{1} << 30;
 constexpr std::size_t largest_stacks = std::size_t{1} << 28;  // bytes of text: a file may name one text often
+constexpr std::size_t spare = 10'000, bytes_a_value = 8;
 constexpr std::uint64_t no_list = ~std::uint64_t{0};
 constexpr std::string_view actions[] = {"alloc", "free_requested", "free_completed", "oom", "segment_map", "segment_unmap", "segment_alloc", "segment_free", "snapshot", "workspace_snapshot"};
 
@@ -59,6 +63,10 @@ class reader {
  private:
   [[noreturn]] void refuse(std::string const& what, std::string remedy = "The file is damaged, or no memory snapshot: record it anew") const {
     throw invalid_use("snapshot", std::string(file_) + ", byte " + std::to_string(next_) + ": " + what, std::move(remedy), called_);
+  }
+  template <class Container>
+  void room_for_one_more(Container const& in) const {
+    if (in.size() >= spare + next_ / bytes_a_value) refuse("more values than a snapshot of that length has");
   }
   std::string_view bytes(std::size_t n) {
     if (n > in_.size() - next_) refuse("the file ends within a value");
@@ -90,9 +98,8 @@ class reader {
       case 'X': text(bytes(little_endian(4))); break;
       case 0x8c: text(bytes(little_endian(1))); break;
       case 0x8d: text(bytes(little_endian(8))); break;
-      case ']': push({value::type::list, lists_.size()}), lists_.emplace_back(); break;
-      case '}': push({value::type::dict, dicts_.size()}), dicts_.push_back({dictionary::type::plain, static_cast<std::uint32_t>(plain_.size()), 0}), plain_.emplace_back(); break;
-      case ')': push({value::type::list, lists_.size()}), lists_.emplace_back(); break;
+      case ']': case ')': tuple({}); break;
+      case '}': new_dictionary(); break;
       case 't': tuple(from_mark()); break;
       case 0x85: case 0x86: case 0x87: tuple(top(code - 0x84u)); break;
       case 'a': append(top(1)); break;
@@ -109,7 +116,16 @@ class reader {
     return true;
   }
 
-  void push(value v) { stack_.push_back(v); }
+  void push(value v) {
+    room_for_one_more(stack_);
+    stack_.push_back(v);
+  }
+  void new_dictionary() {
+    room_for_one_more(dicts_);
+    push({value::type::dict, dicts_.size()});
+    dicts_.push_back({dictionary::type::plain, static_cast<std::uint32_t>(plain_.size()), 0});
+    plain_.emplace_back();
+  }
   void number(std::uint64_t n) { push({value::type::number, n}); }
   void long_number() {
     std::size_t const n = little_endian(1);
@@ -126,7 +142,10 @@ class reader {
     for (char const c : bytes(8)) bits = bits << 8 | static_cast<unsigned char>(c);
     push({value::type::real, bits});
   }
-  void text(std::string_view t) { push({value::type::text, reinterpret_cast<std::uint64_t>(&*out_.texts.emplace(t).first)}); }
+  void text(std::string_view t) {
+    room_for_one_more(out_.texts);
+    push({value::type::text, reinterpret_cast<std::uint64_t>(&*out_.texts.emplace(t).first)});
+  }
   static std::string const& text_of(value v) { return *reinterpret_cast<std::string const*>(v.what); }
 
   std::vector<value> top(std::size_t n) {
@@ -144,6 +163,7 @@ class reader {
     return out;
   }
   void tuple(std::vector<value> items) {
+    room_for_one_more(lists_);
     push({value::type::list, lists_.size()});
     lists_.push_back(std::move(items));
   }
@@ -158,7 +178,7 @@ class reader {
   void remember(std::uint64_t n) {
     if (stack_.empty() || stack_.back().is == value::type::mark) refuse("there is nothing to remember");
     if (n > memo_.size()) refuse("number " + std::to_string(n) + " is remembered out of turn");
-    if (n == memo_.size()) memo_.push_back(stack_.back());
+    if (n == memo_.size()) room_for_one_more(memo_), memo_.push_back(stack_.back());
     else memo_[n] = stack_.back();
   }
   void recall(std::uint64_t n) {
@@ -209,7 +229,7 @@ class reader {
   found_entry entry(fields const& f) const {
     std::string const& action = string(f, "action");
     auto const known = std::find(std::begin(actions), std::end(actions), action);
-    if (known == std::end(actions)) refuse("the action '" + action + "' is not known");
+    if (known == std::end(actions)) refuse("the action '" + base::visible(action.substr(0, 40)) + "' is not known");
     trace_entry e{*known};
     e.at = *known == "oom" ? whole_or_0(f, "device_free") : whole(f, "addr");
     e.bytes = whole(f, "size"), e.stream = whole_or_0(f, "stream"), e.us = static_cast<std::int64_t>(whole_or_0(f, "time_us")), e.user = whole_or_0(f, "still_used_by");
@@ -218,7 +238,7 @@ class reader {
   found_block block(fields const& f) const {
     std::string const& state = string(f, "state");
     block_state const is = state == "active_allocated" ? block_state::active_allocated : state == "inactive" ? block_state::inactive : block_state::active_pending_free;
-    if (is == block_state::active_pending_free && !state.starts_with("active_")) refuse("the state '" + state + "' is not known");
+    if (is == block_state::active_pending_free && !state.starts_with("active_")) refuse("the state '" + base::visible(state.substr(0, 40)) + "' is not known");
     return {{field(f, "address") ? whole(f, "address") : 0, whole(f, "size"), whole_or_0(f, "requested_size"), is, {nullptr, nullptr, 0}}, list_or_none(f, "frames")};
   }
   found_segment segment(fields const& f) const {

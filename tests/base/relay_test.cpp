@@ -2,8 +2,11 @@
 // Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <optional>
 #include <set>
+#include <stdexcept>
+#include <thread>
 
 #include "runtime/base/sync_relay.h"
 #include "runtime/driver/sim/machine.h"
@@ -307,6 +310,99 @@ TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what
   EXPECT_EQ(r.findings()[0], "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits in a call: stream 1 of device 0 is held by gate 1");
   EXPECT_TRUE(r.why_over.empty()) << "it went on with an error";
   EXPECT_TRUE(d.open_gate(gate).ok());
+}
+
+TEST(relay, who_was_told_that_nothing_moves_waits_again_until_it_is_notified) {
+  rig r(1);
+  base::mutex m;
+  base::condition changed, asked_again;
+  bool told = false;
+  std::function<std::string()> const why = [] { return "for what never comes"; };
+  r.run({[&] {
+           base::unique_lock hold(m);
+           EXPECT_FALSE(r.threads.wait_for_others(changed, hold, why));
+           told = true;
+           asked_again.notify_all();
+           EXPECT_TRUE(r.threads.wait_for_others(changed, hold, why));
+         },
+         [&] {
+           base::unique_lock hold(m);  // the other one has it until it waits again
+           asked_again.wait(hold, [&] { return told; });
+           changed.notify_all();
+         }});
+  EXPECT_EQ(r.why_over, "");
+  EXPECT_EQ(r.findings().size(), 1u);
+}
+
+TEST(relay, a_lock_that_was_tried_is_known_to_be_held) {
+  for (auto const seed : orders(50)) {
+    rig r(seed);
+    base::mutex m;
+    int inside = 0;
+    auto const body = [&](bool tries) {
+      return [&, tries] {
+        if (tries ? !m.try_lock() : (m.lock(), false)) return;
+        EXPECT_EQ(inside++, 0);
+        for (int i = 0; i < 3; ++i) base::yield_thread();
+        --inside;
+        m.unlock();
+      };
+    };
+    r.run({body(true), body(false), body(true)});
+    ASSERT_EQ(r.why_over, "") << "seed " << seed;
+  }
+}
+
+TEST(relay, a_lock_that_a_thread_outside_holds_is_waited_for) {
+  rig r(1);
+  base::mutex m;
+  std::atomic<bool> held{false}, wanted{false}, given_back{false};
+  std::thread outside([&] {
+    base::lock_guard hold(m);
+    held = true;
+    while (!wanted) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one comes to the lock meanwhile
+    given_back = true;
+  });
+  while (!held) std::this_thread::yield();
+  bool seen = false;
+  r.run({[&] {
+    wanted = true;
+    base::lock_guard hold(m);
+    seen = given_back;
+  }});
+  outside.join();
+  EXPECT_TRUE(seen);
+}
+
+TEST(relay, a_relay_that_is_entered_again_tells_nothing_of_the_time_before) {
+  rig r(1);
+  r.threads.spawn("a", [] { base::yield_thread(); });
+  r.threads.end();  // before it is joined
+  r.threads.enter("main", relay::life::until_left);
+  r.run({[] {}});
+  EXPECT_EQ(r.why_over, "");
+}
+
+TEST(relay_death, misuse_of_a_relay_ends_the_process_with_its_reason) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child has no kept threads
+  EXPECT_DEATH({
+    rig r(1);
+    r.threads.spawn("a", [] { for (int i = 0; i < 100; ++i) base::yield_thread(); });
+    r.threads.leave();
+  }, "a relay is left while threads of it are running");
+  EXPECT_DEATH({
+    rig r(1);
+    std::thread([&] { r.threads.end(); }).join();
+  }, "is ended by another thread");
+  EXPECT_DEATH({
+    rig r(1);
+    r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
+  }, "terminate called.*\n.*of a thread");
+  EXPECT_DEATH({
+    for (int i = 0; i < base::thread_slots; ++i) (void)base::detail::new_thread_slot();
+    (void)base::detail::new_thread_slot();
+  }, "");
 }
 
 TEST(relay, a_thread_of_nobody_is_refused_by_a_machine_that_switches_its_threads) {

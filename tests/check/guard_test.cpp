@@ -85,6 +85,33 @@ void work_touches_another_block() {
   synchronize();
 }
 
+void a_race_and_then_a_stray_touch() {
+  stream a, b;
+  buffer x(4096);
+  write(a, x.data(), 4096);
+  read(b, x.data(), 4096);
+  synchronize();
+  *static_cast<char volatile*>(x.data()) = 1;
+}
+
+void a_race_and_then_an_exception() {
+  stream a, b;
+  buffer x(4096);
+  write(a, x.data(), 4096);
+  read(b, x.data(), 4096);
+  launch(a, {}, on_gpu, [] { throw std::runtime_error("no such word"); });
+  synchronize();
+}
+
+// Under AddressSanitizer the process ends by its own report.
+TEST_P(guarded_death, races_found_before_the_end_are_printed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  if (!by_the_byte) {
+    EXPECT_DEATH(a_race_and_then_a_stray_touch(), "host code touched.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
+  }
+  EXPECT_DEATH(a_race_and_then_an_exception(), "no such word.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
+}
+
 TEST_P(guarded_death, host_code_that_touches_a_block_is_named_before_the_process_dies) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(host_touches_a_block(), by_the_byte ? "use-after-poison" : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 0 of block 1 of gpu:0 .4096 B, allocated at guard_test.cpp:[0-9]+");
@@ -92,7 +119,7 @@ TEST_P(guarded_death, host_code_that_touches_a_block_is_named_before_the_process
 
 TEST_P(guarded_death, work_that_touches_what_it_did_not_declare_is_named) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(work_touches_another_block(), by_the_byte ? "use-after-poison" : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 4194304 of block 2");
+  EXPECT_DEATH(work_touches_another_block(), by_the_byte ? "use-after-poison" : "work .launch at guard_test.cpp:78 on stream 1 of gpu:0. touched 0x[0-9a-f]+, memory of gpu:0, in byte 4194304 of block 2.*reads.p., writes.p.");
 }
 
 // Work given past weir's own look at what is a block: the third of its kind is too late.

@@ -11,6 +11,20 @@ namespace {
 
 constexpr size_t size = 4096;
 
+// Memory is looked at page by page; the report is of what both uses have in common.
+TEST(races, of_many_pages_are_told_with_all_bytes_that_both_uses_touch) {
+  auto const all = found([&] {
+    stream a, b;
+    buffer x(6_MiB);
+    a.ref().wait(current_stream()), b.ref().wait(current_stream());
+    write(a, x.data(), 4_MiB);
+    read(b, x.data<std::byte>() + 1_MiB, 5_MiB);
+    synchronize();
+  });
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_NE(all[0].text.find("bytes 1048576-4194303 of block 1"), std::string::npos) << all[0].text;
+}
+
 TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
   int made = 0, wrote = 0, read_at = 0;
   auto const run = [&](bool right) {

@@ -51,28 +51,17 @@ TEST_F(bad_input, no_such_device) {
   EXPECT_EQ(current_device(), device(0));
 }
 
-TEST_F(bad_input, an_error_has_the_line_of_the_call_and_not_one_of_weirs) {
-  auto const from_here = [](std::function<void()> const& f) {
-    try {
-      f();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (error const& e) {
-      EXPECT_NE(std::string_view(e.where().file).find("bad_input_test.cpp"), std::string_view::npos) << e.where().file << ':' << e.where().line;
-    }
-  };
-  simulation sim = simulation::of(*rt);
-  from_here([&] { (void)can_access_peer(0, 3); });
-  from_here([&] { sim.lose(3); });
-  from_here([&] { sim.cut(0, 3); });
-  from_here([&] { sim.corrupt(0, 3); });
-  from_here([&] { sim.use_up(3, 1); });
-  from_here([&] { (void)sim.fail_call("mpa", 1); });
-  from_here([&] { record_memory_history({.events = 0}); });
+TEST_F(bad_input, a_callback_that_is_empty) {
+  refused<invalid_use>([] { (void)on_out_of_memory({}); }, {"on_out_of_memory", "empty function"});
+  refused<invalid_use>([] { launch_host(current_stream(), {}); }, {"launch_host", "empty function"});
 }
 
 TEST_F(bad_input, a_history_of_more_events_than_there_can_be_and_a_thread_with_nothing_to_run) {
   refused<invalid_use>([] { record_memory_history({.events = SIZE_MAX}); }, {"record_memory_history", "18446744073709551615 events"});
   refused<invalid_use>([] { record_memory_history({.events = 0}); }, {"record_memory_history", "0 events"});
+  for (size_t const memory : {~size_t{0}, (size_t{1} << 46) + 1}) {
+    refused<invalid_use>([&] { runtime(simulated{.devices = 1, .memory = memory}); }, {"runtime", "simulated{.memory = " + std::to_string(memory) + "}"});
+  }
   runtime seeded(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 1});
   refused<invalid_use>([&] { simulation::of(seeded).spawn("idle", {}); }, {"simulation::spawn", "\"idle\"", "empty function"});
   simulation::of(seeded).join();

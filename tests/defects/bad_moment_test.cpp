@@ -102,7 +102,8 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   refused<invalid_use>([&] { copy(b.data(), a.data(), 1000); }, {"copy", text(b.data())});
   refused<invalid_use>([&] { copy(*theirs, a.data(), b.data(), 1000); }, {"copy", text(a.data())});
   refused<invalid_use>([&] { set(b.data(), std::byte{1}, 10); }, {"set", text(b.data())});
-  refused<invalid_use>([&] { launch(mine, {writes(b)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(b.data())});
+  refused<invalid_use>([&] { launch(mine, {writes(b)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(b.data()), "device memory of another runtime"});
+  refused<invalid_use>([&] { launch(mine, {writes(page)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(page.data()), "a block of another runtime"});
   refused<invalid_use>([&] { record_stream(b.data(), mine); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(page.data(), mine); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(a.data(), *theirs); }, {"record_stream", "runtime"});
@@ -187,6 +188,34 @@ TEST_F(bad_moment, a_stream_that_was_moved_from) {
   refused<invalid_use>([&] { launch(none, {reads(a)}, [](CUstream_st*) {}, [] {}); }, {"launch", "moved from"});
   refused<invalid_use>([&] { launch_host(none, [] {}); }, {"launch_host", "moved from"});
   refused<invalid_use>([&] { launch_host(t, {}); }, {"launch_host", "empty"});
+}
+
+TEST_F(bad_moment, a_call_inside_a_host_function_says_where_it_is) {
+  stream s;
+  buffer block(64);
+  char host[64] = {};
+  event e;
+  e.record(s);
+  std::vector<std::string> said;
+  launch_host(s, [&] {
+    runtime_guard const inside{*rt};
+    for (std::function<void()> const& call : std::initializer_list<std::function<void()>>{
+             [&] { synchronize(); }, [&] { s.synchronize(); }, [&] { copy(block.data(), host, 64); }, [&] { copy(s, host, block.data(), 64); }, [&] { set(block.data(), std::byte{1}, 64); },
+             [&] { launch(s, {writes(block)}, [](CUstream_st*) {}, [] {}); }, [&] { launch_host(s, [] {}); }, [&] { e.record(s); }}) {
+      try {
+        call();
+        said.emplace_back("nothing was thrown");
+      } catch (invalid_use const& refused) {
+        said.emplace_back(refused.what());
+      }
+    }
+  });
+  s.synchronize();
+  ASSERT_EQ(said.size(), 8u);
+  for (std::string const& one : said) {
+    EXPECT_NE(one.find("called from a host function of a stream, which may not call the driver. Return from the function first"), one.npos) << one;
+    EXPECT_EQ(one.find("capture"), one.npos) << one;
+  }
 }
 
 TEST_F(bad_moment, an_event_never_recorded_or_moved_from) {

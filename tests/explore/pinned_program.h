@@ -68,7 +68,7 @@ class pinned_among_threads {
 
   void copy(clock::timeline& line, void* to, void const* from, std::size_t bytes) {
     peer::short_way way;
-    if (!way.find(bench_->core, &line, {to, from, bytes})) return t_.fail("no case of the short way");
+    if (!way.find(bench_->core, &line, {to, from, bytes}, here::current())) return t_.fail("no case of the short way");
     if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok()) t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
   }
 

@@ -106,7 +106,7 @@ graph_handle captured_fork_and_join(runtime::impl& r, stream_ref a, stream_ref b
 }  // namespace
 
 std::string captured_and_launched_twice() {
-  auto& r = streams::current_runtime();
+  auto& r = runtime::current().get();
   r.part<leftovers>().try_again();
   stream a, b;
   buffer const out = pinned(2 * 4096);

@@ -16,9 +16,11 @@
 #include "runtime/memory/arena.h"
 #include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
+#include "streams/pinned.h"
 #include "streams/staging_crew.h"
 #include "tests/faults/heap.h"
 #include "tests/faults/trial.h"
+#include "tests/support/memory_bench.h"
 
 namespace weir::faults {
 namespace {
@@ -110,6 +112,37 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   EXPECT_EQ(unknown.bytes, 0x1000u);
   EXPECT_EQ(known.at, 0x10400u);
   EXPECT_EQ(known.bytes, 500u);
+}
+
+// A use of a pinned block that there was no memory to note: nobody can know when it is over, so the block serves nobody any more.
+TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed_out_again) {
+  enum class noted { all, not_all_streams, not_all_stamps };
+  for (noted const how : {noted::all, noted::not_all_streams, noted::not_all_stamps}) {
+    tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+    auto& pool = bench.core.part<streams::pinned_memory>();
+    constexpr std::size_t bytes = 4096;
+    void* const p = pool.allocate(bytes, 0, here::current());
+    std::uint64_t refused = 0;
+    std::vector<clock::timeline*> users;
+    for (int i = 0; i < 12; ++i) {  // more than nearly all blocks need, for which there is room at once
+      clock::timeline& user = *users.emplace_back(&bench.stream(0));
+      ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+      heap::fail(how != noted::all, 0);
+      how == noted::not_all_stamps ? pool.mark(p, user.now()) : pool.mark(p, user);
+      refused += heap::stop();
+    }
+    EXPECT_EQ(refused > 0, how != noted::all);
+    pool.deallocate(p, here::current());
+    std::vector<void*> others{pool.allocate(bytes, 0, here::current())};
+    EXPECT_NE(others[0], p) << "its streams are not done";
+    for (clock::timeline* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
+    others.push_back(pool.allocate(32_MiB, 0, here::current()));  // a miss, which looks at what is done
+    EXPECT_EQ(pool.statistics().pending_bytes.all.current, how == noted::all ? 0 : static_cast<std::int64_t>(bytes));
+    others.push_back(pool.allocate(bytes, 0, here::current()));
+    EXPECT_EQ(others.back() == p, how == noted::all) << "all that is known of is done";
+    for (void* one : others) pool.deallocate(one, here::current());
+    EXPECT_EQ(pool.validate(), std::vector<std::string>{});
+  }
 }
 
 // Regression: such a thread gave the baton back and then let go of what it was in its machine: with other load beside it a trial's

@@ -40,6 +40,38 @@ TEST(allocator_pages, handles_are_the_largest_powers_of_two_that_fit_the_gap) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
+TEST(allocator_layout, the_parts_of_a_range_make_up_the_whole_and_the_counters_say_the_same) {
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& s = bench.stream(0);
+  std::vector<void*> all;
+  for (std::size_t const bytes : {100, 100, 100, 100, 3000, 40'000, 300'000, 300'000}) all.push_back(d.allocate(s, bytes, 0, at));
+  for (std::size_t const i : {0, 1, 5, 6}) d.deallocate(std::exchange(all[i], nullptr), nullptr, at);
+  std::size_t reserved = 0, live = 0;
+  for (memory::mapped_range const& r : d.layout()) {
+    std::size_t sum = 0;
+    for (std::size_t i = 0; i < r.parts.size(); ++i) {
+      memory::mapped_range::part const& p = r.parts[i];
+      EXPECT_EQ(p.at, r.at + sum) << "parts lie side by side";
+      EXPECT_GT(p.bytes, 0u);
+      EXPECT_FALSE(i && p.is == memory::mapped_range::use::free && r.parts[i - 1].is == memory::mapped_range::use::free) << "what is free is one part";
+      sum += p.bytes;
+      live += p.is == memory::mapped_range::use::live ? p.bytes : 0;
+    }
+    EXPECT_EQ(sum, r.bytes);
+    reserved += sum;
+  }
+  auto const n = d.statistics();
+  EXPECT_EQ(reserved, static_cast<std::size_t>(n.reserved_bytes.all.current));
+  EXPECT_EQ(live, static_cast<std::size_t>(n.allocated_bytes.all.current));
+  auto const streams = d.by_stream();
+  ASSERT_EQ(streams.size(), 1u);
+  EXPECT_EQ(streams[0].allocated, live);
+  EXPECT_EQ(streams[0].pending, 0u);
+  EXPECT_EQ(streams[0].cached, reserved - live);
+  for (void* const p : all) d.deallocate(p, nullptr, at);
+}
+
 TEST(allocator_pages, with_a_second_stream_active_a_fence_is_recorded_for_each_16_MiB_freed_and_none_without) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
   memory::allocator& d = bench.on(0);

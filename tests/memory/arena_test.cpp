@@ -110,22 +110,24 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
 }
 
 TEST(lowest_fit, agrees_with_a_scan) {
-  for (std::size_t n : {std::size_t{3}, std::size_t{100}, std::size_t{600}, std::size_t{5000}}) {  // pages; one leaf, a few, many
+  for (std::size_t n : {std::size_t{8}, std::size_t{200}, std::size_t{1200}, std::size_t{10'000}}) {  // pages; one leaf, a few, many
     std::mt19937_64 random(n);
     region in(page, n * page, page, nullptr);
     lowest_fit all(n);
-    std::map<std::size_t, std::unique_ptr<piece>> plain;  // by page: in every other one at most
+    std::map<std::size_t, std::unique_ptr<piece>> plain;  // by a fourth of the page: in one of the first two or three of four at most
+    auto const begin = [&](piece& p, std::size_t fourth, std::size_t bytes) { p.at = in.base + (fourth * 4 + random() % 3) * page + random() % 3 * bins::unit, p.bytes = bytes; };
     for (int i = 0; i < 6000; ++i) {
-      std::size_t const at = random() % n / 2 * 2;
+      std::size_t const at = random() % n / 4;
       bool const more = random() % 300 == 0;  // now and then most go
       auto& p = plain[at];
       std::size_t const bytes = (2 + random() % 100) * lowest_fit::unit;
       if (!p) {
         p = std::make_unique<piece>();
-        p->in = &in, p->at = in.base + at * page + random() % 3 * bins::unit, p->bytes = bytes;
+        p->in = &in;
+        begin(*p, at, bytes);
         all.insert(*p);
       } else if (random() % 3) {
-        p->at = in.base + at * page + random() % 3 * bins::unit, p->bytes = bytes;
+        begin(*p, at, bytes);  // in another page, too, which may belong to another leaf
         all.change(*p);
       } else {
         all.erase(*p);
@@ -140,7 +142,7 @@ TEST(lowest_fit, agrees_with_a_scan) {
       }
       ASSERT_EQ(all.validate([&](std::size_t leaf) { ADD_FAILURE() << "leaf " << leaf << " of " << n << " pages, step " << i; }), plain.size());
       std::size_t const from = random() % 2 ? 0 : random() % (n + 1), wanted = (random() % 110 + 1) * lowest_fit::unit - random() % 2;
-      auto const found = std::find_if(plain.lower_bound(from), plain.end(), [&](auto const& q) { return q.second->bytes >= wanted; });
+      auto const found = std::find_if(plain.begin(), plain.end(), [&](auto const& q) { return in.page_index(q.second->at) >= from && q.second->bytes >= wanted; });
       ASSERT_EQ(all.find(wanted, from), found == plain.end() ? nullptr : found->second.get()) << n << " pages, step " << i;
     }
   }
@@ -178,6 +180,108 @@ TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
   for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
   a.pieces.commit(g);
   EXPECT_SOUND(a);
+}
+
+TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
+  for (auto const part : {arena::part::blocks, arena::part::runs}) {
+    auto in = std::make_unique<region>(address{1} << 40, 128 * page, page, nullptr);
+    in->runs = in->base + 64 * page;
+    std::map<address, handle> handles;
+    arena pieces;
+    pieces.add_region(*in, state::gap);
+    auto const map = [&](growth const& g) {
+      for (auto const& hole : g.missing) in->set_pages({driver::memory_handle::none, hole.at, hole.bytes}, &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
+    };
+    auto const grow = [&](std::size_t bytes) {
+      growth g;
+      EXPECT_TRUE(pieces.plan(bytes, bins::unit, part, g));
+      map(g);
+      return pieces.commit(g);
+    };
+    piece* const low = grow(3 * page);   // becomes a gap
+    piece* const free = grow(3 * page);  // stays mapped
+    grow(page);
+    piece* const other = grow(2 * page);
+    grow(page);
+    address const at = low->at, behind = free->at;
+    pieces.give(*low, 0);
+    auto const going = pieces.reserve_handles(3 * page, arena::first::lowest, [](std::uint64_t) { return true; });
+    ASSERT_EQ(going.all.size(), 1u);
+    for (handle const& h : going.all.front().handles) in->set_pages(h, nullptr);
+    pieces.release_done(*going.all.front().place);
+    pieces.give(*free, 0);
+    pieces.give(*other, 0);
+    growth g;
+    ASSERT_TRUE(pieces.plan(5 * page, bins::unit, part, g));
+    EXPECT_EQ(g.block, at + page);
+    EXPECT_EQ(g.block + g.bytes, behind + 3 * page);
+    EXPECT_EQ(g.missing_bytes, 2 * page);
+    EXPECT_EQ(g.large_beside, part == arena::part::blocks ? 1u : 0u) << "the other one; in the part of runs none is counted";
+    map(g);
+    pieces.commit(g);
+    std::vector<std::string> wrong;
+    pieces.validate(wrong, "arena");
+    EXPECT_EQ(wrong, std::vector<std::string>{});
+  }
+}
+
+// A ghost saves what of it lies in the window, not all of itself.
+TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
+  bare_arena a(64 * page);
+  a.grow(page);
+  piece* const first = a.grow(8 * page);
+  a.grow(40 * page);
+  a.pieces.give(*first, 0);
+  auto const going = a.pieces.reserve_handles(8 * page, arena::first::lowest, [](std::uint64_t) { return true; });
+  for (handle const& h : going.all.front().handles) a.in->set_pages(h, nullptr);
+  a.pieces.release_done(*going.all.front().place);  // a gap of 8 pages, and one of 15 at the end
+  homed_handle moved{};
+  ghosts::places all;
+  address const at = a.in->base + page;
+  all[at] = {&moved, nullptr, at, 8 * page, {}, true, false};
+  ghost_sight const sight{&all, nullptr, [](void const*, ghost const&, address, address) { return ghost_sight::fate::comes_home; }};
+  growth g;
+  ASSERT_TRUE(a.pieces.plan(3 * page, 4 * page, arena::part::blocks, g, sight));  // the one place there lies inside the ghost
+  EXPECT_EQ(g.block, a.in->base + 4 * page) << "where a handle comes home the block costs next to nothing";
+  EXPECT_EQ(g.missing_bytes, 3 * page);
+}
+
+TEST(arena, of_pieces_alike_in_two_regions_the_first_regions_is_taken) {
+  bare_arena a(64 * page);
+  region second(address{1} << 41, 64 * page, page, nullptr);
+  piece* const low = a.grow(8 * page);
+  a.grow(56 * page);
+  a.pieces.add_region(second, state::gap);
+  handle pages{driver::memory_handle::none, second.base, second.bytes};
+  second.set_pages(pages, &pages);
+  auto const grow = [&](std::size_t bytes) {
+    growth g;
+    EXPECT_TRUE(a.pieces.plan(bytes, bins::unit, arena::part::blocks, g));
+    return a.pieces.commit(g);
+  };
+  piece* const high = grow(8 * page);
+  grow(56 * page);
+  ASSERT_EQ(high->in, &second);
+  address const first = low->at;
+  a.pieces.give(*high, 0);
+  a.pieces.give(*low, 0);
+  EXPECT_EQ(a.pieces.take(page, bins::unit)->at, first);
+  EXPECT_SOUND(a);
+}
+
+TEST(arena, a_region_that_is_added_has_no_stamp_of_what_was_there_before) {
+  bare_arena a(64 * page);
+  piece* const low = a.grow(page);
+  piece* const next = a.grow(page);
+  a.pieces.give(*low, 7);
+  a.pieces.give(*next, 9);  // of the two, one piece becomes spare
+  region segment(address{1} << 41, 4 * page, page, nullptr);
+  handle h{driver::memory_handle::none, segment.base, segment.bytes};
+  segment.set_pages(h, &h);
+  a.pieces.add_region(segment, state::free);
+  EXPECT_EQ(segment.first->freed, 0u);
+  EXPECT_SOUND(a);
+  a.pieces.drop_region(segment);
 }
 
 TEST(arena, a_growth_rolled_back_leaves_what_was_mapped_free_and_the_rest_a_gap) {

@@ -3,6 +3,7 @@
 #include "runtime/memory/thread_cache.h"
 #include "streams/context.h"
 #include "tests/memory/small_device.h"
+#include "tests/support/memory_bench.h"
 #include "weir/launch.h"
 
 namespace weir {
@@ -308,6 +309,40 @@ TEST_F(outboxes, a_thread_gathers_on_while_others_shut_and_empty_its_outbox_over
   EXPECT_EQ(n.allocation.small.current, 0);
   EXPECT_EQ(n.requested_bytes.all.current, 0);
   EXPECT_EQ(n.allocation.small.allocated, 30'000);
+}
+
+// An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of the one that inherits its memory: slots that
+// came home too late would be free from a number on that the heir comes to after hundreds of fences.
+TEST(outboxes_of_an_ended_stream, are_sent_home_before_its_memory_is_left_to_the_next_one) {
+  if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
+  tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
+  if (bench.core.witness()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
+  memory::allocator& d = bench.on(0);
+  clock::timeline &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0), &third = bench.stream(0);
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next one's
+  std::vector<void*> all;
+  for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, here::current()));
+  ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  std::size_t gathered = 0;
+  for (void* p : all) {
+    bool const quick = memory::quick_deallocate_used(&user, p);
+    gathered += quick;
+    if (!quick) d.deallocate(p, &user, here::current());
+  }
+  ASSERT_GT(gathered, 20u);
+  bench.clocks().retire(first);
+  for (auto* line : {&first, &user}) ASSERT_TRUE(bench.clocks().synchronize(line->now()).ok());
+  d.deallocate(d.allocate(next, 512, 0, here::current()), nullptr, here::current());
+  for (stream_memory_use const& u : d.by_stream()) {
+    EXPECT_EQ(u.stream, next.id()) << "the next stream has inherited it";
+    EXPECT_EQ(u.pending, 0u) << "what was given back is done";
+  }
+  std::uint64_t const fences = bench.clocks().counted().fences;
+  void* whole = nullptr;
+  EXPECT_NO_THROW(whole = d.allocate(third, 8_MiB, 0, here::current())) << "what has come free serves every stream";
+  EXPECT_LE(bench.clocks().counted().fences - fences, 4u) << "to complete a number of the first stream on the next one takes as many as that";
+  if (whole) d.deallocate(whole, nullptr, here::current());
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
 }  // namespace

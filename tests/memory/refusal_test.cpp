@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
@@ -122,6 +124,10 @@ TEST(refused_pairs, a_handle_that_the_driver_neither_lets_be_used_nor_takes_back
   EXPECT_THROW((void)s.device.allocate(s.a, 60'000, 0, at), driver_error);
   EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 64 << 10) << "it is still held of the driver";
   s.expect_sound("while it is held");
+  s.bench.control->fail_call("unmap", 1, driver::code::failed);
+  EXPECT_EQ(s.device.empty_cache(), 0u);
+  EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 64 << 10) << "the driver would not take it again";
+  s.expect_sound("while it is held still");
   void* const p = s.device.allocate(s.a, 60'000, 0, at);
   EXPECT_TRUE(s.bench.machine().fill(0, s.a.handle(), p, 1, 4, 15'000).ok());
   ASSERT_TRUE(s.bench.clocks().synchronize(s.a.now()).ok());
@@ -143,6 +149,44 @@ TEST(refused_pairs, memory_that_was_unmapped_but_not_taken_back_stays_counted_an
   s.expect_sound("while the driver would not take it");
   EXPECT_EQ(s.device.empty_cache(), std::size_t{64} << 10);
   EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
+}
+
+// Refuses to take memory back while it is told to, and lets a test do something from inside such a call.
+struct keeps_memory final : weir::driver::faulty {
+  using faulty::faulty;
+  weir::driver::status release(weir::driver::memory_handle h) override {
+    if (!refuses) return faulty::release(h);
+    if (auto const act = std::exchange(inside, nullptr)) act();
+    return {weir::driver::code::failed};
+  }
+  bool refuses = false;
+  std::function<void()> inside;
+};
+
+TEST(refused_pairs, memory_that_two_calls_could_not_give_back_at_once_goes_later) {
+  keeps_memory* keeper = nullptr;
+  memory_bench bench({.devices = 1, .memory = 2 << 20, .how = simulated::running::stepped, .seed = 1}, {}, [&](auto machine) {
+    auto around = std::make_unique<keeps_memory>(std::move(machine));
+    keeper = around.get();
+    return around;
+  });
+  clock::timeline& s = bench.stream(0);
+  memory::allocator& d = bench.on(0);
+  auto const come_and_go = [&] { d.deallocate(d.allocate(s, 60'000, 0, at), nullptr, at); };
+  come_and_go();
+  keeper->refuses = true;
+  EXPECT_EQ(d.empty_cache(), 0u);
+  keeper->inside = [&] {  // another thread's call, while this one tries again
+    come_and_go();
+    EXPECT_EQ(d.empty_cache(), 0u);
+  };
+  EXPECT_EQ(d.empty_cache(), 0u);
+  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 128 << 10);
+  keeper->refuses = false;
+  EXPECT_EQ(d.empty_cache(), 128u << 10);
+  EXPECT_EQ(d.statistics().reserved_bytes.all.current, 0);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+  EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
 INSTANTIATE_TEST_SUITE_P(codes, refused_calls, ::testing::ValuesIn(codes),

@@ -413,6 +413,21 @@ TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_free_pieces_of
   }
 }
 
+TEST(reuse, a_piece_of_exactly_the_size_is_waited_for_on_the_device) {
+  machine m({}, 8 << 20);
+  void* const kept = m.take(m.a, 4 << 20);
+  void* const p = m.take(m.a, 4 << 20);
+  m.busy(m.a);
+  m.give(p);
+  counted_calls calls(*m.bench.control);
+  void* const again = m.take(m.b, 4 << 20);
+  EXPECT_EQ(again, p);
+  EXPECT_EQ(calls.host_waits(), 0u);
+  EXPECT_EQ(calls.of({driver::call::unmap}), 0u);
+  m.give(again);
+  m.give(kept);
+}
+
 // Each of a hundred streams has blocks that wait for another one, and none is complete.
 TEST(reuse, among_a_hundred_streams_a_miss_asks_each_about_once_and_looks_at_each_once) {
   machine m;

@@ -19,7 +19,7 @@ TEST(size_classes, every_size_gets_the_smallest_class_that_holds_it) {
     if (size_classes::bytes(expected) < n) ++expected;
     ASSERT_EQ(size_classes::of(n), expected) << n;
   }
-  for (std::size_t n = 0; n <= size_classes::largest; ++n) ASSERT_EQ(size_classes::quick(n), static_cast<std::uint32_t>(size_classes::of(n))) << n;
+  for (std::size_t n = 0; n <= size_classes::largest; ++n) ASSERT_EQ(size_classes::quick_lines(n), static_cast<std::size_t>(size_classes::of(n)) * slab::lines_a_size) << n;
   EXPECT_EQ(size_classes::of(size_classes::largest), size_classes::count - 1);
   EXPECT_EQ(size_classes::bytes(size_classes::of(516)), 528u);
 }

@@ -30,6 +30,8 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
       for (std::size_t k = 0; k < 5; ++k) levels[k][p].add(by[k]), levels[k][2].add(by[k]);
     };
     t.mapped(1 << 30);
+    ASSERT_TRUE(sum.charge(1 << 30));
+    sum.gave(1 << 30, 0), sum.run_cut(1 << 29);
     for (int i = 0; i < 400; ++i) {
       std::size_t const p = random() % 2;
       auto const pool = static_cast<size_pool>(p);
@@ -110,6 +112,28 @@ TEST(tally, a_hundred_of_them_err_no_more_than_a_few_and_never_above_what_was_re
     EXPECT_GE(n.allocation.all.peak, static_cast<std::int64_t>(blocks));
     EXPECT_LE(n.allocation.all.peak, static_cast<std::int64_t>(blocks + 8 * tally::slack_blocks));
   }
+}
+
+// A cache that stays within its grant calls nothing of the tally's.
+TEST(tally, a_cache_may_go_up_to_its_peak_without_a_word_and_half_as_far_beside_large_blocks) {
+  tally t;
+  t.mapped(1 << 20), t.run_cut(1 << 19);
+  constexpr change taken{8, 4096, 4096}, given{-8, -4096, -4096};
+  (void)t.left_after(taken, {});
+  grant const alone = t.left_after(given, {});
+  EXPECT_EQ(alone.up.blocks, 8);
+  EXPECT_EQ(alone.up.bytes, 4096);
+  EXPECT_EQ(alone.up.requested, 4096);
+  t.told({}, {});
+  t.allocated(size_pool::large, 65536, 65536);
+  t.freed(size_pool::large, 65536, 65536);
+  grant const beside = t.left_after({}, {});
+  EXPECT_EQ(beside.up.bytes, 4096) << "all may rise by 64 KiB more";
+  EXPECT_TRUE(t.sets_aside());
+  t.allocated(size_pool::large, 32768, 32768);
+  EXPECT_FALSE(t.is_used_up());
+  t.allocated(size_pool::large, 32768, 32768);
+  EXPECT_TRUE(t.is_used_up()) << "with what the cache may take it would pass the peak";
 }
 
 TEST(tally, what_the_driver_refused_was_never_reserved) {

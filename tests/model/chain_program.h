@@ -55,7 +55,7 @@ class chain_program {
       }
     }
     for (auto const& r : race_reports()) {
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "source changed" ? check::host : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
+      wrong_.note(r.kind == "race" ? check::race : r.kind == "source changed" || r.kind == "host too early" ? check::host : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
     }
     for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
     return wrong_;

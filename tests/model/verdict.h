@@ -20,7 +20,7 @@ enum class check {
   answers,     // a call was refused, or answered what its contract rules out
   race,        // the checker: nothing orders two uses of a byte
   lifetime,    // the checker: memory is used, handed out or unmapped while others still use it
-  host,        // the checker: a pinned source changed while a copy was reading it
+  host,        // the checker: the host used pinned memory that a copy was using, or changed its source
   over_wait,   // waits of weir's own cover more than they must
   places,      // the same calls gave other places on another machine, and were promised not to
   crash,       // the process ended, or did not come back
@@ -64,7 +64,8 @@ inline check check_of(driver::check::finding::kind k) {
   using enum driver::check::finding::kind;
   switch (k) {
     case race: return check::race;
-    case source_changed: return check::host;
+    case source_changed:
+    case early_host: return check::host;
     case stuck: return check::stuck;
     default: return check::lifetime;
   }

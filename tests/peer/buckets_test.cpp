@@ -6,6 +6,7 @@
 #include "streams/context.h"
 #include "tests/peer/ranks.h"
 #include "tests/support/on_purpose.h"
+#include "weir/launch.h"
 #include "weir/sim.h"
 
 namespace {
@@ -65,6 +66,27 @@ TEST(gradient_buckets, every_step_ends_with_the_plain_mean_on_all_ranks_in_whate
   }
 }
 
+// A step that is given up: what was written is of no bucket that is full, so no reduction comes behind it.
+TEST(gradient_buckets, whose_step_is_given_up_wait_for_the_stream_that_wrote_before_their_memory_serves_again) {
+  runtime own(simulated{.devices = 1, .memory = 4_MiB, .how = simulated::running::stepped});
+  runtime_guard const in(own);
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  stream const writer, next;
+  stamp wrote;
+  {
+    gradient_buckets g(ranks[0]);
+    g.add("a", 200'000), g.add("b", 200'000);
+    g.build();
+    launch_host(writer, [] {});  // what weir is not told of, but by ready()
+    g.ready(0, writer);
+    wrote = writer.stamp();
+  }
+  void* const again = allocate(next.ref(), 3_MiB);  // all the memory there is
+  EXPECT_TRUE(streams::line_of(next.ref()).covers(streams::inner_stamp(wrote)));
+  deallocate(again);
+}
+
 TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_begin_as_zeros) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
@@ -103,6 +125,25 @@ TEST(gradient_buckets, buckets_are_cut_from_the_last_added_to_the_first_by_size_
   EXPECT_LT(g.gradient(2).data, g.gradient(1).data);
   EXPECT_LT(g.gradient(1).data, g.gradient(0).data);
   EXPECT_NE(refusal<invalid_use>([&] { (void)g.gradients(); }).find("\"d\" of float64"), std::string::npos);
+}
+
+TEST(gradient_buckets, sizes_whose_bytes_pass_all_addresses_are_refused_and_the_others_can_be_built) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0]);
+  constexpr std::int64_t huge = std::int64_t{1} << 56;
+  std::string refused;
+  int added = 0;
+  for (; added < 16 && refused.empty(); ++added) refused = refusal<invalid_use>([&] { g.add("huge", huge, float64); });
+  EXPECT_EQ(added, 16) << "15 of them and their gradients still have addresses";
+  EXPECT_NE(refused.find("\"huge\" of 72057594037927936 float64 (576460752303423488 B) beside 8646911284551352320 B"), std::string::npos) << refused;
+  EXPECT_EQ(g.size(), 15);
+  EXPECT_THROW(g.build(), error);
+
+  gradient_buckets other(ranks[0]);
+  add_all(other);
+  EXPECT_THROW(other.add("huge", huge * 2, int8), invalid_use);
+  EXPECT_NO_THROW(other.build());
 }
 
 TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_step_can_still_end) {
@@ -251,6 +292,19 @@ TEST_F(simulated_buckets, without_memory_nothing_is_built_and_a_second_try_may_s
   gradient_buckets small(ranks_[0]);
   small.add("small", 1 << 20);
   small.build();
+}
+
+
+TEST_F(simulated_buckets, a_build_that_is_tried_again_cuts_the_same_buckets) {
+  gradient_buckets g(ranks_[0], {.bucket_bytes = 1});
+  g.add("first", 4 << 20, int32);
+  g.add("last", 4 << 20, int32);
+  device_guard const on(0);
+  set_memory_limit(1);
+  EXPECT_THROW(g.build(), out_of_memory);
+  set_memory_limit(0);
+  g.build();
+  EXPECT_EQ(g.bucket_count(), 2);
 }
 
 }  // namespace

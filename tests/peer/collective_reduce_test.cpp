@@ -1,4 +1,4 @@
-// The arithmetic of collectives on a simulated machine, element by element.
+// The arithmetic of collectives on a simulated machine, element by element; and what of a refused one is left.
 #include "peer/collective_reduce.h"
 
 #include <gtest/gtest.h>
@@ -10,9 +10,15 @@
 #include <random>
 #include <vector>
 
+#include "runtime/parts.h"
+#include "streams/context.h"
+#include "tests/peer/ranks.h"
+#include "weir/sim.h"
+
 namespace {
 
 using namespace weir;
+using namespace weir::test;
 
 template <class T>
 std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> const& in, std::int64_t begin, std::int64_t end) {
@@ -114,6 +120,41 @@ TEST(reduce, all_outputs_hold_the_same_bits_also_where_they_are_inputs) {
   peer::reduce(float32, reduction::average, in, out, 0, 3);
   EXPECT_EQ(a, (std::vector<float>{5.5, 11, 16.5}));
   EXPECT_EQ(a, b);
+}
+
+
+class refused_collective : public testing::Test {
+ protected:
+  runtime machine_{simulated{.devices = 2, .memory = 64_MiB}};
+  runtime_guard in_{machine_};
+  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+  buffer on(int rank, double value) {
+    device_guard const at(rank);
+    return to_device(encode(int32, {value}));
+  }
+};
+
+TEST_F(refused_collective, is_forgotten_when_its_rank_asks_for_another_one_instead) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  simulation::of(machine_).fail_call("enqueue", 1);
+  EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({a.data(), 1, int32}); }), "");
+  for (int rank : {0, 1}) ranks_[static_cast<std::size_t>(rank)].all_reduce({rank ? b.data() : a.data(), 1, int32}, reduction::max);
+  for (int rank : {0, 1}) {
+    device_guard const at(rank);
+    EXPECT_EQ(to_host(rank ? b.data() : a.data(), 4), encode(int32, {10})) << "a maximum, no sum";
+  }
+}
+
+TEST_F(refused_collective, names_rank_0_when_its_device_was_lost_with_its_part) {
+  buffer const a = on(0, 1), b = on(1, 10);
+  auto const gate = machine_.get().machine().hold(0, streams::line_of(current_stream(device(0))).handle());
+  ASSERT_TRUE(gate.ok());
+  ranks_[0].all_reduce({a.data(), 1, int32});
+  stamp const waits = ranks_[1].all_reduce({b.data(), 1, int32});
+  simulation::of(machine_).lose(device(0));
+  waits.synchronize();
+  std::string const text = refusal<driver_error>([&] { ranks_[1].all_reduce({b.data(), 1, int32}); });
+  EXPECT_NE(text.find("a part of rank 0 never ran: gpu:0 is lost"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -8,9 +8,10 @@
 
 #include <cstring>
 #include <optional>
-#include <random>
 
+#include "tests/peer/raw_end.h"
 #include "tests/peer/share_fixture.h"
+#include "weir/collective.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 
@@ -19,23 +20,6 @@ namespace {
 
 using namespace test::sharing;
 
-// A message as it goes over a line, caught on its way.
-struct caught {
-  peer::message what;
-  std::vector<int> files;
-  explicit caught(shared_buffer const& b) {
-    auto const [mine, raw] = os::make_sockets();
-    share_line(mine).send(b, default_stream(0));
-    auto const got = os::receive_message(raw, std::as_writable_bytes(std::span(&what, 1)), 1s);
-    files.assign(got.files.begin(), got.files.begin() + static_cast<std::ptrdiff_t>(got.file_count));
-    os::close_file(raw);
-  }
-  ~caught() {
-    for (int f : files) os::close_file(f);
-  }
-  void seal() { what.checksum = peer::checksum_of(what); }
-};
-
 struct refusals : ::testing::Test {
   refusals() {
     auto const [a, b] = os::make_sockets();
@@ -43,8 +27,8 @@ struct refusals : ::testing::Test {
     line.emplace(b, 1s);
   }
   ~refusals() override { os::close_file(raw); }
-  std::string answer(caught const& c, std::size_t bytes = sizeof(peer::message)) {
-    os::send_message(raw, peer::bytes_of(c.what).first(bytes), c.files, {});
+  std::string answer(test::lent_memory const& c, std::size_t bytes = sizeof(peer::message)) {
+    os::send_message(raw, peer::bytes_of(c.what).first(bytes), c.files(), {});
     try {
       (void)line->receive();
     } catch (error const& e) {
@@ -59,7 +43,7 @@ struct refusals : ::testing::Test {
 };
 
 TEST_F(refusals, of_any_bit_that_is_wrong) {
-  caught c(b);
+  auto c = test::caught(b);
   auto* const bytes = reinterpret_cast<unsigned char*>(&c.what);
   for (std::size_t i = 0; i < sizeof c.what; ++i) {
     bytes[i] ^= 0x10;
@@ -71,24 +55,24 @@ TEST_F(refusals, of_any_bit_that_is_wrong) {
 
 TEST_F(refusals, say_what_is_wrong) {
   auto const with = [&](auto change) {
-    caught c(b);
+    auto c = test::caught(b);
     change(c);
     return answer(c);
   };
-  EXPECT_NE(with([](caught& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.version = 9; c.seal(); }).find("version 9"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.bytes = c.what.handle_bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.offset = c.what.handle_bytes - c.what.bytes + 1; c.seal(); }).find("sizes"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.offset = ~std::uint64_t{0} - 5; c.seal(); }).find("sizes"), std::string::npos) << "it overflows";
-  EXPECT_NE(with([](caught& c) { c.what.handle_bytes *= 2; c.seal(); }).find("descriptor"), std::string::npos) << "a handle of another size";
-  EXPECT_NE(with([](caught& c) { os::close_file(c.files[0]), c.files[0] = ::open("/dev/null", O_RDWR); }).find("descriptor"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { os::close_file(c.files[1]), c.files.pop_back(); }).find("1 descriptors"), std::string::npos);
-  EXPECT_NE(with([](caught& c) { c.what.device = {"GPU-of another host"}; c.seal(); }).find("GPU-of another host"), std::string::npos);
-  caught cut(b);
+  EXPECT_NE(with([](auto& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.version = 9; c.sealed(); }).find("version 9"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.bytes = c.what.handle_bytes + 1; c.sealed(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.offset = c.what.handle_bytes - c.what.bytes + 1; c.sealed(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.offset = ~std::uint64_t{0} - 5; c.sealed(); }).find("sizes"), std::string::npos) << "it overflows";
+  EXPECT_NE(with([](auto& c) { c.what.handle_bytes *= 2; c.sealed(); }).find("descriptor"), std::string::npos) << "a handle of another size";
+  EXPECT_NE(with([](auto& c) { c.memory = test::owned_file(::open("/dev/null", O_RDWR | O_CLOEXEC)); }).find("descriptor"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.life.close(); }).find("1 descriptors"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.what.device = {"GPU-of another host"}; c.sealed(); }).find("GPU-of another host"), std::string::npos);
+  auto const cut = test::caught(b);
   EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
-  EXPECT_EQ(with([](caught&) {}), "taken") << "the line is as good as before";
+  EXPECT_EQ(with([](auto&) {}), "taken") << "the line is as good as before";
 }
 
 TEST_F(refusals, of_messages_that_are_too_long) {
@@ -140,7 +124,7 @@ TEST_F(refusals, for_want_of_descriptors_lose_none) {
 }
 
 TEST_F(refusals, of_a_message_that_comes_again) {
-  caught c(b);
+  auto c = test::caught(b);
   EXPECT_EQ(answer(c), "taken");
   EXPECT_NE(answer(c).find("stale"), std::string::npos);
 }
@@ -148,53 +132,31 @@ TEST_F(refusals, of_a_message_that_comes_again) {
 TEST_F(refusals, of_a_message_that_comes_again_after_later_ones_and_not_of_one_that_was_only_late) {
   share_pool pool;
   shared_buffer const one = pool.allocate(1000), two = pool.allocate(1000);
-  caught first(one), second(two), third(one);
+  auto const first = test::caught(one), second = test::caught(two), third = test::caught(one);
   EXPECT_EQ(answer(third), "taken");
   EXPECT_EQ(answer(first), "taken") << "over another line, say";
   EXPECT_EQ(answer(second), "taken");
-  for (caught const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
-}
-
-TEST(turns, that_were_opened_are_known_whatever_their_order_and_no_others) {
-  std::mt19937 dice(5);
-  for (int round = 0; round < 200; ++round) {
-    peer::opened_turns all;
-    std::vector<bool> there(60);
-    for (int i = 0; i < 80; ++i) {
-      std::uint64_t const turn = dice() % 60;
-      ASSERT_EQ(all.has(turn), there[turn]) << "round " << round << ", turn " << turn;
-      if (!there[turn]) all.make_room(), all.add(turn);
-      there[turn] = true;
-      std::size_t runs = there[0];
-      for (std::size_t t = 1; t < 60; ++t) runs += there[t] && !there[t - 1];
-      ASSERT_EQ(all.runs(), runs) << "round " << round;
-    }
-  }
-}
-
-TEST(turns, one_that_is_late_is_not_stale_however_many_came_meanwhile_unless_as_many_are_missing) {
-  constexpr std::uint64_t most = peer::opened_turns::most_runs;
-  peer::opened_turns all;
-  for (std::uint64_t turn = 2; turn < 3 * most; ++turn) all.make_room(), all.add(turn);
-  EXPECT_FALSE(all.has(1));
-  for (std::uint64_t turn = 3 * most; turn < 7 * most; turn += 2) {  // every second one went elsewhere
-    all.make_room(), all.add(turn);
-    ASSERT_LE(all.runs(), most) << "they would be remembered for ever";
-    ASSERT_TRUE(all.has(turn));
-    ASSERT_FALSE(turn >= 4 * most && all.has(turn - most + 1)) << "a gap not so old";
-  }
-  EXPECT_FALSE(all.has(1)) << "what lies below all was not forgotten";
-  EXPECT_TRUE(all.has(3 * most + 1)) << "a gap closed long ago";
+  for (auto const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
 }
 
 TEST_F(refusals, of_a_handle_of_another_size_than_the_one_that_is_mapped) {
   auto [here, there] = lines();
   here.send(b, default_stream(0));
   auto const open = there.receive();
-  caught c(b);
+  auto c = test::caught(b);
   c.what.handle_bytes *= 2;
-  c.seal();
+  c.sealed();
   EXPECT_NE(answer(c).find("but that memory has"), std::string::npos);
+}
+
+TEST_F(refusals, for_want_of_memory_leave_the_message_the_next_one) {
+  auto [here, there] = lines();
+  here.send(b, default_stream(0));
+  os::refuse_by([](os::call c) noexcept { return c == os::call::duplicate_file; });
+  for (int i = 0; i < 600; ++i) ASSERT_THROW((void)there.receive(), out_of_memory) << i;
+  os::refuse_by(nullptr);
+  EXPECT_EQ(b.importers(), 1);
+  EXPECT_EQ(there.receive().size(), some_bytes) << "its word was taken, and it is not stale";
 }
 
 TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
@@ -302,11 +264,27 @@ TEST_F(neighbours, are_not_reached_by_what_leaves_its_buffer) {
     EXPECT_NE(why([&] { copy(p, of_host.data(), 1001); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
     EXPECT_NE(why([&] { copy(of_host.data(), last, 2); }).find("holds 1 B to the end of its block of 1000 B"), std::string::npos);
     EXPECT_NE(why([&] { set(p, std::byte{1}, 1025); }).find("holds 1000 B"), std::string::npos);
-    EXPECT_NE(why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("1001 B at offset 0 of a block of 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
     EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos) << "what lies between two is nobody's";
     EXPECT_NO_THROW(set(last, std::byte{1}, 1));
     EXPECT_NO_THROW(launch(default_stream(0), {writes(last, 1)}, no_gpu, nothing));
   }
+}
+
+TEST_F(neighbours, are_not_reached_by_a_collective_that_leaves_its_buffer) {
+  auto ranks = communicator::in_process(std::array{device(0)});
+  ASSERT_EQ(static_cast<char*>(y.data()) - static_cast<char*>(x.data()), 1024);
+  ranks[0].all_reduce({x.data(), 1000, uint8});
+  auto const& driver = dynamic_cast<driver::faulty const&>(m.control());
+  auto const calls_before = driver.calls_so_far();
+  for (auto* const p : {x.data(), first.data()}) {
+    EXPECT_NE(why([&] { ranks[0].broadcast({p, 1001, uint8}, 0); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
+    EXPECT_NE(why([&] { ranks[0].all_reduce({p, std::int64_t{1} << 30, float32}); }).find("holds 1000 B"), std::string::npos) << "past the handle, too";
+    EXPECT_NE(why([&] { ranks[0].all_reduce({static_cast<char*>(p) + 1000, 4, uint8}); }).find("in no buffer"), std::string::npos);
+  }
+  EXPECT_EQ(driver.calls_so_far(), calls_before) << "the driver is not asked first";
+  for (auto* const p : {x.data(), first.data()}) EXPECT_NO_THROW(ranks[0].all_reduce({p, 1000, uint8}));
+  synchronize(0);
 }
 
 TEST_F(neighbours, that_are_gone_are_used_no_more) {
@@ -314,7 +292,7 @@ TEST_F(neighbours, that_are_gone_are_used_no_more) {
   auto const refused = [&](void* p) {
     EXPECT_NE(why([&] { copy(of_host.data(), p, 1); }).find("in no buffer"), std::string::npos);
     EXPECT_NE(why([&] { set(p, std::byte{1}, 1); }).find("in no buffer"), std::string::npos);
-    EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("no live block"), std::string::npos);
+    EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("in no buffer"), std::string::npos);
     EXPECT_FALSE(find_block(p));
   };
   here.send(x, default_stream(0));

@@ -185,7 +185,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   here.send(next, default_stream(0));
   auto const o = there.receive();  // what was mapped goes, and its last word's socket
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
-  EXPECT_EQ(open_files() - before, 5) << "of the last one alone: the machine's file on each side, the descriptor, both ends of the loan";
+  EXPECT_EQ(open_files() - before, 6) << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
 }
 
 // Life -------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/on_purpose.h"
 #include "tests/support/sanitized.h"
 #include "weir/observe.h"
 
@@ -77,6 +78,7 @@ TEST(stripes, a_striped_copy_is_ordered_with_its_stream_and_returns_at_once) {
   EXPECT_FALSE(up.query());
   EXPECT_FALSE(down.query());
   EXPECT_EQ(r.came(), test::bytes_of_host(n)) << "nothing has run";
+  tests::reported_on_purpose();  // the target was read before its copy was waited for
   gate.open();
   down.synchronize();
   EXPECT_TRUE(up.query());
@@ -268,6 +270,26 @@ TEST(stripes, under_any_schedule_the_bytes_are_right) {
     EXPECT_EQ(std::memcmp(out.data(), r.bytes.data(), n), 0) << "seed " << seed;
     EXPECT_EQ(race_reports().size(), 0u) << "seed " << seed;
   }
+}
+
+
+TEST(stripes, a_copy_that_is_refused_half_way_has_let_go_of_the_hosts_memory_when_it_throws) {
+  rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::stepped, .seed = 1});
+  lend_links const lent(others);
+  r.round();
+  int thrown = 0;
+  for (std::uint64_t k = 1; k <= 40; ++k) {
+    auto const order = r.m.control().fail_call("copy", k, driver::code::failed);
+    try {
+      copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
+    } catch (driver_error const&) {
+      ++thrown;
+      EXPECT_TRUE(r.s.ref().query()) << "call " << k;
+    }
+    r.m.control().cancel_failure(order);
+    r.s.synchronize();
+  }
+  EXPECT_GT(thrown, 0);
 }
 
 }  // namespace

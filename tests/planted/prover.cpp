@@ -1,9 +1,11 @@
 // The prover runs random programs against a library, sound or with a defect planted in it, until a check sees something wrong.
 // Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
 //                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several: bytes,stray. --of: all
-//                     runs are of that explored program. Tapes run first, and each must find it
+//                     runs are of that program, explored or of real threads. Tapes run first, and each must find it
 //        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a tape
 //        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME   a run of that program that finds it becomes a tape
+//        planted_NAME --hashes N [--first RUN] [--of PROGRAM]   a line for each run: its program, its seed, and the hash of all choices, locks and
+//                     driver calls of its machines. tools/same_runs compares those of two builds
 // One line of what was found goes to stdout; the exit status says whether it is as stated.
 // Threads: the programs' own. They run in a child process, so that a crash is a finding too.
 #include <sys/mman.h>
@@ -20,6 +22,7 @@
 
 #include "tests/explore/programs.h"
 #include "tests/planted/prover.h"
+#include "tests/stress/programs.h"
 #include "tests/support/seeds.h"
 
 namespace {
@@ -28,6 +31,7 @@ using weir::tests::check;
 using weir::tests::name_of;
 
 constexpr unsigned longest_run_s = 20;  // a run takes milliseconds
+constexpr std::chrono::milliseconds time_in_threads{100};  // of a program of real threads
 
 struct found {  // shared with the child
   std::uint64_t run = 0;      // the run that is under way, or that found it
@@ -41,7 +45,7 @@ struct found {  // shared with the child
 struct stated {
   std::string by;
   std::uint64_t within = 1000, first = 1;
-  bool only = false;
+  bool only = false, hashes = false;
   std::vector<std::string> tapes{};
   std::string of{};                         // the only program. Empty: each kind in turn
   std::string folder{}, program{}, name{};  // of a tape to keep
@@ -109,6 +113,12 @@ weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
   auto const note = [&](char const* name, std::uint64_t seed) { std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed)); };
   if (!s.of.empty()) {
     note(s.of.c_str(), number);
+    for (auto const& one : weir::tests::programs_in_threads) {
+      if (s.of != one.name) continue;
+      weir::tests::verdict v;
+      if (std::string const wrong = one.run(number, time_in_threads); !wrong.empty()) v.note(check::invariants, wrong);
+      return v;
+    }
     tape t(number);
     return judged_run(weir::tests::explored_program(s.of), t);
   }
@@ -140,6 +150,18 @@ void run_all(stated const& s, found& out) {
   if (seen_at) out.run = seen_at;
 }
 
+// A run that crashes or never ends ends the process: what is compared then differs too.
+int print_hashes(stated const& s) {
+  for (std::uint64_t run = 0; run < s.within; ++run) {
+    ::alarm(longest_run_s);
+    found f;
+    std::uint64_t const before = tape::hash_of_ended();
+    auto const v = made(s, s.first + run, f);
+    std::printf("%s %016llx %s\n", f.program, static_cast<unsigned long long>(tape::hash_of_ended() - before), std::string(name_of(v.by)).c_str());
+  }
+  return 0;
+}
+
 std::uint64_t number(std::string_view word, char const* text) {
   std::uint64_t n = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), n);
@@ -155,6 +177,7 @@ stated read(int argc, char** argv) {
     if (word == "--only") s.only = true;
     else if (i + 1 == argc) std::exit(2);
     else if (word == "--check") s.by = argv[++i];
+    else if (word == "--hashes") s.hashes = true, s.within = number(word, argv[++i]);
     else if (word == "--within") s.within = number(word, argv[++i]);
     else if (word == "--first") s.first = number(word, argv[++i]);
     else if (word == "--of") s.of = argv[++i];
@@ -193,6 +216,7 @@ int keep(stated const& s) {
 int main(int argc, char** argv) {
   stated const s = read(argc, argv);
   if (!s.program.empty()) return keep(s);
+  if (s.hashes) return print_hashes(s);
   void* const page = ::mmap(nullptr, sizeof(found), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return 2;
   auto& f = *new (page) found;

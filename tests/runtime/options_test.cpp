@@ -3,16 +3,22 @@
 #include "runtime/options.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
+#include "runtime/driver/driver.h"
 #include "tests/support/refused.h"
 #include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/device.h"
+#include "weir/log.h"
 #include "weir/memory.h"
 
 namespace weir {
@@ -94,6 +100,18 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
   std::string const said = refused([] { parse_options("device_limt:2GiB"); });
   EXPECT_TRUE(has(said, "\"device_limt\"")) << said;
   EXPECT_TRUE(has(said, "Did you mean device_limit?")) << said;
+}
+
+TEST(options, one_that_is_near_nothing_is_refused_without_a_guess_and_pytorchs_by_what_weir_has) {
+  std::string said = refused([] { parse_options("colour:red"); });
+  EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/options.md") && !has(said, "Did you mean")) << said;
+  said = refused([] { parse_options("device_waits:perhaps"); });
+  EXPECT_TRUE(has(said, "is none of never, when_short, before_growth") && !has(said, "Did you mean")) << said;
+  said = refused([] { parse_options("max_split_size_mb:128"); });
+  EXPECT_TRUE(has(said, "\"max_split_size_mb\" is an option of PyTorch's") && has(said, "epsilon") && !has(said, "Did you mean")) << said;
+  said = refused([] { parse_options("per_process_memory_fraction:0.5"); });
+  EXPECT_TRUE(has(said, "device_limit")) << said;
+  EXPECT_FALSE(has(refused([] { parse_devices("gpu"); }), "Did you mean"));
 }
 
 TEST(options, a_value_that_is_no_size_is_refused) {
@@ -178,7 +196,71 @@ TEST(options, a_bad_file_is_refused_by_its_line) {
     EXPECT_TRUE(has(said, "Did you mean device_limit?")) << said;
   }
   surroundings const here{{"WEIR_CONF_FILE", "/nowhere/weir.conf"}};
-  EXPECT_TRUE(has(refused([] { find_options(); }), "cannot be read"));
+  EXPECT_TRUE(has(refused([] { find_options(); }), "cannot be read: No such file"));
+}
+
+TEST(options, a_file_that_is_none_is_refused_at_once) {
+  std::string const folder = testing::TempDir() + "weir_options_test_" + std::to_string(::getpid());
+  std::filesystem::create_directory(folder);
+  std::string const fifo = folder + "/fifo", large = folder + "/large";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  std::ofstream(large) << std::string((1 << 20) + 1, '#');
+  for (auto const& [path, why] : {std::pair{folder, "is a folder"}, std::pair{fifo, "is a FIFO"}, std::pair{std::string("/dev/zero"), "is a device"}, std::pair{large, "has more than 1048576 B"}}) {
+    surroundings const here{{"WEIR_CONF_FILE", path}};
+    std::string const said = refused([] { find_options(); });
+    EXPECT_TRUE(has(said, path.c_str()) && has(said, why) && has(said, "unset WEIR_CONF_FILE")) << said;
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// In a process of its own, whose first runtime it is.
+struct first_runtime : testing::Test {
+  first_runtime() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(first_runtime, variables_that_weir_does_not_read_are_told_once_with_the_nearest_that_it_reads) {
+  EXPECT_EXIT({
+    ::setenv("WEIR_DEVICE", "sim", 1);
+    ::setenv("WEIR_COLOUR", "red", 1);
+    for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_PLANTED_PART", "WEIRD"}) ::setenv(fine, "1", 1);
+    ::unsetenv("WEIR_CHECK_RACES");
+    std::vector<std::string> told;
+    on_log([&](log_line const& l) { told.push_back(std::string(log_levels[static_cast<size_t>(l.level)]) + " " + std::string(l.text)); });
+    for (int i = 0; i < 2; ++i) runtime const r(simulated{.devices = 1});
+    std::sort(told.begin(), told.end());
+    for (auto const& line : told) std::fputs((line + "\n").c_str(), stderr);
+    bool const right = told.size() == 2 && told[0].starts_with("warning weir reads no variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, WEIR_DEVICES") &&
+                       told[1] == "warning weir reads no variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
+    std::_Exit(right ? 0 : 1);
+  }, testing::ExitedWithCode(0), "");
+}
+
+TEST_F(first_runtime, a_program_that_counts_devices_hears_why_there_are_none) {
+  for (auto const& [name, value, why] : {std::array{"WEIR_CONF", "nonsense:1", "no option is called"}, std::array{"WEIR_DEVICES", "nonsense", "is no machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
+    EXPECT_EXIT({
+      ::setenv(name, value, 1);
+      if (is_available()) std::_Exit(1);
+      std::string const said = refused([] { for (int d = 0; d < device_count(); ++d) set_device(d); });
+      std::fputs(said.c_str(), stderr);
+      std::_Exit(0);
+    }, testing::ExitedWithCode(0), why) << name;
+  }
+}
+
+TEST_F(first_runtime, a_program_that_counts_gpus_where_none_is_usable_hears_why) {
+  if (driver::open_cuda().machine) GTEST_SKIP() << "there are GPUs";
+  EXPECT_EXIT({
+    ::setenv("WEIR_DEVICES", "cuda", 1);
+    if (is_available()) std::_Exit(1);
+    try {
+      static_cast<void>(device_count());
+      std::_Exit(2);
+    } catch (not_supported const& e) {
+      std::fputs(e.what(), stderr);
+    }
+    ::setenv("WEIR_DEVICES", "auto", 1);  // what a machine without GPUs has by itself
+    std::_Exit(device_count() == 4 && is_available() ? 0 : 3);
+  }, testing::ExitedWithCode(0), "there is no usable GPU");
 }
 
 TEST(options, devices_are_auto_cuda_or_sim_with_a_number_and_a_size) {

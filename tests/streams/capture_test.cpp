@@ -150,8 +150,9 @@ TEST_P(beside_captures, streams_fork_and_join_inside_by_waiting_for_each_other) 
 }
 
 TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_events_outside) {
-  event e, f;
+  event e, f, outside{{.timing = true}}, inside{{.timing = true}};
   e.record(t);
+  outside.record(t);
   stamp const before = t.stamp();
   begin(s);
   work(s, 1);
@@ -160,7 +161,9 @@ TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_e
   work(t, 2);
   f.record(t);
   s.wait(f);
+  inside.record(s);
   work(s, 3);
+  EXPECT_NE(test::refused([&] { (void)outside.elapsed_time(inside); }).find("inside a capture"), std::string::npos);
   EXPECT_NE(test::refused([&] { (void)e.query(); }).find("inside a capture"), std::string::npos);
   EXPECT_NE(test::refused([&] { f.synchronize(); }).find("inside a capture"), std::string::npos);
   run(end(s), other);

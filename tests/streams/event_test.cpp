@@ -1,4 +1,7 @@
 // Events through the public surface: what they stand for, and when.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "runtime/base/sync.h"
 #include "tests/streams/stepped_machine.h"
 
@@ -198,6 +201,31 @@ TEST(events_at_the_end_of_a_machine, nothing_is_left_of_streams_and_events) {
   }
   ASSERT_TRUE(left);
   EXPECT_EQ(*left, std::vector<std::string>{});
+}
+
+
+TEST_F(events, a_forked_child_gets_a_typed_error) {
+  stream a;
+  event e;
+  e.record(a);
+  e.synchronize();
+  ASSERT_TRUE(e.query());
+  pid_t const child = ::fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      (void)e.query();
+    } catch (error const& refusal) {
+      code = refusal.operation() == "event::query" ? 0 : 2;
+    } catch (...) {
+      code = 3;
+    }
+    ::_exit(code);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -118,5 +118,13 @@ TEST_F(guards, two_runtimes_keep_their_own_current_devices) {
   EXPECT_EQ(current_device(), device(1));
 }
 
+
+TEST_F(guards, a_device_guard_makes_the_device_that_it_found_current_for_the_driver_too) {
+  set_device(0);
+  auto const second = control.fail_call("make_current", 2, driver::code::failed);
+  { device_guard const on{1}; }
+  EXPECT_FALSE(control.cancel_failure(second)) << "its end made no device current";
+}
+
 }  // namespace
 }  // namespace weir

@@ -253,5 +253,29 @@ TEST_F(history, the_table_by_line_names_file_and_line) {
   EXPECT_NE(text.find("streams/history_test.cpp:" + std::to_string(__LINE__ - 3)), std::string::npos) << text;
 }
 
+
+TEST_F(history, lines_come_with_most_bytes_first_and_equal_ones_in_the_order_of_their_first_allocation) {
+  record_memory_history();
+  buffer const small(4096);
+  buffer const first(3_MiB);
+  buffer const second(3_MiB);
+  unsigned const line = __LINE__ - 3;
+  std::vector<unsigned> order;
+  for (auto const& l : memory_lines()) order.push_back(l.where.line);
+  EXPECT_EQ(order, (std::vector{line + 1, line + 2, line}));
+}
+
+TEST_F(history, a_tracker_prints_the_lines_that_grew_most_first) {
+  std::ostringstream out;
+  memory_tracker tracker(out);
+  buffer const small(4096), same(4096);
+  unsigned const line = __LINE__ - 1;
+  buffer const large(3_MiB);
+  tracker.track();
+  auto const place = [&](unsigned l) { return out.str().find("history_test.cpp:" + std::to_string(l)); };
+  ASSERT_NE(place(line), std::string::npos) << out.str();
+  EXPECT_LT(out.str().find("+3 MiB in +1 of"), place(line)) << out.str();
+}
+
 }  // namespace
 }  // namespace weir

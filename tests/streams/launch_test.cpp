@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <random>
+#include <stdexcept>
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "runtime/parts.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
+#include "weir/parallel_for.h"
 #include "weir/sim.h"
 
 using namespace weir;
@@ -131,11 +133,49 @@ TEST_F(Launch, AFreedBlockAndOneThatIsTooSmallAreRefused) {
   stream s;
   void* const x = allocate(s, 4096);
   std::string const small = refusal([&] { launch(s, {writes(static_cast<char*>(x) + 4000, 97)}, no_gpu, [] {}); });
-  EXPECT_NE(small.find("97 B at offset 4000 of a block of 4096 B"), std::string::npos) << small;
+  EXPECT_NE(small.find("holds 96 B to the end of its block of 4096 B, asked 97 B"), std::string::npos) << small;
   EXPECT_NO_THROW(launch(s, {writes(static_cast<char*>(x) + 4000, 96)}, no_gpu, [] {}));
   deallocate(x);
   std::string const freed = refusal([&] { launch(s, {reads(x)}, no_gpu, [] {}); });
-  EXPECT_NE(freed.find("no live block"), std::string::npos) << freed;
+  EXPECT_NE(freed.find("is not allocated"), std::string::npos) << freed;
+}
+
+// The allocator rounds blocks up: the bytes behind the last one that was asked for are its own, and the next block's lie behind them.
+TEST_F(Launch, AUseThatBeginsInTheRoundingBehindABlockIsRefused) {
+  stream s;
+  for (size_t const n : {size_t{1000}, size_t{100'001}}) {
+    auto* const x = static_cast<char*>(allocate(s, n));
+    auto* const locked = static_cast<char*>(pinned(n).release());
+    for (auto* const p : {x, locked}) {
+      for (size_t const behind : {size_t{0}, size_t{1}, size_t{7}}) {
+        std::string const one = refusal([&] { launch(s, {writes(p + n + behind, 1)}, no_gpu, [] {}); });
+        EXPECT_NE(one.find("holds 0 B to the end of its block of " + std::to_string(n) + " B, asked 1 B"), std::string::npos) << one;
+        EXPECT_THROW(launch(s, {writes(p + n + behind, n)}, no_gpu, [] {}), invalid_use);
+        std::string const rest = refusal([&] { launch(s, {writes(p + n + behind)}, no_gpu, [] {}); });
+        EXPECT_NE(rest.find("asked for what follows in its block"), std::string::npos) << rest;
+      }
+      EXPECT_THROW(launch(s, {reads(p + 1, ~size_t{0})}, no_gpu, [] {}), invalid_use);
+      EXPECT_NO_THROW(launch(s, {writes(p + n - 1, 1), reads(p + n - 1)}, no_gpu, [] {}));
+    }
+    deallocate(s, x);
+    deallocate(s, locked);
+  }
+  auto* const nothing = allocate(s, 0);
+  EXPECT_NO_THROW(launch(s, {writes(nothing)}, no_gpu, [] {}));
+  deallocate(nothing);
+}
+
+TEST_F(Launch, FreedPinnedMemoryAndMemoryOfAnotherRuntimeAreRefused) {
+  stream s;
+  void* const locked = pinned(4096).release();
+  deallocate(locked);
+  std::string const freed = refusal([&] { launch(s, {reads(locked, 8)}, no_gpu, [] {}); });
+  EXPECT_NE(freed.find("is not allocated"), std::string::npos) << freed;
+  weir::runtime other(simulated{.devices = 1, .memory = size_t{1} << 28}, {});
+  runtime_guard const in(other);
+  buffer const theirs(64);
+  std::string const why = refusal([&] { launch(s, {reads(theirs.data(), 8)}, no_gpu, [] {}); });
+  EXPECT_NE(why.find("another runtime"), std::string::npos) << why;
 }
 
 TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
@@ -164,7 +204,7 @@ TEST_F(LaunchOnPinnedRange, MemoryThatWeirDoesNotKnowIsUsedWithItsSizeOnly) {
   EXPECT_NO_THROW(launch(s, {reads(before, 400)}, no_gpu, [] {}));
   EXPECT_NO_THROW(launch(s, {reads(mine)}, no_gpu, [] {}));
   std::string const over = refusal([&] { launch(s, {reads(mine + 1, 4000)}, no_gpu, [] {}); });
-  EXPECT_NE(over.find("4000 B at offset 4 of a block of 4000 B"), std::string::npos) << over;
+  EXPECT_NE(over.find("holds 3996 B to the end of its block of 4000 B, asked 4000 B"), std::string::npos) << over;
   EXPECT_EQ(find_block(mine + 999)->base, mine);
   EXPECT_EQ(find_block(mine)->kind, memory_kind::pinned);
   EXPECT_FALSE(find_block(before));
@@ -317,6 +357,38 @@ TEST(LaunchSeeded, ReadersOnOtherStreamsSeeTheirBlocksWhateverIsFreedMeanwhile) 
     synchronize(0);
     for (size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(*seen[i], should[i]) << "reader " << i;
     for (block const& b : live) deallocate(b.at);
+  }
+}
+
+struct LaunchDeath : fixture {};
+
+void throw_in(int how) {
+  stream s;
+  if (how == 0) launch(s, {}, no_gpu, [] { throw std::runtime_error("no such word"); });
+  if (how == 1) launch_host(s, [] { throw std::runtime_error("no such word"); });
+  if (how == 2) parallel_for(s, 1, {}, [] WEIR_FN(size_t) { throw std::runtime_error("no such word"); });
+  if (how == 3) launch(s, {}, no_gpu, [] { throw 7; });
+  s.synchronize();
+}
+
+TEST_F(LaunchDeath, WorkThatThrowsEndsTheProcessAndIsNamedWithItsLineAndStream) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(throw_in(0), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(throw_in(1), "weir: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(throw_in(2), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(throw_in(3), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw something that is no std::exception");
+}
+
+
+TEST_F(Launch, ACodeThatANativeLaunchReturnedIsThrownWithItsNumber) {
+  stream s;
+  weir::detail::check_native_launch(s, 0, here::current());
+  try {
+    weir::detail::check_native_launch(s, 98, here::current());
+    FAIL() << "no driver_error";
+  } catch (driver_error const& e) {
+    EXPECT_EQ(e.operation(), "parallel_for");
+    EXPECT_NE(std::string(e.what()).find("98"), std::string::npos) << e.what();
   }
 }
 

@@ -3,6 +3,7 @@
 #include "weir/memory.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "runtime/memory/allocator.h"
 #include "tests/streams/stepped_machine.h"
@@ -79,7 +80,81 @@ TEST_F(memory_api, a_buffer_owns_its_block_and_moves) {
   EXPECT_EQ(d.size(), 1000u);
   d.reset();
   EXPECT_EQ(memory_allocated(), 0u);
-  static_assert(sizeof(buffer) == 16);
+  static_assert(sizeof(buffer) == 24);
+}
+
+// A block has one owner. Without release() the buffer that adopted it last owns it, and the other gives nothing back: by then the
+// block may be a third party's.
+TEST_F(memory_api, a_buffer_whose_block_another_one_adopted_gives_nothing_back) {
+  for (bool const locked : {false, true}) {
+    for (bool const adopter_ends_first : {true, false}) {
+      buffer_options const kind{.kind = locked ? memory_kind::pinned : memory_kind::device};
+      buffer owner(5000, kind);
+      void* const at = owner.data();
+      buffer adopter = buffer::adopt(at);
+      if (!adopter_ends_first) {
+        testing::internal::CaptureStderr();
+        owner.reset();
+        EXPECT_NE(testing::internal::GetCapturedStderr().find("was adopted by another buffer at "), std::string::npos);
+        EXPECT_TRUE(find_block(at)) << "the adopter's";
+      }
+      adopter.reset();
+      EXPECT_FALSE(find_block(at));
+      buffer const third(5000, kind);
+      ASSERT_EQ(third.data(), at);
+      if (adopter_ends_first) {
+        buffer moved = std::move(owner);
+        testing::internal::CaptureStderr();
+        moved.reset();
+        std::string const said = testing::internal::GetCapturedStderr();
+        EXPECT_NE(said.find("was adopted by another buffer at "), std::string::npos) << said;
+        EXPECT_NE(said.find("memory_test.cpp:"), std::string::npos) << said;
+      }
+      EXPECT_TRUE(find_block(at)) << "the third party's";
+      EXPECT_EQ(third.info().bytes, 5000u);
+    }
+  }
+}
+
+TEST_F(memory_api, a_block_that_a_buffer_adopted_is_adopted_again_once_that_buffer_let_it_go) {
+  buffer first = buffer::adopt(allocate(5000));
+  void* const at = first.data();
+  std::string const said = refused<invalid_use>([&] { (void)buffer::adopt(at); });
+  EXPECT_NE(said.find("belongs to the buffer that adopted it at "), std::string::npos) << said;
+  EXPECT_EQ(first.info().bytes, 5000u) << "nothing has changed";
+  testing::internal::CaptureStderr();
+  {
+    buffer const second = buffer::adopt(first.release());
+    EXPECT_EQ(second.data(), at);
+  }
+  EXPECT_FALSE(find_block(at));
+  buffer plain(5000);
+  ASSERT_EQ(plain.data(), at);
+  buffer third = buffer::adopt(plain.release());
+  buffer fourth = std::move(third);
+  fourth.reset();
+  deallocate(buffer::adopt(allocate(5000)).release());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(memory_allocated(), 0u);
+}
+
+// An owner that comes late must not give back what lies there by then.
+TEST(buffers_of_an_ended_runtime, keep_addresses_that_no_later_runtime_hands_out) {
+  simulated const like{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1};
+  buffer old;
+  {
+    runtime first{like};
+    runtime_guard const in{first};
+    old = buffer(1_MiB);
+  }
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    runtime next{like};
+    runtime_guard const in{next};
+    buffer const all(32_MiB), more(16_MiB);
+    for (buffer const* const b : {&all, &more}) EXPECT_GE(static_cast<std::size_t>(std::abs(b->data<char>() - old.data<char>())), 16_MiB);
+    EXPECT_FALSE(find_block(old.data()));
+  }
+  old.reset();
 }
 
 TEST_F(memory_api, host_access_is_for_host_memory_and_device_memory_says_so) {
@@ -183,6 +258,22 @@ TEST_F(memory_api, asking_for_statistics_uses_no_device) {
   EXPECT_EQ(max_memory_allocated(), 10_MiB);
   reset_peak_memory_stats();
   EXPECT_EQ(max_memory_allocated(), 0u);
+}
+
+
+TEST_F(memory_api, a_fraction_of_memory_that_the_driver_does_not_tell_is_refused_and_sets_no_limit) {
+  buffer const a(1_MiB);
+  control.fail_call("info", 1, driver::code::failed);
+  EXPECT_THROW(set_per_process_memory_fraction(0.5), driver_error);
+  EXPECT_EQ(buffer(8_MiB).size(), 8_MiB);
+}
+
+TEST_F(memory_api, a_pageable_buffer_gives_its_memory_back) {
+  auto const mapped = [] { return mallinfo2().hblkhd; };  // of large blocks; always 0 under a sanitizer
+  auto const before = mapped();
+  buffer large(256_MiB, {.kind = memory_kind::pageable});
+  large.reset();
+  EXPECT_EQ(mapped(), before);
 }
 
 }  // namespace

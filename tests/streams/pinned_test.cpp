@@ -300,6 +300,8 @@ TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
     EXPECT_EQ(e.report().allocated, 6_MiB);
     EXPECT_NE(e.report().text().find("The limit forbids it"), std::string::npos) << e.report().text();
     EXPECT_TRUE(e.report().on.is_cpu());
+    ASSERT_FALSE(e.report().ladder.empty());
+    EXPECT_EQ(e.report().ladder[0].name, "idle pages given back");
   }
   pool.deallocate(a, line_);
   void* const b = pool.allocate(7_MiB, 0, line_);  // the 6 MiB go back first
@@ -430,31 +432,6 @@ TEST_F(pinned_pool, warmed_up_memory_serves_without_a_call_of_the_system_and_is_
   EXPECT_EQ(empty_pinned_cache(), std::size_t(held_bytes));
   EXPECT_EQ(reserved(), 0);
   expect_valid();
-}
-
-TEST(pinned_range, memory_of_ones_own_is_copied_by_the_engine_while_it_lives_and_is_pageable_again) {
-  test::machine m;
-  std::size_t const n = 300'001;
-  auto mine = test::pattern(n, 1);
-  buffer on_gpu(n, {.on = device(0)});
-  stream s{device(0)};
-  EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::staged);
-  {
-    pinned_range const lock(mine);
-    EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::engine);
-    held gate(m, s);
-    EXPECT_FALSE(copy(s, on_gpu.data(), mine.data(), n, non_blocking).query());
-    EXPECT_THROW(pinned_range twice{mine}, invalid_use) << "its pages are locked already";
-    gate.open();
-  }  // waits for the copy
-  EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, route::staged);
-  EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), mine);
-  EXPECT_NO_THROW(pinned_range(std::span<std::byte>(mine.data(), 0)));
-  EXPECT_THROW(pinned_range(std::span<std::byte>()), invalid_use);
-  EXPECT_THROW(pinned_range(std::span(mine.data(), SIZE_MAX)), invalid_use);
-  m.control().fail_call("pin", 1, driver::code::out_of_memory);
-  EXPECT_THROW(pinned_range{mine}, driver_error);
-  pinned_range const again(mine);
 }
 
 }  // namespace

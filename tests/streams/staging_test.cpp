@@ -135,5 +135,30 @@ TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
   }
 }
 
+
+TEST(staging, between_devices_holds_no_more_than_its_room) {
+  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .peers = simulated::links::none});
+  auto& staging = m.get().part<streams::staging>();
+  std::size_t const n = 8_MiB;
+  buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});
+  stream s{device(0)};
+  for (int i = 0; i < 40; ++i) {
+    copy(s, b.data(), a.data(), n, non_blocking);
+    ASSERT_LE(staging.in_use(1), streams::staging::room) << "copy " << i;
+  }
+  EXPECT_TRUE(m.control().run());
+}
+
+TEST(staging, a_copy_on_a_lost_device_takes_no_slot) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  buffer a(1_MiB, {.on = device(0)});
+  auto source = pattern(1_MiB, 3);
+  stream s{device(0)};
+  m.control().lose(0);
+  EXPECT_THROW(copy(s, a.data(), source.data(), 1_MiB), device_lost);
+  EXPECT_THROW(copy(s, source.data(), a.data(), 1_MiB), device_lost);
+  EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.peak, 0);
+}
+
 }  // namespace
 }  // namespace weir

@@ -1,4 +1,5 @@
 // Streams through the public surface, on machines whose streams the test moves.
+#include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/stream.h"
 
@@ -76,11 +77,11 @@ TEST_F(streams_on_a_stepped_machine, the_lease_that_is_idle_longest_is_given_out
   auto a = std::make_unique<stream>();
   auto b = std::make_unique<stream>();
   auto const first = a->ref().id(), second = b->ref().id();
-  a.reset();
   b.reset();
+  a.reset();
   stream x, y;
-  EXPECT_EQ(x.ref().id(), first);
-  EXPECT_EQ(y.ref().id(), second);
+  EXPECT_EQ(x.ref().id(), second);
+  EXPECT_EQ(y.ref().id(), first);
 }
 
 TEST_F(streams_on_a_stepped_machine, a_moved_stream_keeps_its_lease_and_what_it_was_moved_from_is_refused) {
@@ -106,6 +107,108 @@ TEST_F(streams_on_a_stepped_machine, a_stream_may_outlive_its_runtime) {
   s.reset();
 }
 
+// A reference to a stream that is gone: whoever has that stream now must not find foreign work on it.
+TEST_F(streams_on_a_stepped_machine, a_reference_is_refused_once_its_stream_was_given_back) {
+  stream other;
+  auto leased = std::make_unique<stream>();
+  stream_ref const old = *leased;
+  buffer b(1000), host = pinned(1000);
+  old.wait(other);
+  leased.reset();
+  auto const refuses_all = [&](char const* state) {
+    auto const says = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("stream " + std::to_string(old.id()) + " of gpu:0, which was given back"), std::string::npos) << state; };
+    says([&] { launch(old, {writes(b)}, [](CUstream_st*) {}, [] {}); });
+    says([&] { launch_host(old, [] {}); });
+    says([&] { (void)weir::copy(old, b.data(), host.data(), 1000); });
+    says([&] { old.wait(other); });
+    says([&] { other.wait(old); });
+    says([&] { old.wait(other.stamp()); });
+    says([&] { (void)old.record_event(); });
+    says([&] { old.synchronize(); });
+    says([&] { (void)old.query(); });
+    says([&] { (void)old.is_capturing(); });
+    says([&] { (void)allocate(old, 1_MiB); });
+    says([&] { set_stream(old); });
+    says([&] { stream_guard const in{old}; });
+    says([&] { b.rebind(old); });
+    says([&] { record_stream(b.data(), old); });
+  };
+  refuses_all("idle");
+  stream const next;
+  ASSERT_EQ(next.id(), old.id()) << "the same stream of the driver";
+  EXPECT_FALSE(next.ref() == old);
+  refuses_all("leased again");
+  EXPECT_EQ(old.device(), device(0));
+  EXPECT_NO_THROW(next.wait(other));
+  EXPECT_TRUE(log.empty());
+}
+
+TEST_F(streams_on_a_stepped_machine, a_stream_that_was_current_when_it_was_given_back_is_current_no_more) {
+  auto leased = std::make_unique<stream>();
+  set_stream(*leased);
+  leased.reset();
+  stream const next;
+  EXPECT_EQ(current_stream(), default_stream());
+  {
+    stream_guard const in{next};
+    auto inner = std::make_unique<stream>();
+    {
+      stream_guard const deeper{*inner};
+      EXPECT_EQ(current_stream(), inner->ref());
+      inner.reset();
+      stream const again;
+      EXPECT_EQ(current_stream(), default_stream());
+    }
+    EXPECT_EQ(current_stream(), next.ref());
+  }
+  EXPECT_EQ(current_stream(), default_stream());
+}
+
+TEST_F(streams_on_a_stepped_machine, a_reference_of_an_ended_registration_is_refused) {
+  auto registered = std::make_unique<foreign_stream>(gpu, nullptr);
+  stream_ref const old = *registered;
+  set_stream(old);
+  registered.reset();
+  EXPECT_NE(refused<invalid_use>([&] { old.synchronize(); }).find("whose registration has ended"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { launch_host(old, [] {}); }).find("whose registration has ended"), std::string::npos);
+  EXPECT_EQ(current_stream(), default_stream());
+}
+
+TEST_F(streams_on_a_stepped_machine, references_and_memory_that_outlive_their_runtime_are_refused) {
+  std::optional<stream> s;
+  std::optional<buffer> b;
+  buffer mine(1000), locked = pinned(1000);
+  {
+    runtime other{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime_guard inside{other};
+    s.emplace(device(1));
+    b.emplace(1000, buffer_options{.on = device(1)});
+  }
+  stream_ref const old = *s;
+  auto const says = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("of gpu:1, whose runtime has ended"), std::string::npos); };
+  says([&] { old.synchronize(); });
+  says([&] { s->synchronize(); });
+  says([&] { (void)old.query(); });
+  says([&] { old.wait(current_stream()); });
+  says([&] { current_stream().wait(old); });
+  says([&] { (void)old.record_event(); });
+  says([&] { (void)weir::copy(old, mine.data(), locked.data(), 1000); });
+  says([&] { launch_host(old, [] {}); });
+  says([&] { (void)allocate(old, 1000); });
+  says([&] { mine.record_stream(old); });
+  EXPECT_EQ(old.device(), device(1));
+  EXPECT_EQ(old.id(), s->id());
+  EXPECT_EQ(old.stamp(), stamp{});
+  auto const gone = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("device memory of no device of this runtime"), std::string::npos); };
+  gone([&] { weir::copy(mine.data(), b->data(), 1000); });
+  gone([&] { weir::copy(b->data(), locked.data(), 1000); });
+  gone([&] { weir::set(b->data(), std::byte{1}, 1000); });
+  gone([&] { launch(current_stream(), {reads(b->data(), 1000)}, [](CUstream_st*) {}, [] {}); });
+  EXPECT_NE(refused<invalid_use>([&] { (void)b->rebind(current_stream()); }), "");
+  b.reset();
+  s.reset();
+}
+
 TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_with_each_other) {
   runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
   stream a;
@@ -115,6 +218,9 @@ TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_wit
   EXPECT_NE(said.find(std::to_string(a.ref().id())), std::string::npos);
   EXPECT_NE(said.find(std::to_string(b.ref().id())), std::string::npos);
   EXPECT_NE(refused<invalid_use>([&] { set_stream(a); }), "");
+  work(a, 1);
+  std::string const at_a_stamp = refused<invalid_use>([&] { b.ref().wait(a.ref().stamp()); });
+  EXPECT_NE(at_a_stamp.find("of runtime " + std::to_string(rt.get().id())), std::string::npos) << at_a_stamp;
 }
 
 TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and_takes_no_foreign_one) {

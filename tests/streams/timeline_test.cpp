@@ -106,6 +106,45 @@ struct timelines : testing::Test {
   }
 };
 
+// However many parts a copy goes in.
+TEST_F(timelines, copies_are_counted_as_the_program_made_them) {
+  runtime own{simulated{.devices = 1, .memory = 256_MiB}};
+  runtime_guard const in(own);
+  constexpr std::size_t bytes = 8_MiB, times = 6;
+  std::vector<std::byte> pageable(bytes);
+  for (bool const up : {true, false}) {
+    buffer block(bytes);
+    synchronize();
+    record_timeline();
+    for (std::size_t i = 0; i < times; ++i) up ? copy(block.data(), pageable.data(), bytes) : copy(pageable.data(), block.data(), bytes);
+    synchronize();
+    std::string const said = timeline_summary();
+    stop_timeline();
+    EXPECT_NE(said.find("6 copies, 48 MiB in all"), std::string::npos) << said;
+    file const f = written();
+    EXPECT_EQ(std::count_if(f.spans.begin(), f.spans.end(), [](span const& s) { return s.name == "copy" && s.pid == 0; }), static_cast<std::ptrdiff_t>(times)) << "calls";
+  }
+}
+
+TEST_F(timelines, a_launch_whose_body_cannot_be_copied_leaves_no_span) {
+  runtime own{simulated{.devices = 1, .memory = 64_MiB}};
+  runtime_guard const in(own);
+  struct thrower {
+    thrower() = default;
+    thrower(thrower const&) { throw std::runtime_error("no copy"); }
+    void operator()() const {}
+  };
+  stream s;
+  record_timeline();
+  thrower const t;
+  EXPECT_THROW(launch(s, {}, [](CUstream_st*) {}, t), std::runtime_error);
+  launch_host(s, [] {});
+  synchronize();
+  stop_timeline();
+  file const f = written();
+  for (span const& one : f.spans) EXPECT_NE(one.name, "launch");
+}
+
 // A kernel that runs until it is let go.
 struct held {
   std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
@@ -253,6 +292,23 @@ TEST_F(timelines, a_file_that_cannot_be_written_is_named) {
     FAIL() << "nothing was thrown";
   } catch (invalid_use const& e) {
     EXPECT_NE(std::string(e.what()).find("/no/such/folder/timeline.json"), std::string::npos) << e.what();
+  }
+}
+
+
+TEST_F(timelines, work_has_its_own_begin_and_end_also_where_events_of_earlier_work_serve_again) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB});
+  runtime_guard const in(machine);
+  for (int round : {1, 2, 3}) {
+    record_timeline();
+    launch(current_stream(), {}, [](CUstream_st*) {}, [] {
+      for (auto const from = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - from < std::chrono::milliseconds(2);) {}
+    });
+    synchronize();
+    stop_timeline();
+    file const f = written();
+    span const& s = f.one("launch", true);
+    EXPECT_GE(s.end - s.begin, 1000) << "round " << round;
   }
 }
 

@@ -3,7 +3,9 @@
 #include "tensor/number.h"
 
 #include <future>
+#include <set>
 
+#include "tensor/state.h"
 #include "tests/tensor/model.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
@@ -113,6 +115,71 @@ TEST_F(TensorCopy, RefusalsNameBothSidesAndChangeNothing) {
   EXPECT_EQ(row[5].item<int>(), 5);
   expect_refusal([&] { (void)t.item<float>(); }, {"[2, 3]", "6 elements"});
   expect_refusal([&] { t.copy_(tensor()); }, {"source is undefined"});
+}
+
+TEST_F(TensorCopy, WhatIsReadAndWrittenInAnotherOrderIsRefusedAndBesideEachOtherIsNot) {
+  auto const values_of = [](tensor const& t) {
+    tensor const h = t.contiguous().cpu();
+    auto const all = h.host<float>();
+    return std::vector<float>(all.begin(), all.end());
+  };
+  for (tensor_options const o : {tensor_options{}, tensor_options{.on = cpu}}) {
+    tensor a = arange(16, o).to(float32).view({4, 4});
+    std::vector<float> const before = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    expect_refusal([&] { a.copy_(a.t()); }, {"tensor::copy_", "[4, 4] with strides [4, 1]", "strides [1, 4]", "overlap", "clone()"});
+    expect_refusal([&] { a.t().copy_(a); }, {"overlap"});
+    expect_refusal([&] { a.slice(1, 0, 3).copy_(a.slice(1, 1, 4)); }, {"overlap"});
+    expect_refusal([&] { a.add_(a.t()); }, {"tensor::add_", "overlap"});
+    tensor const same_memory = tensor::borrow(a.data(), {4, 4}, float32, a.device());
+    expect_refusal([&] { a.copy_(same_memory.t()); }, {"overlap"});
+    EXPECT_NO_THROW(a.copy_(same_memory));
+    EXPECT_EQ(values_of(a), before) << "nothing has changed";
+    a.copy_(a.t().clone());
+    EXPECT_EQ(values_of(a.t()), before);
+    a.copy_(a.t().clone());
+    a.slice(1, 0, 2).copy_(a.slice(1, 2, 4));  // columns beside each other
+    a.slice(0, 0, 2).slice(1, 2, 4).copy_(a.slice(0, 2, 4).slice(1, 0, 2).t());
+    EXPECT_EQ(values_of(a), (std::vector<float>{2, 3, 10, 14, 6, 7, 11, 15, 10, 11, 10, 11, 14, 15, 14, 15}));
+  }
+}
+
+// Against a look at every byte.
+TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
+  std::mt19937 random(5);
+  auto const below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+  tensor const whole = zeros({4, 6, 5}, {.type = int16, .on = cpu});
+  auto const some_view = [&] {
+    tensor t = below(4) ? whole : tensor::view_of(whole.storage(), {4, 3, 5}, float32);
+    if (below(3) == 0) t = t.view({-1, 5});
+    for (int d = 0; d < t.dim(); ++d) {
+      std::int64_t const from = below(t.size(d)), to = from + 1 + below(t.size(d) - from);
+      t = t.slice(d, from, to);
+    }
+    return below(2) ? t.transpose(0, -1) : t;
+  };
+  auto const bytes_of = [](tensor const& t) {
+    std::set<char const*> all;
+    auto const add = [&](auto const& self, char const* at, int d) -> void {
+      if (d == t.dim()) {
+        for (size_t i = 0; i < size_of(t.dtype()); ++i) all.insert(at + i);
+        return;
+      }
+      for (std::int64_t i = 0; i < t.shape()[d]; ++i) self(self, at + i * t.strides()[d] * static_cast<std::int64_t>(size_of(t.dtype())), d + 1);
+    };
+    add(add, static_cast<char const*>(t.data()), 0);
+    return all;
+  };
+  int shared = 0, apart_but_interleaved = 0;
+  for (int round = 0; round < 3000; ++round) {
+    tensor const a = some_view(), b = some_view();
+    auto const of_a = bytes_of(a), of_b = bytes_of(b);
+    bool const meet = std::any_of(of_a.begin(), of_a.end(), [&](char const* p) { return of_b.contains(p); });
+    ASSERT_EQ(tensors::may_share_elements(a, b), meet) << a.shape().str() << a.strides().str() << " and " << b.shape().str() << b.strides().str();
+    shared += meet;
+    apart_but_interleaved += !meet && *of_a.begin() < *of_b.rbegin() && *of_b.begin() < *of_a.rbegin();
+  }
+  EXPECT_GT(shared, 300);
+  EXPECT_GT(apart_but_interleaved, 300);
 }
 
 TEST_F(TensorCopy, ItemConverts) {

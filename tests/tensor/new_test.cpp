@@ -56,6 +56,19 @@ TEST_F(TensorNew, ListsOfRowsAreMatricesAndUnevenOnesAreRefused) {
   EXPECT_EQ(tensor_of(std::initializer_list<float>{}).shape(), (shape{0}));
 }
 
+TEST_F(TensorNew, EmptyOnesMayHaveExtentsWhoseProductHasNoNumber) {
+  constexpr std::int64_t huge = std::int64_t{1} << 62;
+  for (shape const& s : {shape{0, huge, 4}, shape{huge, 4, 0}, shape{4, 0, huge, huge}}) {
+    tensor const t = empty(s, {.on = cpu});
+    EXPECT_EQ(t.numel(), 0);
+    EXPECT_EQ(t.nbytes(), 0u);
+    EXPECT_TRUE(t.is_contiguous());
+    for (std::int64_t const step : t.strides()) EXPECT_GT(step, 0) << t.strides().str();
+    EXPECT_EQ(t.clone().shape(), s);
+  }
+  EXPECT_THROW((void)empty({huge, 4}, {.on = cpu}), invalid_use);
+}
+
 TEST_F(TensorNew, DetachSharesTheStorage) {
   tensor const t = ones({4}), d = t.slice(0, 1, 3).detach();
   EXPECT_EQ(d.storage(), t.storage());

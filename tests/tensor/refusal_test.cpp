@@ -1,6 +1,7 @@
 // Work on tensors when the machine refuses: typed errors, nothing lost, all usable afterwards.
 // Threads: one.
 #include "tests/tensor/model.h"
+#include "weir/collective.h"
 #include "weir/observe.h"
 
 using namespace weir;
@@ -51,6 +52,56 @@ TEST(TensorRefused, EachRefusedDriverCallIsATypedErrorThatLosesNothing) {
     ASSERT_EQ(sim.findings(), std::vector<std::string>{});
   }
   EXPECT_GT(refused, 20) << "the scenario makes hardly any driver call";
+}
+
+TEST(TensorRefused, TensorsThatOutliveTheirRuntimeAreRefusedByNameAndTheHostsStayAsTheyAre) {
+  weir::runtime living{simulated{.devices = 2, .memory = size_t{1} << 26}};
+  runtime_guard const outside{living};
+  tensor t, view, matrix, locked;
+  buffer b;
+  std::optional<communicator> rank;
+  std::optional<gradient_buckets> buckets;
+  {
+    weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 26}};
+    runtime_guard const chosen{machine};
+    t = full({2, 3}, 1), view = t.slice(1, 0, 2), matrix = full({4, 4}, 1);
+    locked = full({3}, 5, {.on = cpu, .kind = memory_kind::pinned});
+    b = buffer(64);
+    rank = std::move(communicator::in_process(std::array{device(0)})[0]);
+    buckets.emplace(*rank);
+    buckets->add("one", 10);
+    buckets->build();
+    synchronize(0);
+  }
+  tensor other = zeros({2, 3});
+  auto const says = [&](auto call, char const* operation) { expect_refusal(call, {operation, "whose runtime has ended"}); };
+  says([&] { t.fill_(2); }, "tensor::fill_");
+  says([&] { t.copy_(other); }, "tensor::copy_");
+  says([&] { other.copy_(t); }, "tensor::copy_");
+  says([&] { other.add_(t); }, "tensor::add_");
+  says([&] { (void)add(t, other); }, "add");
+  says([&] { (void)sum(view); }, "sum");
+  says([&] { (void)matmul(matrix, matrix); }, "matmul");
+  says([&] { (void)t.cpu(); }, "tensor::to");
+  says([&] { (void)t.to(1); }, "tensor::to");
+  says([&] { (void)t.to(float64); }, "tensor::to");
+  says([&] { (void)t.clone(); }, "tensor::clone");
+  says([&] { (void)matrix.t().contiguous(); }, "tensor::t");
+  says([&] { (void)matrix.slice(0, 0, 1).slice(1, 0, 1).item<float>(); }, "tensor::slice");
+  says([&] { (void)t.peer_view(1); }, "tensor::peer_view");
+  says([&] { (void)t.new_zeros({2}); }, "tensor::new_empty");
+  says([&] { (void)empty_like(t); }, "empty_like");
+  says([&] { (void)rand_like(t); }, "rand_like");
+  says([&] { t.normal_(); }, "tensor::normal_");
+  says([&] { (void)tensor::view_of(std::move(b), {4}, float32); }, "tensor::view_of");
+  says([&] { (void)locked.gpu(); }, "tensor::to");
+  says([&] { (void)locked.clone(); }, "empty");
+  EXPECT_THROW(t.record_stream(current_stream()), invalid_use);
+  EXPECT_EQ(locked.host<float>()[2], 5) << "pages that are held stay";
+  EXPECT_EQ(t.shape(), (shape{2, 3}));
+  expect_refusal([&] { buckets->ready(0, current_stream()); }, {"gradient_buckets::ready", "the communicator's runtime has ended"});
+  expect_refusal([&] { buckets->finish(current_stream()); }, {"gradient_buckets::finish", "the communicator's runtime has ended"});
+  EXPECT_THROW((void)rank->all_reduce({other.data(), 6, float32}), invalid_use);
 }
 
 TEST(TensorRefused, WhatDoesNotFitIsOutOfMemoryAndTheRestGoesOn) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every name weir::… of the README and the docs is declared in include/weir, every test `suite.what_it_says…` they name is there;
-# and one that is not is found.
+# and one that is not is found. Every variable WEIR_… that a test or a tool reads is one that the library does not warn of.
 # Usage: names_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 root=$1
@@ -36,4 +36,12 @@ for page in "$root"/README.md "$root"/docs/*.md "$root"/docs/*/*.md; do
 done
 known=$(names < "$root/docs/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*.md | tests | wc -l)
 [ "$known" -gt 40 ] && [ "$tested" -gt 60 ] || { echo "only $known names and $tested tests were looked for"; failed=1; }
+
+sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
+read_by_tests() { (cd "$root" && grep -rhoE '(getenv|environment|number)\("WEIR_[A-Z_]+"|\$\{?WEIR_[A-Z_]+' tests tools bench examples run) | grep -oE 'WEIR_[A-Z_]+' | sort -u; }
+untold() { while IFS= read -r name; do awk -v name="$name" 'index(name, $0) == 1 { found = 1 } END { exit !found }' "$work/variables" || echo "$name"; done; }
+[ "$(echo WEIR_COLOUR | untold)" = WEIR_COLOUR ] || { echo "a variable that nobody knows was not found"; exit 1; }
+wrong=$(read_by_tests | untold)
+[ -z "$wrong" ] || { echo "the library would warn of:" $wrong; failed=1; }
+[ "$(read_by_tests | wc -l)" -gt 20 ] || { echo "only $(read_by_tests | wc -l) variables were looked for"; failed=1; }
 exit $failed

@@ -24,6 +24,13 @@ diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says som
 answers=$(grep -c '^`questions ' "$page")
 [ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed 's/.*there are: //' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }
 
+# What lies in TMPDIR under a name of somebody else's is neither written nor removed, and nothing stays there.
+mkdir "$work/tmp"
+echo mine > "$work/kept"
+ln -s "$work/kept" "$work/tmp/timeline.json"
+TMPDIR=$work/tmp "$2/bin/questions" overlap > /dev/null
+[ "$(cat "$work/kept")" = mine ] && [ "$(ls "$work/tmp")" = timeline.json ] && [ -L "$work/tmp/timeline.json" ] || { echo "FAILED: questions changed a file of TMPDIR"; failed=1; }
+
 # Quoted code is the programs'. Two calls stand for themselves.
 awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$page" | sed 's/^ *//; s/ *$//' | grep . > "$work/code"
 while IFS= read -r line; do

@@ -76,7 +76,7 @@ expect 1 '"ooms": '
 expect 1 'The limit forbids it'
 printf 'a 0 2097153 0\n' > "$work/page"
 run replay --devices sim --limit 3MiB "$work/page"
-expect 1 'The limit forbids it'  # two pages do not fit, though the bytes would
+expect 1 'larger than the limit, whatever is freed'  # two pages do not fit, though the bytes would
 # What is in use on another stream until its c is waited for where memory is short, as a program would: nobody else comes to that c.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
@@ -114,6 +114,14 @@ for s in all["segments"]:
     assert sum(b["size"] for b in s["blocks"]) == s["total_size"], s
 PY
 fi
+# Names in a file are for a terminal that obeys none of them.
+LC_ALL=C sed 's/replay\.cpp/re\x1b[7m.cpp/g' "$work/snapshot" > "$work/crooked"
+printf '\200\2}(X\010\0\0\0segments]X\015\0\0\0device_traces]}(X\006\0\0\0actionX\010\0\0\0\033[31mredu.' > "$work/crooked.action"
+for file in crooked crooked.action; do
+  run snapshot "$work/$file"
+  [[ $out != *$'\e'* ]] || { echo "FAILED: a terminal is told what to do: $(cat -v <<< "$out")"; failed=1; }
+done
+expect 1 "the action '?[31mred' is not known"
 run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
 expect 1 'nowhere/snapshot'
 # The same as a page, by replay and from the file.
@@ -174,6 +182,14 @@ expect 0 '{"pattern": "handoff", "allocator": "malloc", "ns": '
 [ "$(grep -c '^{.*}$' <<< "$out")" = 9 ] || { echo "FAILED: four patterns, two allocators, and what the machine does for two threads: $out"; failed=1; }
 keys=$(head -1 <<< "$out" | grep -o '"[a-z_]*":' | tr -d '":' | xargs)
 [ "$keys" = "pattern allocator ns mpairs_per_s host_bytes_per_block reserved_over_requested" ] || { echo "FAILED: the keys are $keys"; failed=1; }
+if python3 -c pass 2> /dev/null; then
+  run bench alloc --json --rounds 2 --devices sim:1:4 threads16 turns4
+  python3 -c '
+import json, sys
+def no(word): raise ValueError(word)
+rows = [json.loads(line, parse_constant=no) for line in sys.stdin]
+assert [len(r["threads_ns"]) for r in rows if r["pattern"] == "threads16"] == [16, 16, 16], rows' <<< "$out" || { echo "FAILED: no JSON: $out"; failed=1; }
+fi
 run bench alloc --devices sim:1 pair513
 expect 1 'no pattern "pair513"'
 run bench alloc --devices sim:1 --rounds 0

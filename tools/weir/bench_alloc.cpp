@@ -20,6 +20,7 @@
 #include "runtime/base/os.h"
 #include "runtime/base/os_cores.h"
 #include "runtime/base/os_library.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "weir/device.h"
 #include "weir/memory.h"
@@ -91,10 +92,8 @@ struct figures {
   double median() const { return median_of(ns); }
   std::string of_threads() const {  // keys of JSON, or nothing
     std::string list;
-    char text[32];
-    for (auto const& rounds : by_thread) std::snprintf(text, sizeof text, "%.2f", median_of(rounds)), list += (list.empty() ? "" : ", ") + std::string(text);
-    if (!of_turns.empty()) std::snprintf(text, sizeof text, ", \"of_turns\": %.3f", median_of(of_turns));
-    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]" + (of_turns.empty() ? "" : text);
+    for (auto const& rounds : by_thread) list += (list.empty() ? "" : ", ") + base::json_number(median_of(rounds), 2);
+    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]" + (of_turns.empty() ? "" : ", \"of_turns\": " + base::json_number(median_of(of_turns), 3));
   }
 };
 
@@ -193,22 +192,17 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
   return all;
 }
 
-std::string number_or(std::optional<double> const& value, char const* format, char const* otherwise) {
-  if (!value) return otherwise;
-  char text[32];
-  std::snprintf(text, sizeof text, format, *value);
-  return text;
-}
+std::string number_or(std::optional<double> const& value, int digits, char const* otherwise) { return value ? base::json_number(*value, digits) : otherwise; }
 
 void print(pattern const& p, std::string const& allocator, figures const& f, double malloc_ns, bool json) {
   double const ns = f.median();
   double const pairs = p.threads * 1e3 / ns;
   if (json) {
-    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s%s}\n", p.name.c_str(), allocator.c_str(), ns,
-                pairs, number_or(f.host_bytes_per_block, "%.2f", "null").c_str(), number_or(f.reserved_over_requested, "%.4f", "null").c_str(), f.of_threads().c_str());
+    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %s, \"mpairs_per_s\": %s, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s%s}\n", p.name.c_str(), allocator.c_str(), base::json_number(ns, 2).c_str(),
+                base::json_number(pairs, 4).c_str(), number_or(f.host_bytes_per_block, 2, "null").c_str(), number_or(f.reserved_over_requested, 4, "null").c_str(), f.of_threads().c_str());
   } else {
-    std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, "%.2f", "").c_str(),
-                number_or(f.reserved_over_requested, "%.4f", "").c_str());
+    std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, 2, "").c_str(),
+                number_or(f.reserved_over_requested, 4, "").c_str());
   }
   std::fflush(stdout);
 }

@@ -12,6 +12,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "runtime/base/os.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "streams/context.h"
 #include "streams/pinned.h"
@@ -177,7 +178,7 @@ std::optional<row> peer_row(rig& r) {
 std::optional<row> new_pinned_row(rig& r, char const* name, bool touched_before) {
   row out{name, r.fresh, measure::span};
   out.note = touched_before ? "memory that the pool does not have yet, and the host had in use before" : "memory that the pool does not have yet";
-  auto& pool = streams::current_runtime().part<streams::pinned_memory>();
+  auto& pool = runtime::current().get().part<streams::pinned_memory>();
   pool.trim();
   auto const once = [&r, &pool] {
     std::int64_t const from = base::now_ns();
@@ -300,9 +301,7 @@ double median(std::vector<double> of) {
 
 std::string number_or(bool there, double value, char const* otherwise) {
   if (!there) return otherwise;
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.3f" : value < 100 ? "%.2f" : "%.1f", value);
-  return text;
+  return base::json_number(value, value < 10 ? 3 : value < 100 ? 2 : 1);
 }
 
 bool is_a_way(std::string const& row) { return row.starts_with("pin_") || row.starts_with("stage_"); }
@@ -318,7 +317,7 @@ void print(row const& r, double ours, double raw, bool json) {
   std::string const ratio = number_or(r.weir && r.raw, ours / raw, json ? "null" : "-");
   if (json) {
     std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s%s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(),
-                r.said ? (", \"said\": \"" + r.said() + "\"").c_str() : "");
+                r.said ? (", \"said\": " + base::json_text(r.said())).c_str() : "");
   } else {
     std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), (r.said ? r.said() : r.note).c_str());
   }

@@ -89,7 +89,7 @@ long huge_mib() {
 struct attempt {
   way how;
   size_t bytes;
-  runtime::impl& owner = streams::current_runtime();
+  runtime::impl& owner = runtime::current().get();
   int node = -1;
   std::vector<int> near{};
   std::vector<parts> seen{};
@@ -186,7 +186,7 @@ struct attempt {
 };
 
 void open_all(rig& r) {
-  for (int i = 0; i < r.devices; ++i) streams::current_runtime().open(i, "bench", here::current());
+  for (int i = 0; i < r.devices; ++i) runtime::current().get().open(i, "bench", here::current());
 }
 
 row way_row(rig& r, way how, std::string const& name) {
@@ -284,7 +284,7 @@ struct by_handles {
 
 std::optional<row> handles_row(rig& r, std::string const& name, bool all_devices) {
   auto const one = std::make_shared<by_handles>();
-  auto& machine = streams::current_runtime().machine();
+  auto& machine = runtime::current().get().machine();
   if (machine.simulated() || !one->calls.find()) return {};
   for (int i = 0; i < (all_devices ? r.devices : 1); ++i) one->devices.push_back(i);
   row out{name, r.fresh, measure::span};

@@ -10,6 +10,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "weir/observe.h"
 #include "weir/tensor.h"
@@ -199,11 +200,13 @@ struct outcome {
 
 void print(outcome const& o, settings const& s, bool json) {
   if (json) {
-    std::printf(
-        "{\"devices\": \"%s\", \"batch_bytes\": %zu, \"batches\": %d, \"in_ms\": %.4f, \"work_ms\": %.4f, \"out_ms\": %.4f, \"in_alone_ms\": %.4f, \"work_alone_ms\": %.4f, "
-        "\"out_alone_ms\": %.4f, \"batch_ms\": %.4f, \"ratio\": %.4f, \"by_hand_ms\": %.4f, \"by_hand_ratio\": %.4f, \"reserved_mib\": %.1f, \"pinned_mib\": %.1f, \"right\": %s}\n",
-        runtime::current().description().c_str(), s.batch, s.batches, o.all.stages.in, o.all.stages.work, o.all.stages.out, o.alone.in, o.alone.work, o.alone.out, o.all.batch, o.ratio, o.by_hand.batch, o.by_hand.batch / o.by_hand.stages.slowest(),
-        o.reserved_mib, o.pinned_mib, o.right ? "true" : "false");
+    std::string line = "{\"devices\": " + base::json_text(runtime::current().description()) + ", \"batch_bytes\": " + std::to_string(s.batch) + ", \"batches\": " + std::to_string(s.batches);
+    auto const add = [&](char const* key, double value, int digits) { line += std::string(", \"") + key + "\": " + base::json_number(value, digits); };
+    add("in_ms", o.all.stages.in, 4), add("work_ms", o.all.stages.work, 4), add("out_ms", o.all.stages.out, 4);
+    add("in_alone_ms", o.alone.in, 4), add("work_alone_ms", o.alone.work, 4), add("out_alone_ms", o.alone.out, 4);
+    add("batch_ms", o.all.batch, 4), add("ratio", o.ratio, 4), add("by_hand_ms", o.by_hand.batch, 4), add("by_hand_ratio", o.by_hand.batch / o.by_hand.stages.slowest(), 4);
+    add("reserved_mib", o.reserved_mib, 1), add("pinned_mib", o.pinned_mib, 1);
+    std::printf("%s, \"right\": %s}\n", line.c_str(), o.right ? "true" : "false");
     return;
   }
   std::printf("%s; batches of %s\n", runtime::current().description().c_str(), bytes_text(s.batch).c_str());

@@ -14,7 +14,7 @@ namespace weir::tool {
 
 // One communicator and buffers of the largest size, for all rows: memory is opened to peers once.
 struct rings {
-  explicit rings(rig& r) : bytes(r.broadcast), chains(streams::current_runtime().part<peer::chains>()), usual(chains.ever() ? peer::chains::as_usual : 1) {  // a simulated machine: nobody here gives the parts of two ranks
+  explicit rings(rig& r) : bytes(r.broadcast), chains(runtime::current().get().part<peer::chains>()), usual(chains.ever() ? peer::chains::as_usual : 1) {  // a simulated machine: nobody here gives the parts of two ranks
     chains.carry_from(usual);
     std::vector<device> who;
     for (int i = 0; i < r.devices; ++i) {

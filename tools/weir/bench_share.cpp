@@ -17,6 +17,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "runtime/base/os_socket.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "weir/device.h"
 
@@ -69,9 +70,7 @@ double median(std::vector<double> of) {
 
 std::string text_of(double value, char const* otherwise) {
   if (std::isnan(value)) return otherwise;
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.3f" : value < 100 ? "%.2f" : "%.1f", value);
-  return text;
+  return base::json_number(value, value < 10 ? 3 : value < 100 ? 2 : 1);
 }
 
 void print(share_row const& r, double ours, double raw, int reader, bool json) {

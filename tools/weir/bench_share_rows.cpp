@@ -26,7 +26,7 @@ void must(driver::status s, char const* what) { require(s, operation, what, "Ask
 class raw_memory {
  public:
   raw_memory(share_half const& h, size_t bytes, int file = -1) : machine_(h.machine()) {
-    streams::current_runtime().open(0, operation, here::current());
+    runtime::current().get().open(0, operation, here::current());
     auto const info = machine_.info(0);
     must(info.is, "gpu:0");
     size_t const page = info.value.granularity, whole = (bytes + page - 1) / page * page;
@@ -53,7 +53,7 @@ class raw_memory {
   peer::mapped_handle pages_;
 };
 
-void forget_idle() { streams::current_runtime().part<peer::exports>().forget_idle(); }
+void forget_idle() { runtime::current().get().part<peer::exports>().forget_idle(); }
 
 // make: until memory is there that can be sent. Nothing is given back between rounds: a driver is still cleaning it when the next is made.
 void make(share_half& h, size_t bytes, share_samples& out) {
@@ -341,7 +341,7 @@ void ring(share_half& h, size_t bytes, share_samples& out) {
 
 }  // namespace
 
-driver::driver& share_half::machine() const { return streams::current_runtime().machine(); }
+driver::driver& share_half::machine() const { return runtime::current().get().machine(); }
 
 void share_half::say(std::uint64_t n, int file) const {
   auto const text = std::as_bytes(std::span(&n, 1));
@@ -353,11 +353,8 @@ void share_half::say(std::uint64_t n, int file) const {
 
 std::uint64_t share_half::hear(peer::owned_file* file) const {
   std::uint64_t n = 0;
-  auto const got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
-  for (size_t i = 0; i < got.file_count; ++i) {
-    peer::owned_file one(got.files[i]);
-    if (file) *file = std::move(one);
-  }
+  auto got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
+  if (file && got.files[0].is_open()) *file = std::move(got.files[0]);
   if (got.is == os::heard::message) return n;
   throw peer_gone(operation, "the other process has ended, or says nothing", "Its own message says why", here::current());
 }

@@ -269,7 +269,7 @@ row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
   out.name = name;
   out.note = text_of(v) + "; raw: weir as usual";
   auto const as_usual = out.weir;
-  auto* const it = &streams::current_runtime().part<staging>();
+  auto* const it = &runtime::current().get().part<staging>();
   out.raw = as_usual;
   out.weir = [=] {
     up ? it->fill_by(v.how) : it->fetch_by(v.how);

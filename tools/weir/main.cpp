@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "runtime/options.h"
+#include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace {
@@ -52,14 +52,16 @@ int command(int argc, char** argv) try {
   if (command == "replay") return weir::tool::replay(rest);
   if (command == "snapshot") return weir::tool::snapshot(rest);
   if (asks_for_help(command)) return std::fputs(usage, stdout), 0;
-  std::fprintf(stderr, "weir: no command '%s'; did you mean '%s'?\n%s", command.c_str(), std::string(weir::nearest(command, {"info", "doctor", "bench", "replay", "snapshot", "help"})).c_str(), usage);
+  static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help"};
+  auto const meant = weir::base::near(command, commands);
+  std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(), meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);
   return 2;
 } catch (weir::error const& e) {
-  std::string const remedy(e.remedy());
-  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(), std::string(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
+  std::string const remedy(e.remedy());  // operands may be words of a file
+  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(), weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
   return 1;
 } catch (std::exception const& e) {
-  std::fprintf(stderr, "weir: %s\n", e.what());
+  std::fprintf(stderr, "weir: %s\n", weir::base::visible(e.what()).c_str());
   return 1;
 }
 }

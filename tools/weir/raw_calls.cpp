@@ -66,7 +66,7 @@ struct held final : raw_calls::memory {
 }  // namespace
 
 struct raw_calls::state {
-  runtime::impl& owner = streams::current_runtime();
+  runtime::impl& owner = runtime::current().get();
   bool const simulated = owner.machine().simulated();
   driver_calls cuda = simulated ? driver_calls{} : find_calls();
   clock::timeline* line = nullptr;

@@ -9,6 +9,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "meter.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
@@ -223,17 +224,6 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   return out;
 }
 
-std::string quoted(std::string const& text) {
-  std::string out = "\"";
-  for (char const c : text) {
-    char escaped[8];
-    if (c == '"' || c == '\\') out += '\\', out += c;
-    else if (static_cast<unsigned char>(c) < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", c), out += escaped;
-    else out += c;
-  }
-  return out + '"';
-}
-
 double ratio(trace const& t, outcome const& o) {
   return t.peak_requested ? static_cast<double>(o.memory.reserved_bytes.all.peak) / static_cast<double>(t.peak_requested) : 0;
 }
@@ -247,20 +237,26 @@ std::string found_by(memory_statistics const& n, Say say) {
   return out;
 }
 
+std::string part_text(double part) {  // finite: it was read as one
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", part);
+  return text;
+}
+
 void print_json(std::string const& path, trace const& t, outcome const& o) {
-  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %g, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %.4f, "
-              "\"first_ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"first_driver_ns_per_op\": %.1f, \"warm_driver_ns_per_op\": %.1f, "
+  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %s, "
+              "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
               "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
               "\"ladders\": %llu, \"opened_early\": %llu, \"found_by\": {%s}}\n",
-              quoted(path).c_str(), quoted(o.devices).c_str(), o.epsilon, t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
-              static_cast<long long>(o.memory.reserved_bytes.all.peak), ratio(t, o), o.first_ns, o.warm_ns, o.first_driver_ns, o.warm_driver_ns,
-              static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
+              base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(), t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
+              static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(), base::json_number(o.first_ns, 1).c_str(), base::json_number(o.warm_ns, 1).c_str(),
+              base::json_number(o.first_driver_ns, 1).c_str(), base::json_number(o.warm_driver_ns, 1).c_str(), static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
               static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
-              found_by(o.memory, [](std::string_view rung, std::string const& times) { return quoted(std::string(rung)) + ": " + times; }).c_str());
+              found_by(o.memory, [](std::string_view rung, std::string const& times) { return base::json_text(std::string(rung)) + ": " + times; }).c_str());
 }
 
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
-  std::printf("%s: %zu operations of %u stream%s on %s\n", path.c_str(), t.operations.size(), t.streams, t.streams == 1 ? "" : "s", o.devices.c_str());
+  std::printf("%s: %zu operations of %u stream%s on %s\n", base::visible(path).c_str(), t.operations.size(), t.streams, t.streams == 1 ? "" : "s", o.devices.c_str());
   std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(), bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
   std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  %-12s %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns,
               o.warm_driver_ns);
@@ -299,7 +295,7 @@ int replay(std::vector<std::string> const& arguments) {
       "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
       "rounds", po::value(&s.rounds), "so many replays in all, 2 unless said; of those after the first the medians are told")(
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
-      "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; recording costs about 20 ns an operation")(
+      "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; what recording costs: docs/where-did-my-memory-go.md")(
       "html", po::value(&s.page), "write a page for a browser to this file: memory over time, and what lies where at any moment")(
       "trace", po::value(&paths), "files");
   if (!understood(arguments, all, "trace", -1)) return 0;

@@ -10,6 +10,7 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "runtime/base/text.h"
 #include "runtime/options.h"
 #include "runtime/report/page.h"
 #include "runtime/report/unpickle.h"
@@ -52,7 +53,7 @@ void print_lines(report::device_snapshot const& d) {
     for (memory_block const& b : g.blocks) {
       if (b.state != block_state::active_allocated) continue;
       line& l = all[{b.where.file ? b.where.file : "", b.where.line}];
-      l.where = b.where.file ? std::string(b.where.file) + ":" + std::to_string(b.where.line) : "(line not known: taken before the recording began)";
+      l.where = b.where.file ? base::visible(b.where.file) + ":" + std::to_string(b.where.line) : "(line not known: taken before the recording began)";
       l.bytes += b.bytes, ++l.blocks;
     }
   }

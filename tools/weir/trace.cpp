@@ -15,6 +15,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace weir::tool {
@@ -84,9 +85,7 @@ class words {
 // A word of a file that may be anything: its beginning, and of that what a terminal shows as it stands.
 std::string shown(std::string_view word) {
   constexpr std::size_t most = 20;
-  std::string out = "\"";
-  for (char const c : word.substr(0, most)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return out + (word.size() > most ? "…\"" : "\"");
+  return base::in_quotes(base::visible(word.substr(0, most)) + (word.size() > most ? "…" : ""));
 }
 
 class reader {

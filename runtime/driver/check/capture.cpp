@@ -31,7 +31,7 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
   return true;
 }
 
-void knowledge::launched(executable& x, moment before, base::site site) {
+epoch knowledge::launched(executable& x, moment before, base::site site) {
   stream_id const s = before.at.stream;
   if (x.last.at.stream) {
     before.seen = order.with(before.seen, x.last);
@@ -43,6 +43,7 @@ void knowledge::launched(executable& x, moment before, base::site site) {
   for (range const& r : uses) {
     if (r.copied) copies_from(now, before, r.at, r.bytes, site);
   }
+  return now;
 }
 
 status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
@@ -93,7 +94,9 @@ status checked::launch_graph(int device, stream_handle s, executable_handle x) {
   auto const known = judge_.lock();
   base::site in = base::this_call().in;
   if (!in.operation) in.operation = "graph launch";
-  known->launched(known->captured.executables[static_cast<std::uint64_t>(x)], now, in);
+  executable& launched = known->captured.executables[static_cast<std::uint64_t>(x)];
+  epoch const e = known->launched(launched, now, in);
+  if (launched.uses) keep_host_away(*known, e, *launched.uses, in);
   return is;
 }
 

@@ -7,6 +7,8 @@
 // operation of its stream, after all earlier launches of the same executable, when it is launched. It shares no code with the clocks of weir, which it judges as it judges programs. Reports are
 // the same for every order that a machine may choose: a program is not excused by what happened to be complete, or by a
 // wait that weir happened to insert for itself.
+// The host's own uses are those it makes through weir (host_uses), and on a guarded simulated machine all that touch the pages of a
+// pinned range which work uses.
 // What it cannot know: uses that are not declared, completion seen or order made by bare CUDA calls, order between ranks
 // that only a collective makes. Streams of other libraries count as ordered with the legacy stream.
 #pragma once
@@ -15,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/call_site.h"
+#include "runtime/base/sync.h"
 #include "runtime/driver/check/clock.h"
 #include "runtime/driver/driver.h"
 #include "weir/types.h"
@@ -29,6 +33,8 @@ struct finding {
     handed_out_early,  // the allocator's fault: memory whose earlier use is not over
     unmapped_in_use,   // weir's fault: pages taken away while work that uses them is not complete
     source_changed,    // host memory changed while a copy was reading it
+    early_host,        // the host uses memory that work of a stream uses, and has not waited for that work
+    undeclared,        // work uses pinned memory that it does not declare
     stuck,             // the host waits for what cannot come
   };
   kind what{};
@@ -65,5 +71,21 @@ struct wrapped {
 };
 wrapped wrap(std::unique_ptr<driver>);
 control* control_of(driver&) noexcept;  // null: no checker stands before that driver
+
+// This thread uses bytes of the host, outside of all work: told to every checker of the process.
+enum class host_use : std::uint8_t {
+  reads,
+  writes,
+  takes_span,  // to read some of them now or later: counts as a read of all where one piece of work writes all
+};
+namespace detail {
+extern base::atomic<int> checkers;
+void tell_host_use(void const*, std::size_t bytes, host_use, base::site) noexcept;
+}  // namespace detail
+inline void host_uses(void const* at, std::size_t bytes, host_use how, char const* operation, here where) noexcept {
+  if (detail::checkers.load(base::memory_order_relaxed) > 0) [[unlikely]] detail::tell_host_use(at, bytes, how, {operation, where});
+}
+// What was found and not asked for is printed now: the process is about to end.
+void print_all_findings() noexcept;
 
 }  // namespace weir::driver::check

@@ -38,15 +38,40 @@ void print_at_exit() {
   } catch (invalid_use const&) {}  // a word that was put there after the checker was made
 }
 
-std::string explain(address at) {  // after a fault: a lock that is held may be held for ever
+std::string block_at(address at) {  // after a fault: a lock that is held may be held for ever
   auto const all = alive().lock();
   for (checked* c : *all) {
     if (auto said = c->describe(at); !said.empty()) return said;
   }
   return {};
 }
+void shield_met(std::uint64_t shield, os::bad_access const& a) {
+  auto const all = alive().lock();
+  for (checked* c : *all) {
+    if (c->met_shield(shield, a)) return;
+  }
+}
+void print_at_a_fault() {
+  auto const all = alive().lock();
+  for (checked* c : *all) c->print_findings_at_a_fault();
+}
 
 }  // namespace
+
+constinit base::atomic<int> detail::checkers{0};
+
+void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
+  if (away() || base::this_call().running) return;  // work on a stream is no use of the host's
+  try {
+    auto const all = alive().lock();
+    for (checked* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
+  } catch (...) {}  // no memory for it: this one is missed
+}
+
+void print_all_findings() noexcept {
+  auto const all = alive().lock();
+  for (checked* c : *all) c->print_findings();
+}
 
 wrapped wrap(std::unique_ptr<driver> inner) {
   auto made = std::make_unique<checked>(std::move(inner));
@@ -61,26 +86,37 @@ control* control_of(driver& d) noexcept {
   return nullptr;
 }
 
-checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)) {
+checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
   auto all = alive().lock();
-  static int const registered = (sim::explain_addresses_with(explain), std::atexit(print_at_exit));
+  static int const registered = (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
   (void)registered;
   all->push_back(this);
+  detail::checkers.fetch_add(1);
 }
 
 checked::~checked() {
   if (away()) return;
+  detail::checkers.fetch_sub(1);
   std::erase(*alive().lock(), this);
   print_findings();
 }
 
+void checked::print(knowledge& known) {
+  if (known.found.empty() || std::exchange(known.taken, true)) return;
+  any_printed.store(true);
+  os::print_error("weir: the checker found " + std::to_string(known.found.size()) + ":\n");
+  for (finding const& f : known.found) os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
+}
+
 void checked::print_findings() noexcept {
   try {
-    auto const known = judge_.lock();
-    if (known->found.empty() || std::exchange(known->taken, true)) return;
-    any_printed.store(true);
-    os::print_error("weir: the checker found " + std::to_string(known->found.size()) + ":\n");
-    for (finding const& f : known->found) os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
+    print(*judge_.lock());
+  } catch (...) {}
+}
+
+void checked::print_findings_at_a_fault() noexcept {
+  try {
+    if (auto const known = judge_.try_lock()) print(**known);
   } catch (...) {}
 }
 
@@ -101,6 +137,7 @@ status checked::note(status is, int device) {
   }
   auto const known = judge_.lock();
   known->order.lost(device);
+  let_host_back(*known);
   known->reading.forget([&](source const& s) { return known->order.device_of(s.copy.stream) == device; });
   return is;
 }
@@ -109,8 +146,10 @@ status checked::note(status is, int device) {
 status checked::after(status is, int device, moment const& before, std::span<range const> ranges, char const* operation) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream) return is;
+  base::site const site = site_of(operation);
   auto const known = judge_.lock();
-  if (!known->keep_for_graph(before.at.stream, ranges, site_of(operation))) known->used(before.at.stream, before, ranges, site_of(operation), trust::promised);
+  if (known->keep_for_graph(before.at.stream, ranges, site)) return is;
+  keep_host_away(*known, known->used(before.at.stream, before, ranges, site, trust::promised), ranges, site);
   return is;
 }
 
@@ -123,6 +162,7 @@ status checked::seen(status is, int device, moment const& what) {
 void checked::saw_complete(moment const& what) {
   auto const known = judge_.lock();
   known->order.saw_complete(what, trust_here());
+  let_host_back(*known);
   known->look_at_sources();
 }
 
@@ -296,6 +336,7 @@ status checked::after_copy(status is, int device, moment const& before, void* ds
   if (known->keep_for_graph(before.at.stream, uses, site)) return is;
   epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
   known->copies_from(e, before, from, bytes, site);
+  keep_host_away(*known, e, uses, site);
   return is;
 }
 

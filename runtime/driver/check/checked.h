@@ -2,7 +2,9 @@
 // Threads: as the seam. What a call comes after is read before it is made, its place is taken when it has returned: calls of
 // threads that do not wait for each other are never taken to be ordered.
 #pragma once
+#include "runtime/base/os.h"
 #include "runtime/driver/check/checker.h"
+#include "runtime/driver/sim/machine.h"
 
 namespace weir::driver::check {
 
@@ -89,7 +91,10 @@ class checked final : public driver, public control, public witness {
   void wait_inserted(user waiter, user other, address, std::size_t bytes) override;
   void relied_on(user waiter, user other) override;
 
+  void host_uses(address, std::size_t bytes, host_use, base::site);
+  bool met_shield(std::uint64_t shield, os::bad_access const&);  // false: none of this machine's
   void print_findings() noexcept;  // those that nobody has taken
+  void print_findings_at_a_fault() noexcept;  // the same, unless a thread is inside this
   std::string describe(address);   // the block there, in words; empty: none, or nobody can tell now
 
  private:
@@ -106,8 +111,14 @@ class checked final : public driver, public control, public witness {
   status note_stuck(status);                       // of a host that waited
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
+  // Require: the lock is held.
+  void keep_host_away(knowledge&, epoch, std::span<range const>, base::site);
+  void let_host_back(knowledge&);                               // to what work is known to have left
+  void let_host_back(knowledge&, address, std::size_t bytes);   // to that memory
+  void print(knowledge&);
 
   std::unique_ptr<driver> const inner_;
+  sim::controls* const machine_;                   // null: no simulated one
   mutable checker judge_;
   struct made {
     std::map<std::pair<int, stream_handle>, int> streams;

@@ -29,9 +29,24 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     if (gone) continue;  // it would clash with the next owner again
     auto const past = [&](access const& old) { return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); }); };
     if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
+    struct clash {
+      access_ref old;
+      address from, to;
+    };
+    std::vector<clash> clashes;  // of whole uses: memory is looked at page by page
     for (part const& p : memory.find(r.at, r.bytes)) {
-      p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_race(old, *a, p.at, p.to - p.from); });
+      p.of->uses.add(p.from, p.to, a, past, [&](access const& old) {
+        address const to = p.at + (p.to - p.from);
+        auto const known = std::find_if(clashes.begin(), clashes.end(), [&](clash const& c) { return c.old.get() == &old; });
+        if (known == clashes.end()) clashes.push_back({access_ref(const_cast<access*>(&old)), p.at, to});
+        else known->from = std::min(known->from, p.at), known->to = std::max(known->to, to);
+      });
       ++added;
+    }
+    for (clash const& c : clashes) {
+      address const from = std::max(c.from, c.old->at), to = std::min(c.to, c.old->at + c.old->bytes);
+      if (from < to) report_race(*c.old, *a, from, to - from);
+      else report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory by another address
     }
   }
   if (added >= sweep_at) sweep();
@@ -150,6 +165,27 @@ void knowledge::host_function(epoch e) {
   host_functions[e.stream] = e;
   moment const now = order.now(e.stream);
   reading.forget([&](source const& s) { return order.ordered(s.copy, e.stream, now.seen, trust::known); });
+}
+
+std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
+  std::vector<access_ref> early;
+  if (bytes == 0) return early;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access& a) {
+      bool const of_work = a.how == action::reads || a.how == action::writes;
+      bool const clashes = a.writes() || how == host_use::writes;
+      bool const of_all = a.at <= at && at + bytes <= a.at + a.bytes;
+      if (!of_work || !clashes || (how == host_use::takes_span && !of_all) || order.complete({a.stream, a.n}, trust::promised)) return true;
+      if (std::none_of(early.begin(), early.end(), [&](access_ref const& e) { return e.get() == &a; })) early.emplace_back(&a);
+      return true;
+    });
+  }
+  for (access_ref const& a : early) {
+    address const from = std::max(at, a->at), to = std::min(at + bytes, a->at + a->bytes);
+    std::string const where = text_of(site);
+    report_early_host(*a, where, site.at.file ? text_of(site.at) : "it", site.at, key_of_call(site), from, to - from, how == host_use::writes ? "writes" : "reads");
+  }
+  return early;
 }
 
 void knowledge::look_at_sources() {

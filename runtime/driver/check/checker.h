@@ -20,6 +20,11 @@ struct knowledge {
   check::blocks blocks;
   captures captured;
   sources reading;                              // by copies that are not known to be complete
+  struct shielded {                             // pinned bytes that the machine keeps the host away from
+    std::uint64_t number = 0;                   // the machine's
+    access_ref use;
+  };
+  std::vector<shielded> shields;
   std::map<stream_id, epoch> host_functions;    // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
@@ -31,7 +36,7 @@ struct knowledge {
 
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
   bool keep_for_graph(stream_id, std::span<range const>, base::site);  // of a stream under capture: it does not happen now
-  void launched(executable&, moment before, base::site);
+  epoch launched(executable&, moment before, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, here);
   void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here);
   void handed_over(stream_id to, address, std::size_t bytes, here);
@@ -39,6 +44,8 @@ struct knowledge {
   void unmapped(places::region const&, address, base::site);
   void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
   void host_function(epoch);
+  // The host uses them now, in that call. Returns: some of the work that it had to wait for first, each reported.
+  std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
   void look_at_sources();                             // completion was seen
   void drop_sources(address, std::size_t bytes);      // that memory goes: those not complete are not judged
   void stuck(std::string circle, base::site);
@@ -52,6 +59,8 @@ struct knowledge {
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
   void report_changed(source const&);
+  void report_early_host(access const& before, std::string who, std::string where, here second, std::string key, address, std::size_t bytes, char const* how);
+  void report_undeclared(base::running_work const&, char const* how, address);
   void note(finding::kind, std::string key, std::string text, here first, here second);
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
@@ -61,6 +70,7 @@ struct knowledge {
 // Text of a place in a program; the key tells two apart.
 std::string text_of(base::site const&);
 std::string text_of(here const&);
+std::string key_of_call(base::site const&);
 
 class checker {
  public:
@@ -70,6 +80,7 @@ class checker {
     locked(checker& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
     ~locked();  // tells what was found, once the lock is given up
     knowledge* operator->() const noexcept { return &of_.all_; }
+    knowledge& operator*() const noexcept { return of_.all_; }
 
    private:
     checker& of_;

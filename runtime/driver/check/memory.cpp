@@ -106,7 +106,7 @@ status checked::unpin(void* host) {
   std::size_t const bytes = gone ? gone->bytes : 0;
   status const is = inner_->unpin(host);
   auto const known = judge_.lock();
-  if (is.ok()) known->drop_sources(at, bytes), known->blocks.forget(at, bytes);
+  if (is.ok()) known->drop_sources(at, bytes), known->blocks.forget(at, bytes), let_host_back(*known, at, bytes);
   else if (gone) known->memory.put_back(at, std::move(*gone));
   return is;
 }
@@ -119,6 +119,10 @@ void checked::allocated(user home, address at, std::size_t bytes, here where) {
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
   bool const of_nobody = home.stream == stream_handle::none;
+  if (home.device < 0) {
+    let_host_back(*known, at, bytes);
+    if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_) machine_->confine_work_from(own);
+  }
   known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
@@ -148,6 +152,7 @@ void checked::relied_on(user waiter, user other) {
   if (away() || base::this_call().unpromised) return;
   auto const known = judge_.lock();
   known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream));
+  if (waiter.device < 0) let_host_back(*known);
 }
 
 // Answers -----------------------------------------------------------------------------------------------------------

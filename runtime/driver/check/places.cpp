@@ -2,6 +2,8 @@
 // Threads: as places.h says.
 #include "runtime/driver/check/places.h"
 
+#include "runtime/base/os.h"
+
 namespace weir::driver::check {
 namespace {
 std::string of_device(int device) { return device < 0 ? " of host memory" : " of gpu:" + std::to_string(device); }
@@ -64,6 +66,28 @@ bool places::is_pinned(address at, std::size_t bytes) const {
   if (after == regions_.begin()) return false;
   auto const in = std::prev(after);
   return in->second.how == as::pin && at - in->first < in->second.bytes && bytes <= in->second.bytes - (at - in->first);
+}
+
+touch places::begins_in_pin(address at, std::size_t bytes) {
+  auto const after = regions_.upper_bound(at);
+  if (after == regions_.begin()) return {};
+  auto& [from, in] = *std::prev(after);
+  if (in.how != as::pin || at - from >= in.bytes) return {};
+  std::size_t const page = os::page_size();
+  bool const all = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
+  if (all) in.own_from = at, in.own_to = at + bytes;
+  if (std::exchange(in.used, true) && !all) return {};
+  auto const [first, length] = on_pages_of_its_own(from, in.bytes);
+  return {first, length, false};
+}
+
+std::pair<address, std::size_t> places::on_pages_of_its_own(address at, std::size_t bytes) const {
+  if (!is_pinned(at, bytes)) return {at, 0};
+  region const& in = std::prev(regions_.upper_bound(at))->second;
+  if (in.own_to == 0) return {at, bytes};
+  address const page = os::page_size();
+  address const from = std::max(at, (in.own_from + page - 1) / page * page), to = std::min(at + bytes, in.own_to / page * page);
+  return {from, from < to ? to - from : 0};
 }
 
 void places::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {

@@ -30,6 +30,8 @@ class places {
     std::size_t bytes = 0;
     as how = as::mapping;
     std::shared_ptr<physical> shows;
+    address own_from = 0, own_to = 0;  // of a pin whose first and last page hold other things beside these bytes; 0, 0: of none
+    bool used = false;                 // a block of it began
   };
 
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
@@ -47,6 +49,11 @@ class places {
   using parts = boost::container::small_vector<part, 4>;
   parts find(address, std::size_t bytes);  // what is nowhere known is memory of its own
   bool is_pinned(address, std::size_t bytes) const;  // all of it inside one pin
+  // A block of the host that begins. One that is as long as its pin may be memory of the program's own, pinned where it lies.
+  // Returns: what of that pin are pages of its own, where that is news; bytes 0: it is none, or none are.
+  touch begins_in_pin(address, std::size_t bytes);
+  // The part of pinned bytes that shares no page with memory that is not pinned for its own sake. Empty: bytes 0.
+  std::pair<address, std::size_t> on_pages_of_its_own(address, std::size_t bytes) const;
   template <class F>
   void each_physical(F visit) {
     for (auto& [h, p] : handles_) visit(*p);

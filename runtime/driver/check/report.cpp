@@ -26,6 +26,8 @@ std::string key_of(here const& h) { return h.file ? std::string(h.file) + ':' + 
 
 }  // namespace
 
+std::string key_of_call(base::site const& s) { return key_of(s, 0); }
+
 std::string_view name_of(finding::kind k) noexcept {
   switch (k) {
     case finding::kind::race: return "race";
@@ -34,6 +36,8 @@ std::string_view name_of(finding::kind k) noexcept {
     case finding::kind::handed_out_early: return "handed out too early";
     case finding::kind::unmapped_in_use: return "unmapped in use";
     case finding::kind::source_changed: return "source changed";
+    case finding::kind::early_host: return "host too early";
+    case finding::kind::undeclared: return "undeclared use";
     case finding::kind::stuck: return "stuck";
   }
   return "finding";
@@ -138,6 +142,22 @@ void knowledge::report_changed(source const& s) {
        bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
            ", and changed before the host had seen that copy complete. Remedy: write them again only when the copy's stamp, an event after it or its stream was found complete, or take another buffer meanwhile.",
        s.site.at, {nullptr, nullptr, 0});
+}
+
+// `where`: before what the program has to wait.
+void knowledge::report_early_host(access const& before, std::string who, std::string where, here second, std::string key, address at, std::size_t bytes, char const* how) {
+  note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),
+       bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before.how) + " them on " + stream(before.stream) + ", " + std::move(who) + " " + how +
+           " them, and the host has not waited for that. Remedy: before " + std::move(where) + " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
+       before.site.at, second);
+}
+
+void knowledge::report_undeclared(base::running_work const& work, char const* how, address at) {
+  auto const b = blocks.find(at, 1);
+  note(finding::kind::undeclared, key_of_call(work.given) + '|' + (b == blocks.end() ? "?" : key_of(b->second.allocated)),
+       "work (" + base::text_of(work) + ") " + how + " " + (b == blocks.end() ? "pinned memory" : block_text(b)) +
+           ", which it does not declare: nothing keeps that memory alive for it, and no order is checked. Remedy: declare to launch or parallel_for all that the work uses: reads(p), writes(p), updates(p).",
+       work.given.at, {nullptr, nullptr, 0});
 }
 
 void knowledge::stuck(std::string circle, base::site site) {

@@ -148,7 +148,7 @@ class cuda_driver final : public driver {
   status may_call() const noexcept;                        // of process and thread, not of any device
   int any_device() noexcept;                               // opened, alive if there is one; -1: none opened
   int pinning_device();                                    // as any_device, but opens one when none that lives is open
-  std::string left_behind();                               // what was made and not taken back, in words; empty: nothing
+  std::string left_behind();                               // what was made and not taken back, in words. Empty: nothing, or only memory of blocks still held, of which the runtime tells
   void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;

@@ -8,22 +8,19 @@
 namespace weir::driver::cuda {
 namespace {
 base::atomic<int> running{0};  // so that a call need not look at its thread while no host function runs anywhere
-base::per_thread<bool>& mark() {
-  static auto* const in_host_function = new base::per_thread<bool>;  // for driver threads that outlive main's statics
-  return *in_host_function;
-}
 }  // namespace
 
-bool inside_host_function() noexcept { return running.load(base::memory_order_relaxed) != 0 && mark().get(); }
+bool inside_host_function() noexcept { return running.load(base::memory_order_relaxed) != 0 && inside_work::here(); }
 
 void host_call::arrive(void* self) noexcept {
   auto* const c = static_cast<host_call*>(self);
   if (!c->take()) return;  // dropped after a loss; left in memory for this one look
   running.fetch_add(1);
-  mark().get() = true;
-  if (c->what.run) c->what.run(c->what.state);
-  if (c->what.drop) c->what.drop(c->what.state);
-  mark().get() = false;
+  {
+    inside_work const inside;
+    if (c->what.run) c->what.run(c->what.state);
+    if (c->what.drop) c->what.drop(c->what.state);
+  }
   running.fetch_sub(1);
   std::unique_ptr<host_call> const self_no_more(c);
   auto p = c->owner->pending_.lock();

@@ -62,7 +62,7 @@ cuda_driver::~cuda_driver() {
     if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
   }
   try {
-    if (std::string const left = left_behind(); !left.empty()) os::print_error("weir: the CUDA driver ends and leaves to the process " + left);
+    if (std::string const left = left_behind(); !left.empty()) os::print_error("weir: the CUDA driver ends and leaves to the process " + left + "\n");
   } catch (...) {}  // no memory for the words
 }
 
@@ -72,7 +72,10 @@ std::string cuda_driver::left_behind() {
     if (n == 0) return;
     text += (text.empty() ? "" : ", ") + std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
   };
+  bool lost_one = false;
+  for (int i = 0; i < count_; ++i) lost_one |= at(i).lost.load() != 0;
   auto const b = books_.lock();
+  if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty()) return {};  // memory alone: its runtime has told of it
   say(b->reservations.size(), "reservation");
   say(b->mappings.size(), "mapping");
   say(b->handles.size(), "memory handle");

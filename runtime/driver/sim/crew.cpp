@@ -249,8 +249,11 @@ class crew final : public schedule {
         o.uses(s->device, uses);
         wrong = all_.bytes.begin(uses);
         if (wrong.empty()) {
-          o.run();
-          all_.distort(o, uses);
+          {
+            memory::at_work const now(all_.bytes, uses, o.what == operation::kind::host ? memory::pins::anywhere : memory::pins::declared);
+            o.run();
+            all_.distort(o, uses);
+          }
           all_.bytes.end(uses);
         }
         o.drop();

@@ -1,10 +1,11 @@
-// What is said about a host that touches device memory.
-// Threads: any; the explanation is made on the thread that faulted, which is about to die.
+// What is said about code that touches memory it must leave alone, and what becomes of it.
+// Threads: any; the explanation is made on the thread that faulted.
 #include "runtime/driver/sim/guard.h"
 
 #include <algorithm>
 #include <cstdio>
 
+#include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
 #include "runtime/driver/sim/memory.h"
 
@@ -20,38 +21,50 @@ namespace weir::driver::sim {
 namespace {
 
 struct watched {
-  std::vector<memory const*> all;
-  std::string (*more)(address) = nullptr;
+  std::vector<memory*> all;
+  onlooker more;
 };
 base::guarded<watched>& watching() {
   static auto* const w = new base::guarded<watched>;  // asked until the process is gone
   return *w;
 }
 
-void explain(void const* at) {
+bool explain(os::bad_access const& a) {
   std::string who, more;
-  auto const where = reinterpret_cast<address>(at);
+  auto const where = reinterpret_cast<address>(a.at);
+  std::uint64_t shield = 0;
+  onlooker then;
+  bool again = false;
   {
     auto const w = watching().lock();
-    for (memory const* m : w->all) {
-      if (who.empty()) who = m->owner_of(where);
+    then = w->more;
+    for (memory* m : w->all) {
+      if (!again && who.empty() && !(again = m->let_through(a, shield))) who = m->owner_of(where);
     }
-    if (who.empty()) return;
-    if (w->more) more = w->more(where);
   }
-  os::print_error("weir: host code touched " + who + (more.empty() ? "" : ", in " + more) +
-                  ", outside of any work that declares it. Device memory is read and written by work on a stream: declare it to launch or parallel_for, or copy it with weir::copy.\n");
+  if (again) {
+    if (shield && then.met_shield) then.met_shield(shield, a);
+    return true;
+  }
+  if (who.empty()) return false;
+  if (then.block) more = then.block(where);
+  base::running_work const* const work = base::this_call().running;
+  os::print_error("weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who + (more.empty() ? "" : ", in " + more) +
+                  (work ? ", which it does not declare, or not so far. Remedy: declare to launch or parallel_for all that the work uses: reads(p), writes(p), updates(p).\n"
+                        : ", outside of any work that declares it. Device memory is read and written by work on a stream: declare it to launch or parallel_for, or copy it with weir::copy.\n"));
+  if (then.the_end) then.the_end();
+  return false;
 }
 
 }  // namespace
 
-void watch_faults(memory const& m) {
+void watch_faults(memory& m) {
   static bool const installed = os::on_bad_access(explain);
   (void)installed;
   watching().lock()->all.push_back(&m);
 }
-void unwatch_faults(memory const& m) noexcept { std::erase(watching().lock()->all, &m); }
-void explain_addresses_with(std::string (*more)(address)) { watching().lock()->more = more; }
+void unwatch_faults(memory& m) noexcept { std::erase(watching().lock()->all, &m); }
+void explain_faults_with(onlooker more) { watching().lock()->more = more; }
 
 #ifdef ASAN_POISON_MEMORY_REGION
 void poison_bytes(address at, std::size_t n) noexcept { ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
@@ -180,6 +193,71 @@ void memory::close_bytes(address from, std::size_t bytes) const {
     next = std::max(next, t.at + t.bytes);
   }
   if (next < from + bytes) poison_bytes(next, from + bytes - next);
+}
+
+std::uint64_t memory::shield(touch const& t) {
+  if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // a neighbour's access has to go on
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(t.at);
+  if (after == pins_.begin()) return 0;
+  auto const in = std::prev(after);
+  if (t.at - in->first >= in->second.bytes || t.bytes > in->second.bytes - (t.at - in->first)) return 0;
+  in->second.shielded = true;
+  return shields_.raise(t);
+}
+
+void memory::unshield(std::uint64_t number) {
+  base::lock_guard lock(mutex_);
+  shields_.lower(number);
+}
+
+void memory::confine_work_from(touch const& pages) {
+  if (!shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(pages.at);
+  if (after != pins_.begin() && pages.at - std::prev(after)->first < std::prev(after)->second.bytes) std::prev(after)->second.alone = pages;
+}
+
+memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_(uses), how_(how) {
+  if (!m.shape_.guarded) return;
+  base::lock_guard lock(m.mutex_);
+  of_ = &m;
+  for (use const& u : uses) how_ = u.everything ? pins::anywhere : how_;
+  if (how_ == pins::anywhere) {
+    m.shields_.open_all();
+    return;
+  }
+  for (use const& u : uses) m.shields_.open_for(u.what);
+  if (how_ != pins::alone || m.pins_.empty() || !os::bad_accesses_are_explained()) return;
+  std::vector<touch> all;
+  std::size_t bytes = 0;
+  for (auto& [at, p] : m.pins_) {
+    if (p.alone.bytes == 0) continue;
+    p.shielded = true;
+    bytes += p.alone.bytes;
+    all.push_back(p.alone);
+  }
+  if (bytes <= confined_at_most) m.shields_.confine_to(std::move(all));
+}
+
+memory::at_work::~at_work() {
+  if (!of_) return;
+  base::lock_guard lock(of_->mutex_);
+  if (how_ == pins::anywhere) {
+    of_->shields_.close_all();
+    return;
+  }
+  if (how_ == pins::alone) of_->shields_.release();
+  for (use const& u : uses_) of_->shields_.close_after(u.what);
+}
+
+bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
+  auto const at = reinterpret_cast<address>(a.at);
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(at);
+  if (after == pins_.begin()) return false;
+  auto const in = std::prev(after);
+  return in->second.shielded && at - in->first < in->second.bytes && shields_.let_through(a, into);
 }
 
 std::string memory::owner_of(address at) const {

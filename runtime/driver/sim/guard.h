@@ -1,8 +1,10 @@
-// Device pages out of the host's reach: a fault there is explained before the process dies of it.
+// Device pages out of the host's reach: a fault there is explained before the process dies of it. Pinned pages out of its reach
+// while work uses them: a fault there is told, and the program goes on.
 // Threads: any.
 #pragma once
 #include <string>
 
+#include "runtime/base/os.h"
 #include "runtime/driver/driver.h"
 
 namespace weir::driver::sim {
@@ -10,10 +12,15 @@ namespace weir::driver::sim {
 class memory;
 
 // A fault at an address of `m` is explained from now on, until `unwatch`.
-void watch_faults(memory const& m);
-void unwatch_faults(memory const& m) noexcept;
-// Who can say more about an address than which device's it is: a sentence, or nothing. It may be asked at any moment.
-void explain_addresses_with(std::string (*more)(address));
+void watch_faults(memory& m);
+void unwatch_faults(memory& m) noexcept;
+// Who knows the program's blocks. Called at a fault, on its thread.
+struct onlooker {
+  std::string (*block)(address) = nullptr;  // the block there, in words; empty: not known
+  void (*met_shield)(std::uint64_t shield, os::bad_access const&) = nullptr;
+  void (*the_end)() = nullptr;              // the process is about to end
+};
+void explain_faults_with(onlooker);
 
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr bool bytes_are_guarded = true;

@@ -39,6 +39,9 @@ class refusable final : public faulty, public controls {
   base::relay* host_threads() noexcept override { return machine_.host_threads(); }
   std::vector<std::string> census() const override { return machine_.census(); }
   bool unsafe_call() override { return machine_.unsafe_call(); }
+  std::uint64_t shield(touch const& t) override { return machine_.shield(t); }
+  void unshield(std::uint64_t number) override { machine_.unshield(number); }
+  void confine_work_from(touch const& pages) override { machine_.confine_work_from(pages); }
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
 
  private:

@@ -42,6 +42,11 @@ class controls {
   virtual base::relay* host_threads() noexcept = 0;                    // seeded: those whose order the seed chooses. Null: not here
   virtual std::vector<std::string> census() const = 0;                 // all that is alive, by name: reservations, handles, mappings, segments, pins, streams, events, closed gates. Empty: nothing leaked
   virtual bool unsafe_call() = 0;                                      // this thread makes a call past the seam that CUDA holds to be unsafe while a stream is captured; false: it met a capture, which is spoiled
+  // Guarded: the host is kept away from pinned bytes that work reads or writes, until unshield of the number. 0: it is not.
+  virtual std::uint64_t shield(touch const&) = 0;
+  virtual void unshield(std::uint64_t number) = 0;
+  // Those pages of a pin hold nothing but pinned memory of the program: work that does not declare them is kept away. Guarded machines that move inside calls.
+  virtual void confine_work_from(touch const& pages) = 0;
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;  // called as the machine is destroyed; the environment's WEIR_SIM_CENSUS=1 prints it
 };
 

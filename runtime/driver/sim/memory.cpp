@@ -7,6 +7,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/driver/sim/guard.h"
+#include "runtime/driver/sim/left_behind.h"
 
 namespace weir::driver::sim {
 namespace {
@@ -48,13 +49,11 @@ memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.de
 }
 
 memory::~memory() {
-  if (shape_.guarded) {
-    unwatch_faults(*this);
-    for (auto const& [at, m] : mappings_) unpoison_bytes(at, m.bytes);
-  }
-  for (auto const& [at, r] : reservations_) os::return_addresses(pointer(at), r.bytes);
+  if (shape_.guarded) unwatch_faults(*this);
+  for (auto const& [at, m] : mappings_) shape_.guarded ? unpoison_bytes(at, m.bytes) : void();
+  for (auto const& [at, r] : reservations_) left_behind::give_back_all_but(mappings_, at, r.bytes);
   for (auto const& [at, bytes] : unreserved_) os::return_addresses(pointer(at), bytes);
-  for (auto const& [at, p] : pins_) os::advise(pointer(at), p.bytes, os::advice::to_children);
+  for (auto const& [at, p] : pins_) shields_.forget(at, p.bytes), os::advise(pointer(at), p.bytes, os::advice::to_children);
   for (physical& p : handles_) close_shared(p);
 }
 
@@ -277,7 +276,7 @@ status memory::pin(void* host, std::size_t bytes) {
   base::lock_guard lock(mutex_);
   if (overlaps(pins_, at, bytes) || overlaps(reservations_, at, bytes)) return invalid;
   if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // no such pages
-  pins_[at] = {bytes, next_ordinal_++, 0};
+  pins_[at] = {bytes, next_ordinal_++};
   return fine;
 }
 
@@ -293,6 +292,7 @@ status memory::unpin(void* host) {
   }
   --waiting_to_unmap_;
   if (found == pins_.end()) return invalid;
+  shields_.forget(at, found->second.bytes);
   os::advise(host, found->second.bytes, os::advice::to_children);
   pins_.erase(found);
   return fine;
@@ -304,7 +304,7 @@ place memory::find(address at) const {
   if (m != mappings_.end() && at - m->first < m->second.bytes) return {where::device, handles_[m->second.handle].device};
   auto const p = entry_before(pins_, at);
   if (p != pins_.end() && at - p->first < p->second.bytes) return {where::pinned, -1};
-  if (in_one_reservation(at, 1)) return {where::unknown_device, -1};
+  if (in_one_reservation(at, 1) || left_behind::has(at)) return {where::unknown_device, -1};
   return {};
 }
 

@@ -11,6 +11,7 @@
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
 #include "runtime/driver/sim/bank.h"
+#include "runtime/driver/sim/shield.h"
 
 namespace weir::driver::sim {
 
@@ -80,6 +81,28 @@ class memory {
   void block_given_back(address);
   std::uint64_t blocks_ended() const;
 
+  // Guarded: the host is kept away from those pinned bytes (shield.h), until unshield. 0: it is not.
+  std::uint64_t shield(touch const&);
+  void unshield(std::uint64_t number);
+  void confine_work_from(touch const& pages);  // of a pin, which hold nothing else
+  // While one lives, work that was begun is at the pinned bytes it uses. alone: this thread is to use no other pinned bytes, and no
+  // other thread of the program runs; anywhere: at any.
+  enum class pins : std::uint8_t { declared, alone, anywhere };
+  class at_work {
+   public:
+    at_work(memory&, std::span<use const>, pins);
+    ~at_work();
+    at_work(at_work const&) = delete;
+
+   private:
+    memory* of_ = nullptr;  // null: nothing to open
+    std::span<use const> uses_;
+    pins how_;
+  };
+  static constexpr std::size_t confined_at_most = std::size_t{64} << 20;  // pinned bytes in all: each resident page costs some 10 ns a launch
+  // Was that a pinned page which a shield had closed? It is open now, and the access may be made again. `into`: the shield whose bytes it met; 0: none.
+  bool let_through(os::bad_access const&, std::uint64_t& into);
+
   // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
   std::uint64_t name_of(address) const;
   std::string owner_of(address) const;  // "0x7f… of gpu:0", for a fault there; empty: no device memory of this machine
@@ -113,6 +136,8 @@ class memory {
     std::size_t bytes = 0;
     std::uint64_t ordinal = 0;
     int users = 0;
+    bool shielded = false;  // some page of it was, at some time
+    touch alone{};          // pages that hold nothing but the program's pinned memory
   };
   status place_handle(address at, std::uint32_t index);
   void drop_mapping(std::map<address, mapping>::iterator);
@@ -155,6 +180,7 @@ class memory {
   std::vector<physical> handles_;
   std::vector<std::uint32_t> free_handles_;
   std::map<address, pinned> pins_;
+  shields shields_;                    // of pins
   std::uint64_t next_ordinal_ = 1;
   std::vector<std::pair<address, std::size_t>> unreserved_;  // kept from the system, to come back at once
   std::uint64_t came_back_ = 0;

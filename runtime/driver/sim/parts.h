@@ -96,6 +96,9 @@ class machine final : public driver, public controls {
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
   bool unsafe_call() override;
+  std::uint64_t shield(touch const& t) override { return pages_.shield(t); }
+  void unshield(std::uint64_t number) override { pages_.unshield(number); }
+  void confine_work_from(touch const& pages) override { pages_.confine_work_from(pages); }
 
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before

@@ -5,7 +5,7 @@
 #include "runtime/driver/sim/memory.h"
 
 namespace weir::driver::sim {
-// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody does.
+// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody does. None of them can cut it short.
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);
@@ -13,7 +13,7 @@ result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   bank& from = *banks_[static_cast<std::size_t>(device)];
   if (!from.count(bytes)) return {{code::out_of_memory}};
   int const file = os::make_memory_file("weir shared memory");
-  if (file < 0 || !os::resize_file(file, bytes)) {
+  if (file < 0 || !os::resize_file(file, bytes) || !os::seal_size(file)) {
     if (file >= 0) os::close_file(file);
     from.uncount(bytes);
     return {{code::out_of_memory}};
@@ -35,7 +35,7 @@ result<int> memory::export_handle(memory_handle h) {
 
 result<memory_handle> memory::import_handle(int device, std::size_t bytes, int file) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
-  if (os::bytes_of_memory_file(file) != bytes) return {invalid};
+  if (os::unfit_to_map(file, bytes)) return {invalid};
   base::lock_guard lock(mutex_);
   make_room();
   int const own = os::duplicate_file(file);

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/sync.h"
+
 namespace weir::driver::sim {
 
 class tape {
@@ -18,6 +20,9 @@ class tape {
 
   explicit tape(std::uint64_t seed) noexcept : seed_(seed), state_(seed) {}
   tape(std::uint64_t seed, numbers given) : seed_(seed), state_(seed), given_(std::move(given)), by_seed_(false) {}
+  tape(tape const&) = default;
+  tape& operator=(tape const&) = default;
+  ~tape() { ended_.add(hash_); }
   std::uint64_t seed() const noexcept { return seed_; }
 
   // What was drawn by seed so far stays; from here on these are drawn, then zeros.
@@ -60,6 +65,7 @@ class tape {
     ((hash_ = (hash_ ^ static_cast<std::uint64_t>(what)) * 0x100000001b3u, hash_ ^= hash_ >> 29), ...);
   }
   std::uint64_t hash() const noexcept { return hash_; }
+  static std::uint64_t hash_of_ended() noexcept { return ended_.get(); }  // a sum over all tapes of the process. Threads: the one that ends them
 
   void write_down() { writing_ = true; }                                    // from here on
   std::vector<choice> const& written() const noexcept { return written_; }  // Requires: write_down() before the first draw
@@ -81,6 +87,7 @@ class tape {
     return chosen;
   }
 
+  static inline constinit base::single_writer<std::uint64_t> ended_{0};
   std::uint64_t seed_, state_, hash_ = 0xcbf29ce484222325u;
   numbers given_;
   std::size_t next_ = 0, began_ = 0;

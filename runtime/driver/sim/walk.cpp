@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace weir::driver::sim {
 namespace {
@@ -51,6 +52,7 @@ walk::obstacle walk::in_the_way(stream const& s) const {
 
 // Not finished and not started is seen by nobody as long as the streams are ordered; whoever looks too early sees poison.
 void walk::poison(operation const& o, shadow& into) {
+  memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
   for (use const& u : into.uses) {
     if (!u.what.writes || u.what.bytes == 0) continue;
     if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)) continue;
@@ -83,9 +85,13 @@ void walk::start(stream& s) {
 void walk::write(stream& s) {
   operation& o = s.queue.front();
   shadow& mine = running_[s.id];
+  using pins = memory::pins;
+  using kind = operation::kind;
+  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses, o.what == kind::host ? pins::anywhere : o.what == kind::work && o.job.run ? pins::alone : pins::declared);
   for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k) std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
   o.run();
   all_.distort(o, mine.uses);
+  now.reset();
   o.drop();
   all_.bytes.end(mine.uses);
   running_.erase(s.id);

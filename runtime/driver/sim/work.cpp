@@ -9,11 +9,6 @@
 
 namespace weir::driver::sim {
 namespace {
-base::per_thread<int>& depth() noexcept {
-  static auto* const inside = new base::per_thread<int>;  // never destroyed: asked until the process is gone
-  return *inside;
-}
-
 void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
   if (pattern_bytes == 1) {
     std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
@@ -40,10 +35,6 @@ base::atomic<words const*> said_of_work{nullptr};
 }  // namespace
 
 void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
-
-inside_work::inside_work() noexcept { ++depth().get(); }
-inside_work::~inside_work() { --depth().get(); }
-bool inside_work::here() noexcept { return depth().get() > 0; }
 
 void drop_all(std::vector<work>& all) noexcept {
   if (all.empty()) return;

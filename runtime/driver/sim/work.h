@@ -218,15 +218,6 @@ class queues {
   int waiting_hosts_ = 0;  // for moved_
 };
 
-// While one lives, seam calls of this thread answer not_permitted.
-class inside_work {
- public:
-  inside_work() noexcept;
-  ~inside_work();
-  inside_work(inside_work const&) = delete;
-  static bool here() noexcept;
-};
-
 void drop_all(std::vector<work>&) noexcept;
 
 }  // namespace weir::driver::sim

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 namespace weir {
 namespace {
 
@@ -52,6 +54,25 @@ TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
   EXPECT_TRUE(says(r, "shared          33.00 MiB")) << r.text();
   r.rounded = 65_MiB;
   EXPECT_TRUE(says(r, "larger than the device")) << r.text();
+}
+
+TEST(memory_report, every_name_is_apart_from_its_figure) {
+  auto r = full_device();
+  r.on = cpu;
+  r.limit = 1_MiB;
+  r.exported = 1_MiB;
+  r.host_available = 104_MiB;
+  r.host_kept = 100_MiB;
+  std::istringstream lines(r.text());
+  int rows = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  ") || line.find("tried") != line.npos) continue;
+    std::size_t const figure = line.find_first_of("0123456789");
+    EXPECT_EQ(figure, 18u) << line;
+    EXPECT_EQ(line[figure - 1], ' ') << line;
+    ++rows;
+  }
+  EXPECT_EQ(rows, 11) << r.text();
 }
 
 TEST(memory_report, what_is_free_here_and_there_in_a_full_device_is_not_the_cause) {

@@ -120,6 +120,28 @@ TEST(unpickle, refuses_by_name_what_is_no_snapshot) {
   EXPECT_NE(refusal(std::string("\x80\x02}(X\x08\0\0\0segmentsK\x01u.", 21)).find("'segments' is of another type"), std::string::npos);
 }
 
+// Values that no snapshot has so many of are refused before they take memory: a file of one byte after the other.
+TEST(unpickle, more_values_than_a_file_of_its_length_can_have_are_refused_early) {
+  for (std::string const code : {"]", "}", ")", "N", "\x88", "(", "K\x01"}) {
+    std::string bytes = "\x80\x02";
+    while (bytes.size() < 1'000'000) bytes += code;
+    std::string const said = refusal(bytes);
+    EXPECT_NE(said.find("more values than a snapshot of that length has"), std::string::npos) << code << said;
+    EXPECT_LT(std::stoul(said.substr(said.find("byte ") + 5)), 100'000u) << said;
+  }
+  std::string bytes = "\x80\x04]";
+  bytes.append(1'000'000, '\x94');
+  EXPECT_NE(refusal(bytes).find("more values"), std::string::npos) << "what is remembered";
+  bytes = "\x80\x04";
+  for (int i = 0; i < 100'000; ++i) bytes += "\x8c\x03", bytes += static_cast<char>('a' + i % 26), bytes += static_cast<char>('a' + i / 26 % 26), bytes += static_cast<char>('!' + i / 676);
+  EXPECT_NE(refusal(bytes).find("more values"), std::string::npos) << "texts";
+}
+
+TEST(unpickle, words_of_a_file_are_told_without_what_a_terminal_obeys) {
+  std::string const said = refusal(std::string("\x80\x04}(\x8c\x06" "action\x8c\x08" "\x1b[31mred\x8c\x04" "addrK\x01" "u.", 35));
+  EXPECT_NE(said.find("the action '?[31mred' is not known"), std::string::npos) << said;
+}
+
 // As Python 3.11 writes pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 4096, "size": 10, "stream": 0,
 // "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]]}, protocol=4).
 TEST(unpickle, reads_what_python_writes) {

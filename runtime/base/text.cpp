@@ -1,0 +1,99 @@
+// Edits are counted after Levenshtein.
+// Threads: any.
+#include "runtime/base/text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace weir::base {
+namespace {
+
+std::size_t edits(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      std::size_t const change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({change, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates) {
+  std::size_t const n = word.size();
+  std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));  // two letters that changed places: 2
+  std::size_t fewest = most + 1;
+  std::optional<std::string_view> found;
+  if (n > 100) return found;
+  for (std::string_view const one : candidates) {
+    std::size_t const e = n > 2 && one.starts_with(word) ? 1 : edits(word, one);
+    if (e < fewest) fewest = e, found = one;
+  }
+  return found;
+}
+
+std::string did_you_mean(std::string_view word, std::span<std::string_view const> candidates, std::string_view before) {
+  auto const found = near(word, candidates);
+  return found ? "Did you mean " + std::string(before) + std::string(*found) + "? " : std::string();
+}
+
+std::string in_quotes(std::string_view s) { return "\"" + std::string(s) + "\""; }
+
+std::string all_of(std::span<std::string_view const> words) {
+  std::string all;
+  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
+  return all;
+}
+
+namespace {
+// Bytes of the character that begins the text, as UTF-8 has it; 0: none that a terminal only shows.
+std::size_t shown_bytes(std::string_view s) {
+  auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
+  if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4) return 0;
+  std::size_t const n = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+  if (s.size() < n) return 0;
+  for (std::size_t i = 1; i < n; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return byte(0) == 0xc2 && byte(1) < 0xa0 ? 0 : n;  // C1 controls
+}
+}  // namespace
+
+std::string visible(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    std::size_t const n = shown_bytes(text);
+    n ? out.append(text.substr(0, n)) : out.append("?");
+    text.remove_prefix(n ? n : 1);
+  }
+  return out;
+}
+
+std::string json_text(std::string_view text) {
+  std::string out = "\"";
+  for (char const c : text) {
+    char code[8];
+    bool const plain = static_cast<unsigned char>(c) >= 0x20 && std::string_view("\"\\<>&").find(c) == std::string_view::npos;
+    if (!plain) std::snprintf(code, sizeof code, "\\u%04x", c);
+    plain ? out += c : out += code;
+  }
+  return out + '"';
+}
+
+std::string json_number(double value, int digits) {
+  if (!std::isfinite(value)) return "null";
+  char text[340];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+}  // namespace weir::base

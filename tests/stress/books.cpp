@@ -1,0 +1,19 @@
+// What is left when a program of real threads has ended.
+// Threads: one.
+#include "runtime/memory/allocator.h"
+#include "runtime/parts.h"
+#include "tests/stress/programs.h"
+
+namespace weir::tests {
+
+std::string books_after(runtime& r, int device) {
+  auto& all = r.get().part<memory::device_memory>().on(device);
+  for (auto const& what : all.validate()) return what;
+  all.empty_cache();
+  auto const n = all.statistics();
+  if (n.allocation.all.current || n.requested_bytes.all.current) return "blocks are counted that all were given back";
+  if (n.reserved_bytes.all.current) return std::to_string(n.reserved_bytes.all.current) + " B stay reserved although all was given back";
+  return {};
+}
+
+}  // namespace weir::tests

@@ -1,0 +1,151 @@
+// Several devices among real threads: copies between them while memory is opened to peers, ranks that reduce until one is aborted, and buffers
+// that are sent on several lines at once.
+// Threads: as programs.h.
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "runtime/base/os_socket.h"
+#include "tests/stress/programs.h"
+#include "weir/collective.h"
+#include "weir/copy.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+#include "weir/peer.h"
+#include "weir/share.h"
+
+namespace weir::tests {
+
+// A new machine each time, so that its links are tried, its routes chosen and its memory opened while others already copy.
+std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
+  return in_rounds(time, [&](std::uint64_t round) -> std::string {
+    runtime own{simulated{.devices = 3, .memory = 64_MiB}, {.peer_visible = round % 2 == 1}};
+    crowd all(seed + round * 100, time / 4);
+    for (int k = 0; k < 3; ++k) {
+      all.member([&, k](crowd::random& r) {
+        runtime_guard const in(own);
+        std::vector<std::uint32_t> from(20'000), back(20'000);
+        std::uint32_t value = static_cast<std::uint32_t>(k + 1) << 24;
+        while (all.goes_on()) {
+          int const d = static_cast<int>(r() % 3), e = static_cast<int>(r() % 3);
+          std::size_t const bytes = 4 * (1 + r() % from.size());
+          stream const s(d);
+          stream_guard const on(s);
+          buffer const near(bytes), far(bytes, {.on = e});
+          for (auto& w : from) w = value;
+          copy(s, near.data(), from.data(), bytes);
+          if (d != e) copy(s, far.data(), near.data(), bytes);
+          else copy(s, far.data(), near.data(), bytes, non_blocking);
+          copy(s, near.data(), far.data(), bytes);
+          copy(s, back.data(), near.data(), bytes);
+          for (std::size_t i = 0; i < bytes / 4; ++i) {
+            if (back[i] != value) all.fail("a copy between devices brought other bytes");
+          }
+          ++value;
+          if (r() % 8 == 0 && d != e && can_access_peer(e, d)) grant_access(near.data(), e);
+          if (r() % 16 == 0) open_memory(device(d), {device((d + 1) % 3)});
+          if (r() % 16 == 0) (void)memory_readers(s);
+          if (r() % 16 == 0) (void)links();
+          if (r() % 32 == 0) empty_cache(e);
+          if (r() % 16 == 0) (void)explain_copy(far.data(), near.data(), bytes);
+        }
+      }, crowd::whole_life{});
+    }
+    if (std::string const wrong = all.run(); !wrong.empty()) return wrong;
+    runtime_guard const in(own);
+    for (int d = 0; d < 3; ++d) synchronize(d);
+    return {};
+  });
+}
+
+// Two ranks that reduce, each on a thread of its own, and a third thread that aborts one of them sooner or later.
+std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
+  runtime own{simulated{.devices = 2, .memory = 16_MiB}};
+  return in_rounds(time, [&](std::uint64_t round) -> std::string {
+    runtime_guard const in(own);
+    std::array<device, 2> const on{device(0), device(1)};
+    auto ranks = communicator::in_process(on);
+    crowd all(seed + round * 100, time / 8);
+    std::atomic<bool> aborted{false};
+    for (int k = 0; k < 2; ++k) {
+      all.member([&, k](crowd::random&) {
+        runtime_guard const here_too(own);
+        stream const s(k);
+        stream_guard const there(s);
+        communicator& mine = ranks[static_cast<std::size_t>(k)];
+        buffer const b(4000);
+        try {
+          for (;;) {  // until it is aborted
+            set(b.data(), std::byte{1}, b.size());
+            mine.all_reduce({b.data(), 1000, int32});
+            mine.barrier();
+          }
+        } catch (error const& e) {
+          if (!aborted.load(std::memory_order_relaxed)) throw;
+        }
+        s.synchronize();
+      }, crowd::whole_life{});
+    }
+    all.member([&](crowd::random& r) {
+      runtime_guard const here_too(own);
+      pause(std::chrono::microseconds(1 << r() % 12));
+      aborted.store(true, std::memory_order_relaxed);
+      ranks[r() % 2].abort();
+    }, crowd::whole_life{});
+    std::string const wrong = all.run();
+    for (int d = 0; d < 2; ++d) synchronize(d);
+    return wrong;
+  });
+}
+
+// One pool for all members, and one buffer that was sent to each of them: they open it at once. Then each sends buffers of its own on a line of
+// its own, of which those of the pool share handles with the others'; what came is read and let go.
+std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
+  runtime own{simulated{.devices = 2, .memory = 128_MiB}};
+  runtime_guard const in(own);
+  constexpr std::size_t bytes = 20'000;
+  share_pool pool({.on = 0, .handle_bytes = 2_MiB});
+  return in_rounds(time, [&](std::uint64_t round) -> std::string {
+    crowd all(seed + round * 100, time / 8);
+    shared_buffer const one = round % 2 ? shared_buffer(bytes, 0) : pool.allocate(bytes);
+    set(one.data(), std::byte{7}, bytes);
+    std::vector<std::pair<share_line, share_line>> lines;
+    for (int k = 0; k < 3; ++k) {
+      auto const [a, b] = os::make_sockets();
+      lines.emplace_back(share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60)));
+      lines.back().first.send(one, current_stream(0));
+      all.member([&, k](crowd::random& r) {
+        runtime_guard const here_too(own);
+        auto& [to, from] = lines[static_cast<std::size_t>(k)];
+        stream const s(0);
+        stream_guard const on(s);
+        std::vector<std::byte> seen(bytes);
+        auto const open = [&](std::byte value) {
+          opened_buffer came = from.receive(device(0));
+          copy(s, seen.data(), came.data(), bytes);
+          for (std::byte const x : seen) {
+            if (x != value) all.fail("a shared buffer has other bytes than were written");
+          }
+          if (r() % 2) came.release(s);
+        };
+        open(std::byte{7});
+        while (all.goes_on()) {
+          bool const pooled = r() % 2;
+          shared_buffer mine = pooled ? pool.allocate(bytes) : shared_buffer(bytes, 0);
+          auto const value = static_cast<std::byte>(k + 10);
+          set(mine.data(), value, bytes);
+          to.send(mine, s);
+          if (pooled && r() % 2) mine.reset();  // on its way; where it is of no pool, another member's trim() would take it
+          open(value);
+          if (r() % 8 == 0) (void)pool.trim();
+          if (r() % 8 == 0) (void)pool.statistics();
+          if (r() % 16 == 0) open_memory(device(0), {device(1)});
+        }
+      }, crowd::whole_life{});
+    }
+    if (std::string const wrong = all.run(); !wrong.empty()) return wrong;
+    return one.importers() == 0 ? "" : "a buffer that all have released still has importers";
+  });
+}
+
+}  // namespace weir::tests

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# tools/mutants: which changes it sees in a small source, that each does what it says when its switch is on, and nothing when it is off.
+# Usage: mutants_test.sh ROOT
+set -euo pipefail
+python3 -c pass 2> /dev/null || { echo "not run: no python3 here"; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/runtime/base" "$work/runtime/clock" "$work/tools"
+cp "$1/tools/mutants" "$work/tools/mutants.py"
+cat > "$work/runtime/clock/small.cpp" <<'CPP'
+#include "runtime/clock/small.h"
+// if (a < b) count(); a comment is no code
+struct holder {
+  holder(int from);  // a declaration is no statement
+  int value = 0;
+};
+bool const said = true;
+int small(int a, int b, base::atomic<int>& x) {
+  int result = 0;
+  if (a < b) result += 1;
+  else result += 2;
+  if (said) { count(); }
+  std::vector<int> none;
+  auto const twice = [&](int c) { result += 2 * c; };
+  if (a == 7) twice(b);
+  x.store(result, base::memory_order_release);
+  x.fetch_add(1);
+  int expected = result + 1;
+  if (x.compare_exchange(expected, result + 10)) result = x.load();
+  for (int i = 0; i < 2; ++i) count();
+  { base::lock_guard const hold(lock_of()); count(); }
+  return result;
+}
+CPP
+cat > "$work/runtime/clock/small.h" <<'CPP'
+#pragma once
+#include <vector>
+#include "stub.h"
+CPP
+# What of the library the source needs, in the shape that the tool adapts.
+cat > "$work/stub.h" <<'CPP'
+#pragma once
+#include <atomic>
+#include <mutex>
+#include "runtime/base/mutants.h"
+inline int counted = 0, locked = 0;
+inline void count() { ++counted; }
+struct noted : std::mutex { void lock(); };
+inline noted& lock_of() { static noted one; return one; }
+inline void noted::lock() { locked += this == &lock_of(), std::mutex::lock(); }
+namespace base {
+using lock_guard = std::lock_guard<noted>;
+using std::memory_order_relaxed, std::memory_order_acquire, std::memory_order_release, std::memory_order_seq_cst;
+template <class T> class atomic {
+ public:
+  T load(std::memory_order order = memory_order_seq_cst) const noexcept { return seen = order, value_; }
+  void store(T value, std::memory_order order = memory_order_seq_cst) noexcept { seen = order, value_ = value; }
+  T exchange(T value, std::memory_order) noexcept { T const was = value_; return value_ = value, was; }
+  T fetch_add(T by, std::memory_order = memory_order_seq_cst) noexcept { T const was = value_; return value_ += by, was; }
+  T fetch_sub(T by, std::memory_order) noexcept { T const was = value_; return value_ -= by, was; }
+  bool compare_exchange(T& e, T desired, std::memory_order = memory_order_seq_cst) noexcept { return e == value_ ? (value_ = desired, true) : (e = value_, false); }
+TORN
+  mutable std::memory_order seen{};
+ private:
+  T value_{};
+};
+}
+CPP
+cat > "$work/main.cpp" <<'CPP'
+#include <cstdio>
+#include "stub.h"
+int small(int a, int b, base::atomic<int>& x);
+int main() {
+  for (auto [a, b] : {std::pair{1, 2}, {2, 2}, {7, 3}}) {
+    base::atomic<int> x;
+    int const result = small(a, b, x);
+    std::printf("%d %d %d %d %d; ", result, x.load(), counted, locked > 0, static_cast<int>(x.seen));
+  }
+  std::puts("");
+}
+CPP
+cd "$work"
+python3 - <<'PY'
+import re, sys
+from pathlib import Path
+sys.path.insert(0, "tools")
+import mutants as m
+text = Path("runtime/clock/small.cpp").read_text()
+sites = m.sites_of("runtime/clock/small.cpp", text)
+for n, s in enumerate(sites, 1):
+    s.number = n
+Path("changed.cpp").write_text(m.changed(text, sorted(sites, key=lambda s: (s.at, -s.end))))
+Path("runtime/base/mutants.h").write_text(m.MUTANTS_H)
+Path("runtime/base/mutants.cpp").write_text(m.MUTANTS_CPP.replace("MOST", "100"))
+stub = Path("stub.h").read_text()
+Path("stub.h").write_text(stub.replace("TORN", m.TORN))
+Path("sites").write_text("".join(f"{s.number} {s.kind} {s.line} {' '.join(s.text.split())}\n" for s in sites))
+PY
+failed=0
+c++ -std=c++20 -w -I. -o off main.cpp runtime/clock/small.cpp runtime/base/mutants.cpp
+c++ -std=c++20 -w -I. -o on main.cpp changed.cpp runtime/base/mutants.cpp
+expect="$(./off)"
+[ "$(./on)" = "$expect" ] || { echo "FAILED: with all switches off: $(./on), not $expect"; failed=1; }
+while read -r number kind line text; do
+  case $kind in rmw | order | default | cas) continue ;; esac  # with one thread they change nothing
+  [ "$(WEIR_MUTANT=$number ./on)" != "$expect" ] || { echo "FAILED: change $number ($kind at line $line: $text) changes nothing"; failed=1; }
+done < sites
+for kind in remove flip not lock order default cas rmw; do
+  grep -q "^[0-9]* $kind " sites || { echo "FAILED: no change of kind $kind is seen"; failed=1; }
+done
+for wrong in 2 4 5 7 13; do
+  ! grep -qE "^[0-9]+ [a-z]+ $wrong " sites || { echo "FAILED: line $wrong has no change: $(grep -E "^[0-9]+ [a-z]+ $wrong " sites)"; failed=1; }
+done
+[ $failed = 0 ] || cat sites
+exit $failed

@@ -1,0 +1,35 @@
+// The patterns of weir bench alloc.
+// Threads: those of a pattern.
+#include "tools/weir/patterns.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace weir::tool::patterns {
+namespace {
+
+// Slow while a round's length is sought, so that a round is over before most threads have had a turn.
+struct slow_at_first {
+  base::atomic<bool>* slow;
+  void* take(std::size_t) const {
+    if (slow->load()) base::sleep_ns(400'000);
+    return nullptr;
+  }
+  void give(void*) const {}
+};
+
+TEST(patterns, each_thread_has_a_figure_also_where_another_was_done_before_its_turn) {
+  base::atomic<bool> slow{true};
+  auto const make = [&slow](int) { return slow_at_first{&slow}; };
+  threads<decltype(make)> sixteen(make, {}, 16, threads_work::together);
+  slow.store(false);
+  for (int i = 0; i < 20; ++i) sixteen.round();
+  ASSERT_EQ(sixteen.by_thread.size(), 16u);
+  for (auto const& rounds : sixteen.by_thread) {
+    for (double const ns : rounds) ASSERT_TRUE(std::isfinite(ns));
+  }
+}
+
+}  // namespace
+}  // namespace weir::tool::patterns
