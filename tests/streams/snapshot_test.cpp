@@ -203,7 +203,8 @@ TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
     for (int i = 0; i < 300; ++i) program.step();
     value const all = dumped();
     ASSERT_EQ(all["device_traces"].items.size(), 2u);
-    EXPECT_GE(all["device_traces"].items[0]->items.size() + all["device_traces"].items[1]->items.size(), 100u);  // an event has an entry or two
+    // An allocation has one entry, a free two. A free that waits for another stream has one, for two events.
+    EXPECT_GE(all["device_traces"].items[0]->items.size() + all["device_traces"].items[1]->items.size(), 50u);
     later_complete += replay_backward(all, 0);
     bool named = false;
     for (auto const& e : all["device_traces"].items[0]->items) {
