@@ -64,6 +64,28 @@ TEST(host_too_early, the_wrong_bytes_come_under_some_seeds_and_the_report_under_
   EXPECT_LT(wrong, 50);
 }
 
+// weir waits for the copy by itself, where a program may not rely on it: the checker then reads bytes that a shield still covers.
+TEST(host_too_early, the_checker_reads_a_source_whose_shield_stands_and_the_host_is_still_kept_away) {
+  auto const run = [](bool early) {
+    stream home, other;
+    stream_guard const here{home.ref()};
+    buffer x(size), to = pinned(size);
+    set(x.data(), std::byte{7}, size);
+    home.synchronize();
+    void* const most = allocate(home, 40_MiB);
+    copy(other, to.data(), x.data(), size, non_blocking);
+    record_stream(most, other);
+    deallocate(most);
+    void* const again = allocate(home, 40_MiB);
+    copy(other, x.data(), to.data(), size, non_blocking);
+    if (early) (void)*static_cast<char volatile*>(to.data());
+    deallocate(again);
+    synchronize();
+  };
+  expect_none(found_without_threads([&] { run(false); }));
+  expect_one(found_without_threads([&] { run(true); }), "host too early", {"bytes 0-4095 of pinned block 1"});
+}
+
 // Each is given a pinned tensor that a copy still writes, or reads.
 struct tensor_use {
   char const* name;

@@ -87,6 +87,7 @@ control* control_of(driver& d) noexcept {
 }
 
 checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
+  judge_.lock()->machine = machine_;
   auto all = alive().lock();
   static int const registered = (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
   (void)registered;

@@ -157,7 +157,7 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
       return true;
     });
   }
-  if (!to_be_written) reading.add({copy, at, bytes, hash_of(reinterpret_cast<void const*>(at), bytes), site});
+  if (!to_be_written) reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }
 
 // It may write what it likes once it runs: what copies before it read is not judged any more.
@@ -188,9 +188,19 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
   return early;
 }
 
+// A fault in here would be judged under the lock that is held.
+std::uint64_t knowledge::hash_behind_shields(address at, std::size_t bytes) {
+  std::uint64_t hash = 0;
+  auto const look = [&] { hash = hash_of(reinterpret_cast<void const*>(at), bytes); };
+  if (machine) machine->look_behind_shields({at, bytes}, look);
+  else look();
+  return hash;
+}
+
 void knowledge::look_at_sources() {
   if (reading.empty()) [[likely]] return;
-  reading.settle([&](epoch e) { return order.complete(e, trust::known); }, [&](source const& s) { report_changed(s); });
+  reading.settle([&](epoch e) { return order.complete(e, trust::known); }, [&](address at, std::size_t bytes) { return hash_behind_shields(at, bytes); },
+                 [&](source const& s) { report_changed(s); });
 }
 
 void knowledge::drop_sources(address at, std::size_t bytes) {

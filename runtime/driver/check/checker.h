@@ -1,5 +1,5 @@
 // The checker's judgement: one lock around order, memory, blocks and what was found.
-// Threads: any; a leaf lock, nothing is called with it held.
+// Threads: any. Under its lock the machine is asked to shield pinned bytes, and nothing else is called.
 #pragma once
 #include <set>
 
@@ -9,6 +9,7 @@
 #include "runtime/driver/check/check.h"
 #include "runtime/driver/check/places.h"
 #include "runtime/driver/check/sources.h"
+#include "runtime/driver/sim/machine.h"
 #include "runtime/driver/witness.h"
 
 namespace weir::driver::check {
@@ -25,6 +26,7 @@ struct knowledge {
     access_ref use;
   };
   std::vector<shielded> shields;
+  sim::controls* machine = nullptr;             // null: no simulated one
   std::map<stream_id, epoch> host_functions;    // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
@@ -46,6 +48,7 @@ struct knowledge {
   void host_function(epoch);
   // The host uses them now, in that call. Returns: some of the work that it had to wait for first, each reported.
   std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
+  std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
   void look_at_sources();                             // completion was seen
   void drop_sources(address, std::size_t bytes);      // that memory goes: those not complete are not judged
   void stuck(std::string circle, base::site);

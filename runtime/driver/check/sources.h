@@ -25,15 +25,15 @@ class sources {
  public:
   void add(source s) { all_.push_back(s); }
   bool empty() const noexcept { return all_.empty(); }
-  // Those whose copies are complete, once: changed(source) for each whose bytes are not what they were.
-  template <class Complete, class Changed>
-  void settle(Complete complete, Changed changed) {
+  // Those whose copies are complete, once: changed(source) for each whose hash is not what it was.
+  template <class Complete, class Hash, class Changed>
+  void settle(Complete complete, Hash hash, Changed changed) {
     for (auto s = all_.begin(); s != all_.end();) {
       if (!complete(s->copy)) {
         ++s;
         continue;
       }
-      if (hash_of(reinterpret_cast<void const*>(s->at), s->bytes) != s->hash) changed(*s);
+      if (hash(s->at, s->bytes) != s->hash) changed(*s);
       s = all_.erase(s);
     }
   }

@@ -41,6 +41,7 @@ class refusable final : public faulty, public controls {
   bool unsafe_call() override { return machine_.unsafe_call(); }
   std::uint64_t shield(touch const& t) override { return machine_.shield(t); }
   void unshield(std::uint64_t number) override { machine_.unshield(number); }
+  void look_behind_shields(touch const& t, std::function<void()> const& look) override { machine_.look_behind_shields(t, look); }
   void confine_work_from(touch const& pages) override { machine_.confine_work_from(pages); }
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
 

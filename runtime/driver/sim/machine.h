@@ -45,6 +45,8 @@ class controls {
   // Guarded: the host is kept away from pinned bytes that work reads or writes, until unshield of the number. 0: it is not.
   virtual std::uint64_t shield(touch const&) = 0;
   virtual void unshield(std::uint64_t number) = 0;
+  // Calls `look`, which reads those pinned bytes for the checker: no shield keeps it away.
+  virtual void look_behind_shields(touch const&, std::function<void()> const& look) = 0;
   // Those pages of a pin hold nothing but pinned memory of the program: work that does not declare them is kept away. Guarded machines that move inside calls.
   virtual void confine_work_from(touch const& pages) = 0;
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;  // called as the machine is destroyed; the environment's WEIR_SIM_CENSUS=1 prints it

@@ -98,6 +98,11 @@ class machine final : public driver, public controls {
   bool unsafe_call() override;
   std::uint64_t shield(touch const& t) override { return pages_.shield(t); }
   void unshield(std::uint64_t number) override { pages_.unshield(number); }
+  void look_behind_shields(touch const& t, std::function<void()> const& look) override {
+    use const one{t};
+    memory::at_work const here(pages_, {&one, 1}, memory::pins::declared);
+    look();
+  }
   void confine_work_from(touch const& pages) override { pages_.confine_work_from(pages); }
 
  private:
