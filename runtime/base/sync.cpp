@@ -69,7 +69,12 @@ void fence_owners() noexcept { os::fence_other_threads(); }
 void owners_word::wait_for_end() const noexcept {
   constexpr int quick = 100;
   constexpr std::int64_t nap_ns = 50'000;
-  for (int times = 0; word_.load(memory_order_acquire) & begun; ++times) times < quick || detail::relayed() ? yield_thread() : sleep_ns(nap_ns);
+  int times = 0;
+  while (word_.load(memory_order_acquire) & begun) {
+    if (times < quick || detail::relayed()) yield_thread();
+    else sleep_ns(nap_ns);
+    times = std::min(times + 1, quick);
+  }
 }
 
 void owned_mutex::lock() {

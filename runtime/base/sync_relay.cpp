@@ -151,6 +151,7 @@ void relay::point() noexcept {
 void relay::yield() noexcept {
   member& me = *detail::this_relay_thread();
   point();
+  if (me.quiet > 0 && ++points_ % endless == 0) end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
   if (ready_.size() < 2 || me.quiet > 0 || choosing_) return;
   choices_.yields(me.number);
   std::vector<int> others = ready_;

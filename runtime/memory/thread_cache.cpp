@@ -279,10 +279,12 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
     }
     base::owned_lock const with(m.lock);
     m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
-    base::undivided const whatever_it_was_used_for;
-    found->forget();
-    found->of.store(&m);
-    m.caches_changed();
+    {
+      base::undivided const whatever_it_was_used_for;
+      found->forget();
+      found->of.store(&m);
+    }
+    m.caches_changed();  // may wait for the owner of another cache
     place = found;
   }
   for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};

@@ -244,6 +244,17 @@ TEST(relay, a_circle_with_a_thread_that_ends_is_unwound_by_the_other_one) {
   }
 }
 
+TEST(relay, a_thread_that_waits_for_another_in_one_undivided_step_ends_the_process_and_says_so) {
+  EXPECT_DEATH({
+    rig r(1);
+    base::atomic<bool> never = false;
+    r.run({[&] {
+      base::undivided const one_step;
+      while (!never.load()) base::yield_thread();
+    }});
+  }, "may not be switched away");
+}
+
 TEST(relay, a_thread_that_takes_and_gives_a_lock_for_ever_is_unwound) {
   rig r(1);
   base::mutex m;
