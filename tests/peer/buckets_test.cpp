@@ -164,6 +164,20 @@ TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_
   }
 }
 
+TEST(gradient_buckets, of_many_gradients_that_never_were_ready_the_first_eight_are_named) {
+  auto ranks = communicator::in_process(first_devices(1));
+  device_guard const on(0);
+  for (int const n : {8, 9}) {
+    gradient_buckets g(ranks[0]);
+    for (int i = 0; i < n; ++i) g.add("layer " + std::to_string(i), 1);
+    g.build();
+    std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
+    EXPECT_NE(never.find("\"layer 7\" (gradient 7)"), std::string::npos) << never;
+    EXPECT_EQ(never.find("layer 8"), std::string::npos) << never;
+    EXPECT_EQ(never.find(", …") != std::string::npos, n > 8) << never;
+  }
+}
+
 TEST(gradient_buckets, what_comes_in_the_wrong_order_or_from_elsewhere_is_refused) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);

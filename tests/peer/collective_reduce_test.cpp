@@ -2,7 +2,10 @@
 #include "peer/collective_reduce.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -10,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "peer/collective.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
 #include "tests/peer/ranks.h"
@@ -108,6 +112,26 @@ TEST(reduce, only_the_range_is_written_across_block_borders) {
   }
 }
 
+// Inputs and outputs that end where their pages do: a byte more is not there.
+TEST(reduce, nothing_beyond_the_last_element_is_touched) {
+  std::size_t const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<std::byte*> pages;
+  for (int k = 0; k < 3; ++k) {
+    void* const made = ::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(made, MAP_FAILED);
+    ASSERT_EQ(::mprotect(static_cast<std::byte*>(made) + page, page, PROT_NONE), 0);
+    pages.push_back(static_cast<std::byte*>(made));
+  }
+  std::int64_t const count = 3;
+  auto const last = [&](std::size_t k) { return reinterpret_cast<std::int32_t*>(pages[k] + page) - count; };
+  for (std::size_t k = 0; k < 2; ++k) std::fill_n(last(k), count, k + 1);
+  void const* const in[] = {last(0), last(1)};
+  void* const out[] = {last(2)};
+  peer::reduce(int32, reduction::average, in, out, 0, count);
+  for (int i = 0; i < count; ++i) EXPECT_EQ(last(2)[i], 1);
+  for (std::byte* const made : pages) ::munmap(made, 2 * page);
+}
+
 TEST(reduce, the_order_of_the_inputs_is_the_order_of_the_sum) {
   EXPECT_EQ(one<float>(float32, reduction::sum, {1e8f, -1e8f, 1.f}), 1.f);
   EXPECT_EQ(one<float>(float32, reduction::sum, {1.f, 1e8f, -1e8f}), 0.f);
@@ -143,6 +167,16 @@ TEST_F(refused_collective, is_forgotten_when_its_rank_asks_for_another_one_inste
     device_guard const at(rank);
     EXPECT_EQ(to_host(rank ? b.data() : a.data(), 4), encode(int32, {10})) << "a maximum, no sum";
   }
+}
+
+TEST_F(refused_collective, names_rank_0_when_a_half_of_its_part_was_refused) {
+  buffer const a = on(0, 1);
+  auto const carrier = peer::carried_by_streams(machine_.get(), {0, 1});
+  EXPECT_EQ(carrier->broken(1), "");
+  simulation::of(machine_).fail_call("enqueue", 2);
+  peer::request const what{peer::verb::all_reduce, int32, reduction::sum, 0, 1, a.data(), a.data()};
+  EXPECT_THROW(carrier->issue(0, streams::line_of(current_stream(device(0))), 0, what, here::current()), driver_error);
+  EXPECT_EQ(carrier->broken(1), "a part of rank 0 was refused by gpu:0");
 }
 
 TEST_F(refused_collective, names_rank_0_when_its_device_was_lost_with_its_part) {

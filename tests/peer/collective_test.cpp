@@ -3,6 +3,7 @@
 
 #include <future>
 
+#include "peer/collective.h"
 #include "runtime/clock/timeline.h"
 #include "runtime/parts.h"
 #include "streams/context.h"
@@ -178,6 +179,7 @@ TEST(collective, memory_that_does_not_hold_the_elements_is_refused_and_nothing_h
   EXPECT_NE(text_of({host, 4, int32}).find("is not memory of gpu:0"), std::string::npos) << text_of({host, 4, int32});
   EXPECT_NE(text_of({nullptr, 4, int32}), "");
   EXPECT_NE(refusal<not_supported>([&] { c.all_reduce({b.data(), 2, int16}); }), "");
+  EXPECT_NE(refusal<not_supported>([&] { c.reduce_scatter({b.data(), 2, int16}, {b.data(), 2, int16}); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { c.broadcast({b.data(), 4, int32}, 1); }).find("root 1 of 1"), std::string::npos);
   EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 4, int32}, {b.data(), 3, int32}); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 2, int32}, {b.data<std::byte>() + 4, 2, int32}); }).find("overlaps"), std::string::npos);
@@ -194,6 +196,24 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
   std::string const text = refusal<invalid_use>([&] { ranks[0].all_reduce({b.data(), 16, float32}); });
   EXPECT_NE(text.find("gpu:1"), std::string::npos) << text;
   EXPECT_NE(text.find("gpu:0"), std::string::npos) << text;
+}
+
+TEST(collective, every_rank_leaves_the_carrier_once_by_itself_or_at_the_end_of_its_runtime) {
+  struct noting final : peer::carrier {
+    explicit noting(std::vector<int>& l) : left(l) {}
+    void issue(int, clock::timeline&, std::uint64_t, peer::request const&, here) override {}
+    std::string broken(int) override { return {}; }
+    void abort() noexcept override {}
+    void leave(int rank) noexcept override { left.push_back(rank); }
+    std::vector<int>& left;
+  };
+  runtime machine(simulated{.devices = 3, .memory = 16_MiB});
+  std::vector<int> left;
+  peer::group all(machine.get(), {0, 1, 2}, std::make_unique<noting>(left));
+  all.leave(1);
+  all.runtime_ends();
+  for (int const rank : {0, 2}) all.leave(rank);
+  EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
 // What follows arranges who comes when, from one thread: no call waits for other ranks on a simulated machine.
