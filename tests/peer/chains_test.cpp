@@ -2,6 +2,7 @@
 // Threads: a thread a rank.
 #include "peer/chains.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "peer/links.h"
@@ -400,6 +401,42 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_stream
       EXPECT_EQ(told.load(), 3) << round;
     }
   }
+}
+
+// Copies of the lost device may still be under way: nobody can say when they end.
+TEST(chains, a_device_lost_while_copies_are_given_out_is_named_and_what_they_may_still_touch_serves_nobody) {
+  rig r({.devices = 3, .memory = 64_MiB});
+  r.open_all();
+  std::vector<int> const devices{0, 1, 2};
+  auto& owner = r.m.get();
+  auto by_streams = peer::carried_by_streams(owner, devices);
+  auto const carrier = peer::carried_in_chains(owner, devices, std::move(by_streams), "parts", here::current());
+  r.m.control().fail_call("copy_peer", 2, driver::code::lost);  // from gpu:1 to gpu:2
+  r.each([&](communicator& c) {
+    auto const mine = r.mine(c);
+    peer::request const what{peer::verb::broadcast, uint8, reduction::sum, 0, part, mine.data, mine.data};
+    EXPECT_THROW(carrier->issue(c.rank(), streams::line_of(current_stream()), 0, what, here::current()), device_lost);
+  });
+  for (int const rank : devices) EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost, and copies with it");
+  void const* const touched = r.parts[2].data();
+  r.parts[2].reset();
+  for (int i = 0; i < 3; ++i) {
+    r.parts.emplace_back(part, buffer_options{.on = device(2)});
+    EXPECT_NE(r.parts.back().data(), touched);
+  }
+}
+
+TEST(chains, streams_serve_the_next_communicator_of_the_same_devices) {
+  rig r({.devices = 3, .memory = 64_MiB});  // has a communicator of all three
+  constexpr auto of_three = static_cast<std::ptrdiff_t>(3 * peer::chains::side_by_side);
+  auto const streams_after_one_of = [&](int devices) {
+    (void)communicator::in_process(test::first_devices(devices));
+    return std::ranges::count_if(r.m.control().census(), [](auto const& one) { return one.starts_with("stream"); });
+  };
+  auto const before = streams_after_one_of(2);
+  EXPECT_EQ(streams_after_one_of(2), before);
+  EXPECT_EQ(streams_after_one_of(3), before + of_three) << "others are in use, or of two devices";
+  EXPECT_EQ(streams_after_one_of(2), before + of_three);
 }
 
 // Whatever devices do in whatever order: a hop that passes on what has not come is seen here.
