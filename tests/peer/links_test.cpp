@@ -6,6 +6,8 @@
 #include "tests/support/seeds.h"
 #include "weir/collective.h"
 #include "weir/launch.h"
+#include "weir/observe.h"
+#include "weir/share.h"
 
 namespace weir {
 namespace {
@@ -221,6 +223,19 @@ TEST(links, a_trial_takes_memory_that_is_only_kept_and_leaves_none_behind) {
   }
 }
 
+TEST(links, a_trial_takes_what_is_kept_for_sharing_only_when_nothing_else_is_kept) {
+  test::machine m({.devices = 3, .memory = 64_MiB});
+  auto& all = m.get().part<peer::links>();
+  auto const kept = [] { return memory_stats(1).exported_bytes.current; };
+  shared_buffer(2_MiB, 1).reset();
+  deallocate(allocate(current_stream(device(1)), 62_MiB));
+  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+  EXPECT_EQ(kept(), std::int64_t(2_MiB)) << "the allocator kept enough";
+  buffer const rest(62_MiB, {.on = device(1)});
+  EXPECT_EQ(all.prove(2, 1, here::current()), trust::proven);
+  EXPECT_EQ(kept(), 0);
+}
+
 TEST(links, a_trial_that_is_short_of_memory_does_not_wait_for_itself_to_give_back_what_an_earlier_one_left) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
@@ -279,24 +294,29 @@ TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait
 
 // Regression: each look asked for a stamp of now, which is behind what the stream was given meanwhile.
 TEST(links, one_is_tried_beside_streams_that_never_stand_idle_once_their_collectives_are_done) {
-  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::stepped});
-  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
-  std::size_t const n = 4_MiB;
-  buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
-  auto& all = m.get().part<peer::links>();
-  auto const block = m.memory(0).find(far.data());
-  auto const look = [&](int times) {
-    for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
-  };
-  look(7);
-  ranks[0].all_reduce({a.data(), 4, float32});
-  ranks[1].all_reduce({b.data(), 4, float32});
-  look(3);
-  EXPECT_EQ(all.known(1, 0), trust::claimed);
-  ASSERT_TRUE(m.control().run());
-  for (int d = 0; d < 2; ++d) launch(current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
-  look(1);
-  EXPECT_EQ(all.known(1, 0), trust::proven);
+  for (int const collectives : {1, 2}) {
+    test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::stepped});
+    auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    std::size_t const n = 4_MiB;
+    buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
+    auto& all = m.get().part<peer::links>();
+    auto const block = m.memory(0).find(far.data());
+    auto const look = [&](int times) {
+      for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+    };
+    look(7);
+    for (int i = 0; i < collectives; ++i) {
+      ASSERT_TRUE(m.control().run());
+      ranks[0].all_reduce({a.data(), 4, float32});
+      ranks[1].all_reduce({b.data(), 4, float32});
+      look(3);
+      EXPECT_EQ(all.known(1, 0), trust::claimed);
+    }
+    ASSERT_TRUE(m.control().run());
+    for (int d = 0; d < 2; ++d) launch(current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
+    look(1);
+    EXPECT_EQ(all.known(1, 0), trust::proven) << collectives;
+  }
 }
 
 TEST(links, one_is_tried_soon_however_late_completion_is_seen) {

@@ -260,6 +260,18 @@ TEST_F(routes, a_staged_copy_that_was_refused_half_way_writes_nothing_afterwards
   EXPECT_EQ(target, test::bytes_of_host(many, std::byte{7}));
 }
 
+TEST_F(routes, a_batch_that_was_refused_half_way_writes_nothing_to_pageable_memory_afterwards) {
+  auto target = host;
+  {
+    held gate(m, s);
+    m.control().fail_call("copy_peer", 1, driver::code::failed);
+    copy_item const two[] = {{target.data(), a.data(), n}, {c.data(), b.data(), n}};
+    EXPECT_THROW(copy(s, two, non_blocking), driver_error);
+  }
+  s.ref().synchronize();
+  EXPECT_EQ(target, host);
+}
+
 // Every call of a scenario refused in turn: a typed error, nothing lost, and the same copy works again.
 struct scenario {
   char const* name;
