@@ -166,6 +166,99 @@ TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
   }
 }
 
+// No seed: a thread goes on until it waits, then the first that can; of those that wait the last is woken.
+struct in_order final : base::relay_choices {
+  int next(int now, std::span<int const>) noexcept override { return now; }
+  int instead(int, std::span<int const> can) noexcept override { return can.front(); }
+  std::size_t woken(std::size_t of) noexcept override {
+    asked.push_back(of);
+    return of - 1;
+  }
+  bool move() noexcept override { return false; }
+  std::int64_t now_ns() noexcept override { return 0; }
+  void jump(std::int64_t) noexcept override {}
+  void stuck(std::string const&) noexcept override {}
+  std::vector<std::size_t> asked;
+};
+
+TEST(relay, who_yields_is_not_among_those_that_may_go_on) {
+  in_order choices;
+  relay threads(choices);
+  threads.enter("main", relay::life::while_needed);
+  std::string order;
+  threads.spawn("a", [&] {
+    order += 'a';
+    base::yield_thread();
+    order += 'A';
+  });
+  threads.spawn("b", [&] { order += 'b'; });
+  EXPECT_EQ(threads.join(), "");
+  EXPECT_EQ(order, "abA");
+}
+
+TEST(relay, whom_a_notification_wakes_is_chosen_where_more_than_one_waits) {
+  in_order choices;
+  relay threads(choices);
+  threads.enter("main", relay::life::while_needed);
+  base::mutex m;
+  base::condition c;
+  int given = 0;
+  std::string order;
+  for (char const name : {'a', 'b'}) {
+    threads.spawn({name}, [&, name] {
+      base::unique_lock lock(m);
+      c.wait(lock, [&] { return given > 0; });
+      --given;
+      order += name;
+    });
+  }
+  threads.spawn("gives", [&] {
+    for (std::size_t i = 1; i <= 2; ++i) {
+      {
+        base::lock_guard const hold(m);
+        ++given;
+      }
+      c.notify_one();
+      while (order.size() < i) base::yield_thread();
+    }
+  });
+  EXPECT_EQ(threads.join(), "");
+  EXPECT_EQ(order, "ba");
+  EXPECT_EQ(choices.asked, std::vector<std::size_t>{2});
+}
+
+TEST(relay, what_a_body_owns_ends_on_its_own_thread) {
+  rig r(1);
+  int ended_by = -1;
+  r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = relay::number(); })] {});
+  EXPECT_EQ(r.threads.join(), "");
+  EXPECT_EQ(ended_by, 1);
+}
+
+TEST(relay, who_waits_for_what_cannot_come_does_not_go_on_and_only_who_does_not_join_is_told_on_stderr) {
+  base::mutex m;
+  base::condition never;
+  bool went_on = false;
+  auto const waits = [&] {
+    base::unique_lock lock(m);
+    never.wait(lock);
+    went_on = true;
+  };
+  testing::internal::CaptureStderr();
+  rig joins(1);
+  joins.run({waits});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(joins.why_over, "thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits for condition 1");
+  joins.threads.leave();
+  testing::internal::CaptureStderr();
+  rig ends(1);
+  ends.threads.spawn("a", waits);
+  base::yield_thread();
+  ends.threads.end();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("the machine ends before its threads"), std::string::npos);
+  EXPECT_FALSE(went_on);
+}
+
 TEST(relay, a_circle_of_locks_is_named_and_unwound) {
   auto const wanted = orders(200);
   std::uint64_t stuck = 0;
@@ -410,6 +503,10 @@ TEST(relay_death, misuse_of_a_relay_ends_the_process_with_its_reason) {
     rig r(1);
     r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
   }, "terminate called.*\n.*of a thread");
+  EXPECT_DEATH({
+    rig r(1);
+    r.run({[] { for (std::uint64_t i = 0; i <= 2 * relay::endless; ++i) base::switch_point(); }});
+  }, "a run that is over does not end: the run does not end");
   EXPECT_DEATH({
     for (int i = 0; i < base::thread_slots; ++i) (void)base::detail::new_thread_slot();
     (void)base::detail::new_thread_slot();
