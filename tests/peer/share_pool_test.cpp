@@ -289,6 +289,26 @@ TEST(shared_memory, that_only_waits_for_work_is_no_reason_to_refuse_other_shared
   }
 }
 
+// No stream moves there but where the host waits for it.
+TEST(shared_memory, waits_for_work_on_what_a_pool_holds_before_it_refuses) {
+  test::machine m({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
+  stream const s(device(0));
+  share_pool pool({.handle_bytes = 2_MiB});
+  { work_on(pool.allocate(5_MiB), s); }
+  EXPECT_EQ(shared_buffer(7_MiB).size(), 7_MiB);
+}
+
+TEST(a_handle_of_a_pool, notes_no_uses_of_blocks_that_are_free) {
+  test::machine m(small());
+  share_pool pool;
+  auto const books = m.get().part<peer::exports>().pools().at(0);
+  auto block = peer::pool_books::allocate(books, streams::line_of(default_stream(0)), 1000, here::current());
+  auto const handle = block->within;
+  peer::exports::give_back(std::move(block));
+  EXPECT_EQ(pool.statistics().held, 0u);
+  EXPECT_EQ(handle->last_uses.size(), 0u) << "a pool that lives long would note more and more";
+}
+
 TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
   {
     test::machine m(small());

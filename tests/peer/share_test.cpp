@@ -90,6 +90,7 @@ TEST(shared_memory, opened_for_a_device_without_a_link_is_refused) {
   here.send(b, default_stream(0));
   EXPECT_THROW((void)there.receive(1), not_supported);
   EXPECT_EQ(b.importers(), 0);
+  EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
 }
 
 TEST(a_signal, comes_after_what_its_stream_was_given) {
@@ -158,12 +159,13 @@ TEST(an_import, goes_when_its_owner_has_it_no_more) {
   EXPECT_EQ(imports.mapped(), 1u);
 }
 
+std::ptrdiff_t open_files() { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); }
+
 TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   struct counter final : driver::faulty::watcher {
     void comes(driver::call c) noexcept override { exported += c == driver::call::export_handle; }
     int exported = 0;
   } seen;
-  auto const open_files = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
   test::machine m(small());
   auto [here, there] = lines();
   synchronize(0);
@@ -186,6 +188,36 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   auto const o = there.receive();  // what was mapped goes, and its last word's socket
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
   EXPECT_EQ(open_files() - before, 6) << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
+}
+
+TEST(shared_memory, that_is_sent_often_keeps_descriptors_of_few_loans_that_are_over) {
+  test::machine m(small());
+  auto [here, there] = lines();
+  shared_buffer const b(some_bytes);
+  here.send(b, default_stream(0));
+  auto const stays = there.receive();
+  std::ptrdiff_t before = 0;
+  for (int i = 0; i < 60; ++i) {
+    here.send(b, default_stream(0));
+    there.receive().release(default_stream(0));
+    if (i == 0) before = open_files();
+  }
+  EXPECT_LE(open_files() - before, 10);
+  EXPECT_EQ(b.importers(), 1) << "its loan is not over";
+}
+
+TEST(shared_memory, is_sent_where_descriptor_0_is_free) {
+  int const kept = ::dup(0);
+  {
+    test::machine m(small());
+    auto [here, there] = lines(1s);
+    shared_buffer const b(some_bytes);
+    ::close(0);
+    EXPECT_NO_THROW(here.send(b, default_stream(0))) << "the loan's end is 0";
+    EXPECT_EQ(there.receive().size(), some_bytes);
+  }
+  ::dup2(kept, 0);
+  ::close(kept);
 }
 
 // Life -------------------------------------------------------------------------------------------------------------------
@@ -283,6 +315,13 @@ TEST(shared_memory, serves_the_next_only_when_its_own_streams_are_done) {
   gate.open();
   s.synchronize();
   EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+}
+
+TEST(shared_memory, takes_what_the_allocator_keeps_for_later) {
+  test::machine m({.devices = 1, .memory = 16_MiB});
+  { buffer const b(14_MiB); }
+  synchronize(0);
+  EXPECT_EQ(shared_buffer(9_MiB).size(), 9_MiB);
 }
 
 TEST(the_checker, names_a_stream_that_used_shared_memory_and_was_not_recorded) {
