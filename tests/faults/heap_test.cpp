@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "peer/share.h"
 #include "runtime/base/sync_relay.h"
+#include "runtime/driver/faulty.h"
 #include "runtime/memory/arena.h"
 #include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
@@ -93,6 +95,49 @@ TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
     } catch (std::bad_alloc const&) {}
     heap::stop();
     EXPECT_EQ(heap::live(), before) << "allocation " << k;
+  }
+}
+
+// What the driver refuses to take back at that moment is given back later.
+TEST(shared_memory_without_memory, is_given_back_in_the_end) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
+  auto& exports = own.get().part<peer::exports>();
+  auto& driver = *driver::faulty_of(own.get().machine());
+  auto const left = [&] {
+    synchronize(device(0));
+    exports.forget_idle();
+    return driver::sim::controls_of(driver)->census();
+  };
+  { shared_buffer const b(1000, 0); }
+  auto const before = left();
+  std::uint64_t refused = 1;
+  for (std::uint64_t k = 1; refused; ++k) {
+    driver.refuse({.of = driver::call::release, .more = driver::faulty::without_end});
+    heap::fail(k, 0);
+    try {
+      shared_buffer const b(1000, 0);
+    } catch (std::bad_alloc const&) {}
+    refused = heap::stop();
+    driver.forget_orders();
+    EXPECT_EQ(left(), before) << "allocation " << k;
+  }
+}
+
+TEST(a_pool_without_memory, takes_back_what_it_holds_when_there_is_some_again) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
+  share_pool pool({.on = 0});
+  std::uint64_t refused = 1;
+  for (std::uint64_t k = 1; refused; ++k) {
+    { shared_buffer const a = pool.allocate(1000), b = pool.allocate(1000), c = pool.allocate(1000); }
+    synchronize(device(0));
+    heap::fail(k, 0);
+    (void)pool.statistics();
+    refused = heap::stop();
+    EXPECT_EQ(pool.statistics().held, 0u) << "allocation " << k;
   }
 }
 
