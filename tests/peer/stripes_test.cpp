@@ -120,6 +120,32 @@ TEST(stripes, copies_of_two_streams_do_not_wait_for_each_other) {
   EXPECT_EQ(test::read_back(other.data(), n, 0), r.bytes);
 }
 
+TEST(stripes, lanes_of_devices_that_are_lent_no_more_give_way_to_those_of_others) {
+  rig r;
+  constexpr std::size_t part = peer::stripes::worth;
+  buffer const wide(peer::stripes::most_copies * part, {.on = device(0)});
+  {
+    device const one[] = {1};
+    lend_links const lent(one);
+    std::vector<stream> all;
+    std::vector<std::unique_ptr<held>> gates;
+    for (std::size_t i = 0; i < peer::stripes::most_copies; ++i) {
+      stream const& s = all.emplace_back(device(0));
+      s.wait(default_stream(device(0)));
+      gates.push_back(std::make_unique<held>(r.m, s));
+      copy(s, wide.data<std::byte>() + i * part, r.there.data(), part, non_blocking);
+    }
+    EXPECT_EQ(r.held_by(1), peer::stripes::most_copies * lane_bytes);
+    gates.clear();
+    for (stream const& s : all) s.synchronize();
+  }
+  device const other[] = {2};
+  lend_links const lent(other);
+  copy(r.s, r.on_gpu.data(), r.there.data(), n);
+  EXPECT_EQ(r.held_by(1), (peer::stripes::most_copies - 1) * lane_bytes) << "no more go than are needed";
+  EXPECT_EQ(r.held_by(2), lane_bytes);
+}
+
 TEST(stripes, with_all_lanes_busy_or_no_memory_for_them_a_copy_goes_straight) {
   rig r({.devices = 2, .memory = 400_MiB});
   device const one[] = {1};
@@ -272,6 +298,36 @@ TEST(stripes, under_any_schedule_the_bytes_are_right) {
   }
 }
 
+// The copy's stream is not ordered after the lane then.
+TEST(stripes, memory_freed_after_a_copy_that_could_not_be_brought_together_waits_for_its_lanes) {
+  rig r({.devices = 2, .memory = 256_MiB, .how = simulated::running::stepped});
+  device const one[] = {1};
+  lend_links const lent(one);
+  stream_guard const on(r.s);
+  buffer target(n, {.on = device(0)});
+  struct counter final : driver::faulty::watcher {
+    void comes(driver::call c) noexcept override { waits += c == driver::call::wait; }
+    std::uint64_t waits = 0;
+  } seen;
+  auto& driver = *driver::faulty_of(r.m.driver());
+  for (int i = 0; i < 3; ++i) {  // the first makes the lanes
+    seen.waits = 0;
+    driver.watch(&seen);
+    copy(r.s, target.data(), r.there.data(), n, non_blocking);
+    driver.watch(nullptr);
+    r.s.synchronize();
+  }
+  using driver::call, driver::faulty;
+  driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = faulty::without_end});  // the last two bring it together
+  for (call const c : {call::synchronize_event, call::synchronize_stream}) driver.refuse({.of = c, .more = faulty::without_end});
+  EXPECT_THROW(copy(r.s, target.data(), r.there.data(), n, non_blocking), driver_error);
+  driver.forget_orders();
+  void const* const at = target.data();
+  target.reset();
+  EXPECT_NE(buffer(n, {.on = device(0)}).data(), at) << "the lent device has yet to write there";
+  r.m.control().run();
+  EXPECT_EQ(r.m.control().findings(), std::vector<std::string>{});
+}
 
 TEST(stripes, a_copy_that_is_refused_half_way_has_let_go_of_the_hosts_memory_when_it_throws) {
   rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::stepped, .seed = 1});
