@@ -180,9 +180,10 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
   if (!p || bytes != p->bytes || at % shape_.granularity != 0 || wraps(at, bytes)) return invalid;
   if (!in_one_reservation(at, bytes) || overlaps(mappings_, at, bytes)) return invalid;
   auto const index = static_cast<std::uint32_t>(p - handles_.data());
-  if (status const s = place_handle(at, index); !s.ok()) return s;
-  mappings_[at] = {bytes, index, 0, 0, false};
-  return fine;
+  auto const entry = mappings_.insert_or_assign(at, mapping{bytes, index, 0, 0, false}).first;  // before anything is counted
+  status const placed = place_handle(at, index);
+  if (!placed.ok()) mappings_.erase(entry);
+  return placed;
 }
 
 void memory::drop_mapping(std::map<address, mapping>::iterator m) {
