@@ -15,8 +15,10 @@ class watched : public driver::faulty {
   using faulty::faulty;
   std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
   bool under_capture = false;
+  bool moves = false;  // a stepped machine says that it moves by itself: the test's hooks are what moves it
   std::atomic<int> asked_for_captures{0};
 
+  bool moves_by_itself() const noexcept override { return moves || faulty::moves_by_itself(); }
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     once(in_record);
     auto const r = faulty::record(device, s, e);

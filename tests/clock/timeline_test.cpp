@@ -12,6 +12,10 @@ using driver::code;
 
 struct timelines : testing::Test, rig {
   void TearDown() override { EXPECT_EQ(all.validate(), std::vector<std::string>{}); }
+  std::ptrdiff_t events() const {  // that the driver has
+    auto const alive = control->census();
+    return std::count_if(alive.begin(), alive.end(), [](std::string const& what) { return what.find("event") == 0; });
+  }
 };
 
 TEST_F(timelines, a_record_increments_next_before_the_driver_call) {
@@ -176,10 +180,15 @@ TEST_F(timelines, driver_events_are_used_again) {
     (void)a.fence();
     EXPECT_TRUE(all.synchronize(a.now()).ok());
   }
-  auto const alive = control->census();
-  auto const events = std::count_if(alive.begin(), alive.end(), [](std::string const& what) { return what.find("event") == 0; });
-  EXPECT_GE(events, 1);
-  EXPECT_LE(events, 4);
+  EXPECT_GE(events(), 1);
+  EXPECT_LE(events(), 4);
+}
+
+TEST_F(timelines, an_event_whose_handle_was_given_away_is_not_used_again_and_the_next_take_destroys_it) {
+  for (int i = 0; i < 10; ++i) all.take_event(0, driver::event_kind::order_only).value->give_away();
+  EXPECT_EQ(events(), 1);
+  EXPECT_TRUE(stream().fence().ok());
+  EXPECT_EQ(events(), 1);  // its own
 }
 
 TEST_F(timelines, an_answer_of_an_event_recorded_again_meanwhile_is_not_believed) {
@@ -319,6 +328,23 @@ TEST_F(timelines, who_asks_for_a_while_hears_of_what_completes_meanwhile_and_giv
   EXPECT_LE(all.counted().polls, asked + 1);
 }
 
+TEST_F(timelines, who_asks_for_a_while_naps_between_two_questions_where_the_machine_moves_by_itself) {
+  constexpr int questions = 20;
+  auto& a = stream();
+  work(a);
+  int looks = 0;
+  std::int64_t began = 0, ended = 0;
+  std::function<void()> const looked = [&] {
+    if (!looks++) began = base::now_ns();
+    if (looks < questions) machine->in_query = looked;
+    else ended = base::now_ns(), drain(a);
+  };
+  machine->in_query = looked;
+  machine->moves = true;
+  EXPECT_TRUE(all.ask_for_a_while(a.now()).ok());
+  EXPECT_GE(ended - began, (questions - 1) * 200'000);
+}
+
 TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   auto &a = stream(0), &b = stream(1);
   stamp const s = a.now();
@@ -387,6 +413,20 @@ TEST_F(timelines, each_call_may_be_refused_once_and_the_scenario_works_afterward
     EXPECT_EQ(all.validate(), std::vector<std::string>{});
     EXPECT_TRUE(scenario(*this, a, b)) << "after call " << k << " was refused";
   }
+}
+
+// Every fence knows of many streams, so that judging takes long enough for a record to meet it.
+TEST_F(timelines, the_invariants_are_judged_at_one_moment_while_another_thread_records) {
+  auto& a = stream();
+  for (int i = 0; i < 200; ++i) EXPECT_TRUE(a.wait(stream().now()).ok());
+  std::atomic<bool> over = false;
+  std::atomic<int> recorded = 0;
+  std::thread recorder([&] {
+    for (; !over; ++recorded) EXPECT_TRUE(a.fence().ok());
+  });
+  for (int judged = 0; judged < 150 || recorded < 50; ++judged) EXPECT_EQ(all.validate(), std::vector<std::string>{});
+  over = true;
+  recorder.join();
 }
 
 TEST(timelines_of_many_threads, records_waits_and_polls_of_many_threads_keep_the_invariants) {
