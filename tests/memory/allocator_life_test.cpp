@@ -161,6 +161,41 @@ TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
+TEST(allocator_without_mapping, a_block_of_the_smallest_size_gets_a_granule_where_no_run_of_slots_is_to_be_had) {
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
+  memory::allocator& d = bench.on(0);
+  d.set_limit(page);
+  EXPECT_NE(d.allocate(bench.stream(0), 1, 0, at), nullptr);
+  EXPECT_EQ(d.statistics().reserved_bytes.all.current, std::int64_t{page});
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+TEST(allocator_without_mapping, a_segment_that_is_refused_is_told_of_again_and_one_that_goes_counts_no_more) {
+  constexpr std::size_t bytes = 1 << 20;
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
+  memory::allocator& d = bench.on(0);
+  clock::timeline& s = bench.stream(0);
+  auto& history = observe::history::process();
+  history.start(100, false);
+  void* const p = d.allocate(s, bytes, 0, at);
+  d.deallocate(p, nullptr, at);
+  bench.control->fail_call("release_segment", 1, driver::code::failed);
+  EXPECT_EQ(d.empty_cache(), 0u);
+  EXPECT_EQ(d.allocate(s, bytes, 0, at), p);
+  d.deallocate(p, nullptr, at);
+  EXPECT_EQ(d.empty_cache(), bytes);
+  history.stop();
+  std::vector<observe::action> told;
+  for (observe::event const& e : history.events(static_cast<std::uint32_t>(bench.core.id()), 0)) {
+    if (e.what == observe::action::map || e.what == observe::action::unmap) told.push_back(e.what);
+  }
+  using enum observe::action;
+  EXPECT_EQ(told, (std::vector{map, unmap, map, unmap}));
+  for (int i = 0; i < 2; ++i) EXPECT_NE(d.allocate(s, bytes, 0, at), nullptr);
+  EXPECT_EQ(d.statistics().cached_bytes.all.peak, std::int64_t{bytes}) << "both are live, and the first has gone";
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
 // What another thread does as soon as the driver has a segment back.
 struct meanwhile final : weir::driver::faulty {
   using faulty::faulty;

@@ -281,7 +281,13 @@ TEST_F(allocator_test, a_miss_polls_once_however_many_blocks_are_pending) {
 }
 
 TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything_works_afterwards) {
+  static constexpr std::int64_t spent_ns = 100'000;
   void* const p = take(a, 3 << 20);
+  auto const spend = [](void*, memory_report const&) {
+    for (std::int64_t const from = base::now_ns(); base::now_ns() - from < spent_ns;) {}
+    return false;
+  };
+  auto const id = bench.memory().add_callback(spend, nullptr, 0);
   try {
     take(a, 2 << 20);
     FAIL() << "that does not fit";
@@ -289,8 +295,10 @@ TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything
     EXPECT_EQ(e.report().requested, std::size_t{2} << 20);
     EXPECT_EQ(e.report().allocated, std::size_t{3} << 20);
     EXPECT_EQ(e.report().ladder.size(), 7u);
+    EXPECT_GE(std::ranges::max(e.report().ladder, {}, &rung::ns).ns, spent_ns) << "the callback's";
     EXPECT_NE(e.report().text().find("holds the memory itself"), std::string::npos) << e.report().text();
   }
+  bench.memory().remove_callback(id);
   EXPECT_EQ(device().statistics().num_ooms, 1u);
   sound();
   give(p);
@@ -431,6 +439,8 @@ TEST_F(allocator_test, the_arena_of_a_registration_that_ended_serves_the_next_st
   clock::timeline& heir = bench.stream(0);
   EXPECT_EQ(take(heir, 1 << 19), p);
   EXPECT_EQ(take(b, 1 << 19), static_cast<char*>(p) + (1 << 19)) << "complete, for whoever asks";
+  device().fence_what_came_free(heir);
+  EXPECT_EQ(device().statistics().fences, 0u) << "nothing came free on the heir itself";
   sound();
 }
 

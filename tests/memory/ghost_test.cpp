@@ -113,6 +113,16 @@ TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_u
   }
 }
 
+TEST(ghosts, a_place_that_the_device_may_not_use_is_unmapped_at_once_and_is_no_ghost) {
+  moved m;
+  int const before = m.calls->maps;
+  m.bench.control->fail_call("grant", 2, driver::code::failed);  // of the page that is made, then of the first that moves
+  EXPECT_THROW(m.move(), error);
+  EXPECT_EQ(m.calls->maps - before, 2);
+  EXPECT_EQ(m.calls->unmaps, 2);
+  m.expect_sound();
+}
+
 // Every driver call of a move, a way home and a return refused in turn, once and from then on for a while.
 TEST(ghosts, any_call_refused_leaves_every_list_whole_and_all_goes_back_in_the_end) {
   auto const program = [](moved& m) {
