@@ -61,11 +61,14 @@ std::string crowd::run() {
       } catch (std::exception const& e) {
         fail(e.what());
       }
+      std::lock_guard const hold(lock_);
+      ++gone_;
+      changed_.notify_all();
     });
   }
   {
     std::unique_lock hold(lock_);
-    changed_.wait_for(hold, time_, [&] { return failed_; });
+    changed_.wait_for(hold, time_, [&] { return failed_ || gone_ == members_.size(); });
   }
   over_.store(true, std::memory_order_relaxed);
   for (std::thread& t : threads) t.join();

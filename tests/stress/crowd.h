@@ -37,7 +37,7 @@ class crowd {
   bool goes_on() const noexcept { return !over_.load(std::memory_order_relaxed); }
   void fail(std::string what);  // Threads: any. The first counts
 
-  // All members begin together. Returns: what was wrong; empty: nothing. Blocks: until all members have ended
+  // All members begin together, and its time is over when all have ended. Returns: what was wrong; empty: nothing. Blocks: until all members have ended
   std::string run();
 
  private:
@@ -48,7 +48,7 @@ class crowd {
   std::mutex lock_;
   std::condition_variable changed_;
   std::string wrong_;  // under lock_, as what follows
-  std::size_t there_ = 0;
+  std::size_t there_ = 0, gone_ = 0;
   bool failed_ = false;
 };
 

@@ -1,0 +1,447 @@
+// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to one. The threads are the system's, as fast
+// as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS others of them go on between any two accesses of an atomic.
+// Seeds as tests/support/seeds.h says.
+// Threads: several.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "peer/chains.h"
+#include "peer/collective.h"
+#include "peer/links.h"
+#include "peer/share.h"
+#include "runtime/base/os.h"
+#include "runtime/base/os_socket.h"
+#include "runtime/base/sync_relay.h"
+#include "runtime/memory/lenders.h"
+#include "runtime/memory/slab.h"
+#include "streams/context.h"
+#include "streams/pinned.h"
+#include "streams/pinned_idle.h"
+#include "streams/pinned_uses.h"
+#include "tests/stress/crowd.h"
+#include "tests/support/memory_bench.h"
+#include "tests/support/sanitized.h"
+#include "weir/share.h"
+#include "weir/sim.h"
+
+namespace weir {
+namespace {
+
+using tests::memory_bench;
+
+simulated const standing{.devices = 1, .memory = 1_MiB, .how = simulated::running::stepped, .seed = 1};  // nothing moves
+
+// As many orders whatever WEIR_TEST_SEEDS says: in some of them no thread is passed over between two accesses.
+std::vector<std::uint64_t> orders() {
+  constexpr std::uint64_t n = 20;
+  std::uint64_t const one = tests::number_from_environment("WEIR_TEST_SEED", 0), first = one ? one : tests::number_from_environment("WEIR_TEST_BASE_SEED", 1);
+  std::vector<std::uint64_t> all(one ? 1 : n);
+  std::iota(all.begin(), all.end(), first);
+  tests::count_runs("steps", all.size(), first);
+  return all;
+}
+
+// Threads that begin together: the system's, or those of a relay whose order a seed chooses.
+class together {
+ public:
+  together() = default;
+  explicit together(std::uint64_t seed) : machine_(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})) {}
+  bool in_order() const noexcept { return machine_.has_value(); }
+  int times() const noexcept { return in_order() ? 40 : tests::sanitized ? 500 : 3000; }
+
+  // Each of so many threads makes a step so many times.
+  template <class Step>
+  void make(int threads, int n, Step step) {
+    auto const life = [&](int me) {
+      for (int i = 0; i < n; ++i) step(me);
+    };
+    if (in_order()) {
+      auto& relay = *machine_->control->host_threads();
+      relay.enter("main", base::relay::life::while_needed);
+      for (int me = 0; me < threads; ++me) relay.spawn("makes steps", [&life, me] { life(me); });
+      EXPECT_EQ(relay.join(), "");
+      return;
+    }
+    std::atomic<int> there{0};
+    std::vector<std::thread> all;
+    for (int me = 0; me < threads; ++me) {
+      all.emplace_back([&, me] {
+        ++there;
+        for (int asked = 0; there < threads; ++asked) {
+          if (asked > 10'000) std::this_thread::yield();
+        }
+        life(me);
+      });
+    }
+    for (auto& one : all) one.join();
+  }
+  void let_others_go_on() const {
+    if (in_order()) base::yield_thread();
+    else tests::pause(std::chrono::microseconds(3));
+  }
+
+ private:
+  std::optional<driver::sim::made> machine_;
+};
+
+template <class Body>
+void each_way(Body body) {
+  {
+    together now;
+    body(now);
+  }
+  for (auto const seed : orders()) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    together now(seed);
+    body(now);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+template <class T>
+std::size_t different(std::span<std::vector<T> const> all) {
+  std::set<T> seen;
+  for (auto const& some : all) seen.insert(some.begin(), some.end());
+  return seen.size();
+}
+
+// Of the system alone: what a relay stands on -----------------------------------------------------------------------------
+
+TEST(steps, no_two_threads_have_one_id) {
+  std::array<std::vector<std::uint64_t>, 2> ids;
+  together now;
+  now.make(2, now.times(), [&](int me) {
+    base::detail::end_thread_values();  // another thread from here on
+    ids[static_cast<std::size_t>(me)].push_back(base::this_thread_id());
+  });
+  EXPECT_EQ(different<std::uint64_t>(ids), static_cast<std::size_t>(2 * now.times()));
+}
+
+// A process has few: each child uses up some of them.
+TEST(steps, no_two_kinds_of_threads_values_have_one_slot) {
+  auto const end = std::chrono::steady_clock::now() + tests::stress_time() / 4;
+  do {
+    pid_t const child = ::fork();
+    if (child == 0) {
+      std::array<std::vector<int>, 2> slots;
+      together().make(2, 2, [&](int me) { slots[static_cast<std::size_t>(me)].push_back(base::detail::new_thread_slot()); });
+      ::_exit(different<int>(slots) == 4 ? 0 : 1);
+    }
+    int is = -1;
+    ASSERT_EQ(::waitpid(child, &is, 0), child);
+    ASSERT_EQ(is, 0);
+  } while (!tests::sanitized && std::chrono::steady_clock::now() < end);
+}
+
+TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
+  int const before = base::detail::relays;
+  std::atomic<bool> missed{false};
+  auto const machine = [] { return driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = 1}); };
+  std::array const machines{machine(), machine()};
+  together now;
+  now.make(2, now.times(), [&](int me) {
+    auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
+    relay.enter("main", base::relay::life::until_left);
+    if (!base::detail::relayed()) missed = true;
+    relay.leave();
+  });
+  EXPECT_FALSE(missed);
+  EXPECT_EQ(base::detail::relays, before);
+}
+
+// Each way --------------------------------------------------------------------------------------------------------------
+
+TEST(steps, no_two_streams_of_a_process_have_one_id) {
+  each_way([](together& now) {
+    memory_bench one(standing), other(standing);
+    std::array<std::vector<std::uint64_t>, 2> ids;
+    int const n = now.times() / 5;
+    now.make(2, n, [&](int me) { ids[static_cast<std::size_t>(me)].push_back((me ? other : one).stream(0).id()); });
+    EXPECT_EQ(different<std::uint64_t>(ids), static_cast<std::size_t>(2 * n));
+  });
+}
+
+TEST(steps, fences_waits_questions_and_collectives_are_all_counted) {
+  each_way([](together& now) {
+    memory_bench bench(standing);
+    clock::timeline* const lines[] = {&bench.stream(0), &bench.stream(0)};
+    clock::timeline* const others[] = {&bench.stream(0), &bench.stream(0)};
+    now.make(2, now.times(), [&](int me) {
+      auto& line = *lines[me];
+      auto const f = others[me]->fence();
+      (void)line.wait(f.value);
+      (void)bench.clocks().poll(f.value);  // not complete: one question, and another one to the stream
+      (void)line.query();
+      lines[0]->count_collective();
+    });
+    auto const n = bench.clocks().counted();
+    auto const all = static_cast<std::uint64_t>(2 * now.times());
+    EXPECT_EQ(n.fences, all);
+    EXPECT_EQ(n.waits, all);
+    EXPECT_EQ(n.polls, 2 * all);
+    EXPECT_EQ(lines[0]->collectives(), all);
+  });
+}
+
+TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
+  each_way([](together& now) {
+    memory::lenders all;
+    all.make_room();
+    constexpr auto rows = memory::lenders::whole | memory::lenders::waits;
+    std::atomic<int> wrong{0};
+    now.make(2, now.times(), [&](int me) {
+      auto const number = static_cast<std::size_t>(me);
+      all.list(number, 0, rows);
+      if (all.listed(number) != rows) ++wrong;
+      all.list(number, rows, 0);
+      if (all.listed(number) != 0) ++wrong;
+    });
+    EXPECT_EQ(wrong, 0);
+  });
+}
+
+// Two mark a slot first, without the lock, and one that has it notes more of that slot. Each takes back what it wrote, and no more.
+TEST(steps, a_slot_keeps_its_first_mark_and_that_more_is_known_of_it) {
+  each_way([](together& now) {
+    memory_bench bench(standing);
+    std::array const users{&bench.stream(0), &bench.stream(0)};
+    unsigned char byte[1] = {static_cast<unsigned char>(memory::slot::live)};
+    memory::slab s;
+    s.first = byte;
+    s.slots = 1;
+    s.marks_room = std::make_unique<memory::slab::first_mark[]>(1);
+    auto& word = s.marks_room[0];
+    auto const take_back = [&](std::uintptr_t bits) {
+      for (std::uintptr_t known = word.load(); !word.compare_exchange(known, known & ~bits);) {}
+    };
+    std::atomic<int> wrong{0};
+    now.make(3, now.times(), [&](int me) {
+      constexpr auto more = memory::slab::more;
+      if (me == 2) {
+        s.say_more(0);
+        now.let_others_go_on();
+        if (!(word.load() & more)) ++wrong;
+        return take_back(more);
+      }
+      auto& user = *users[static_cast<std::size_t>(me)];
+      if (!s.mark_first(&word, 0, user)) return;
+      now.let_others_go_on();
+      if (memory::slab::timeline_of(word.load()) != &user) ++wrong;
+      take_back(~more);
+    });
+    EXPECT_EQ(wrong, 0);
+  });
+}
+
+TEST(steps, one_of_those_who_ask_is_told_that_it_is_time_to_look_for_idle_memory) {
+  each_way([](together& now) {
+    streams::idle_watch watch(4);
+    std::atomic<std::int64_t> time{1};
+    std::vector<std::atomic<int>> told(static_cast<std::size_t>(2 * now.times() + 2));
+    now.make(2, now.times(), [&](int) {
+      std::int64_t const at = time;
+      if (!watch.is_time(at)) return;
+      ++told[static_cast<std::size_t>(at)];
+      time = at + 1;
+    });
+    for (auto const& times : told) ASSERT_LE(times, 1);
+  });
+}
+
+// What a thread remembers of pinned blocks holds for a version: no two blocks that are taken back, and no pool that ends, leave one version.
+TEST(steps, each_pinned_block_that_is_taken_back_changes_the_version_of_all) {
+  each_way([](together& now) {
+    memory_bench one(standing), other(standing);
+    std::array const pools{&one.core.part<streams::pinned_memory>(), &other.core.part<streams::pinned_memory>()};
+    auto const take_and_give = [&](int k) {
+      auto& pool = *pools[static_cast<std::size_t>(k)];
+      pool.deallocate(pool.allocate(64, 0, here::current()), here::current());
+    };
+    for (int k = 0; k < 2; ++k) take_and_give(k);
+    std::uint64_t const before = streams::pinned_uses::version().load();
+    int const ends = now.in_order() ? 2 : 50, between = now.times() / ends;
+    now.make(3, ends, [&](int me) {
+      if (me == 2) (void)memory_bench(standing).core.part<streams::pinned_memory>();
+      for (int i = 0; me != 2 && i < between; ++i) take_and_give(me);
+    });
+    EXPECT_EQ(streams::pinned_uses::version().load(), before + static_cast<std::uint64_t>(2 * ends * between + ends));
+  });
+}
+
+TEST(steps, guards_that_end_out_of_place_are_all_counted) {
+  runtime own(standing);
+  runtime_guard const in(own);
+  each_way([&](together& now) {
+    auto const before = streams::misplaced_guards();
+    int const some = now.times() / 10;
+    std::array<std::vector<std::unique_ptr<device_guard>>, 2> guards;
+    for (int i = 0; i < some; ++i) {
+      for (auto& all : guards) all.push_back(std::make_unique<device_guard>(0));
+    }
+    now.make(2, some, [&](int me) { guards[static_cast<std::size_t>(me)].pop_back(); });  // on another thread
+    auto const elsewhere = streams::misplaced_guards();
+    EXPECT_EQ(elsewhere, before + static_cast<std::uint64_t>(2 * some));
+    now.make(2, now.times(), [&](int) {
+      runtime_guard const here_too(own);
+      auto outer = std::make_unique<device_guard>(0);
+      device_guard const inner(0);
+      outer.reset();  // before the inner one
+    });
+    EXPECT_EQ(streams::misplaced_guards(), elsewhere + static_cast<std::uint64_t>(2 * now.times()));
+  });
+}
+
+TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
+  auto const files = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  each_way([&](together& now) {
+    memory_bench bench(standing);
+    bench.core.open(0, "test", here::current());
+    auto& machine = bench.machine();
+    std::vector<peer::exported> all(10);
+    for (auto& one : all) one.pages = peer::mapped_handle(machine, machine.create_shared(0, 64_KiB).value, 64_KiB);
+    auto const before = files();
+    std::array<std::vector<int>, 2> seen;
+    std::array<std::size_t, 2> next{};
+    now.make(2, static_cast<int>(all.size()), [&](int me) {
+      auto const k = static_cast<std::size_t>(me);
+      seen[k].push_back(all[next[k]++].descriptor(machine).value);
+    });
+    EXPECT_EQ(files(), before + std::ssize(all));
+    EXPECT_EQ(seen[0], seen[1]);
+    for (auto& one : all) {
+      one.close_descriptor();
+      EXPECT_TRUE(one.pages.give_back());
+    }
+  });
+}
+
+// Threads of a relay --------------------------------------------------------------------------------------------------
+
+TEST(steps_in_any_order, a_device_has_one_default_stream) {
+  for (auto const seed : orders()) {
+    runtime own({.devices = 4, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime_guard const in(own);
+    auto machine = simulation::of(own);
+    std::array<std::array<std::uint64_t, 4>, 2> ids{};
+    for (auto& mine : ids) {
+      machine.spawn("asks", [&mine] {
+        for (std::size_t d = 0; d < mine.size(); ++d) mine[d] = default_stream(static_cast<int>(d)).id();
+      });
+    }
+    machine.join();
+    EXPECT_EQ(ids[0], ids[1]) << "seed " << seed;
+  }
+}
+
+std::pair<share_line, share_line> line_and_its_other_end() {
+  auto const [a, b] = os::make_sockets();
+  return {share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60))};
+}
+
+// Where the system does not compare descriptors, memory that came over the same line is the same.
+TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
+  for (auto const seed : orders()) {
+    runtime own({.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime_guard const in(own);
+    auto machine = simulation::of(own);
+    std::array<std::vector<std::pair<share_line, share_line>>, 2> lines;
+    for (auto& mine : lines) {
+      machine.spawn("makes lines", [&mine] {
+        for (int i = 0; i < 3; ++i) mine.push_back(line_and_its_other_end());
+      });
+    }
+    machine.join();
+    stream const s(0);
+    shared_buffer const one(1000, 0);
+    os::refuse_by([](os::call c) noexcept { return c == os::call::compare_files; });
+    std::vector<opened_buffer> opened;
+    for (auto& mine : lines) {
+      for (auto& [to, from] : mine) to.send(one, s), opened.push_back(from.receive(0));
+    }
+    EXPECT_EQ(own.get().part<peer::imports>().mapped(), opened.size()) << "seed " << seed;
+    os::refuse_by(nullptr);
+  }
+}
+
+// Two devices whose streams move nothing: what they are given is run by the threads of the test, and of fences it is said that they are complete.
+struct two_devices {
+  struct keeps_work final : driver::faulty {
+    using faulty::faulty;
+    weir::driver::status enqueue(int, weir::driver::stream_handle, std::span<weir::driver::touch const>, weir::driver::work w) override { return given.push_back(w), weir::driver::status{}; }
+    weir::driver::status query_event(weir::driver::event_handle e) override { return idle ? weir::driver::status{} : faulty::query_event(e); }
+    std::vector<weir::driver::work> given;
+    bool idle = false;
+  };
+  explicit two_devices(std::uint64_t seed)
+      : bench({.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed}, {}, [this](std::unique_ptr<driver::driver> m) {
+          auto around = std::make_unique<keeps_work>(std::move(m));
+          machine = around.get();
+          return around;
+        }) {
+    threads.enter("main", base::relay::life::until_left);
+  }
+  keeps_work* machine = nullptr;
+  memory_bench bench;
+  base::relay& threads = *bench.control->host_threads();
+  std::vector<int> const both{0, 1};
+};
+
+TEST(steps_in_any_order, the_last_rank_that_leaves_gives_its_lanes_back) {
+  for (auto const seed : orders()) {
+    two_devices rig(seed);
+    auto& chains = rig.bench.core.part<peer::chains>();
+    chains.carry_from(1);
+    rig.bench.core.part<peer::links>().prove_all(rig.both, here::current());
+    rig.machine->idle = true;
+    auto* const lanes = chains.lease(rig.both, here::current());
+    for (int turn = 0; turn < 20; ++turn) {
+      chains.give_back(lanes);
+      auto const carrier = peer::carried_in_chains(rig.bench.core, rig.both, peer::carried_by_streams(rig.bench.core, rig.both), "none", here::current());
+      for (int const rank : rig.both) rig.threads.spawn("leaves", [&carrier, rank] { carrier->leave(rank); });
+      EXPECT_EQ(rig.threads.join(), "");
+      ASSERT_EQ(chains.lease(rig.both, here::current()), lanes) << "seed " << seed << ", turn " << turn;
+    }
+    rig.machine->idle = false;
+  }
+}
+
+TEST(steps_in_any_order, every_part_of_a_collective_counts_and_none_waits_for_ever_when_it_is_aborted) {
+  for (auto const seed : orders()) {
+    two_devices rig(seed);
+    std::array const lines{&rig.bench.stream(0), &rig.bench.stream(1)};
+    for (std::uint64_t turn = 0; turn < 40; ++turn) {
+      auto const carrier = peer::carried_by_streams(rig.bench.core, rig.both);
+      std::array<float, 2> x{1, 2};
+      for (std::size_t k = 0; k < 2; ++k) {
+        carrier->issue(static_cast<int>(k), *lines[k], turn, {.count = 1, .in = &x[k], .out = &x[k]}, here::current());
+      }
+      auto const parts = std::exchange(rig.machine->given, {});
+      int standing_still = 0;
+      for (std::size_t k = 0; k < 2; ++k) {
+        rig.threads.spawn("rank", [&, k] {
+          for (std::size_t i = 3 * k; i < 3 * k + 3; ++i) {
+            for (int asked = 0; parts[i].ready && !parts[i].ready(parts[i].state); ++asked) {
+              if (asked == 2000) return void(++standing_still);
+              base::yield_thread();
+            }
+            parts[i].run(parts[i].state);
+          }
+        });
+      }
+      if (turn % 2) rig.threads.spawn("aborts", [&] { carrier->abort(); });
+      EXPECT_EQ(rig.threads.join(), "");
+      for (auto const& part : parts) part.drop(part.state);
+      ASSERT_EQ(standing_still, 0) << "seed " << seed << ", turn " << turn;
+      if (turn % 2 == 0) ASSERT_EQ(x, (std::array<float, 2>{3, 3})) << "seed " << seed << ", turn " << turn;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weir
