@@ -3,8 +3,6 @@
 // Seeds as tests/support/seeds.h says.
 // Threads: several.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <numeric>
@@ -121,22 +119,6 @@ TEST(steps, no_two_threads_have_one_id) {
     ids[static_cast<std::size_t>(me)].push_back(base::this_thread_id());
   });
   EXPECT_EQ(different<std::uint64_t>(ids), static_cast<std::size_t>(2 * now.times()));
-}
-
-// A process has few: each child uses up some of them.
-TEST(steps, no_two_kinds_of_threads_values_have_one_slot) {
-  auto const end = std::chrono::steady_clock::now() + tests::stress_time() / 4;
-  do {
-    pid_t const child = ::fork();
-    if (child == 0) {
-      std::array<std::vector<int>, 2> slots;
-      together().make(2, 2, [&](int me) { slots[static_cast<std::size_t>(me)].push_back(base::detail::new_thread_slot()); });
-      ::_exit(different<int>(slots) == 4 ? 0 : 1);
-    }
-    int is = -1;
-    ASSERT_EQ(::waitpid(child, &is, 0), child);
-    ASSERT_EQ(is, 0);
-  } while (!tests::sanitized && std::chrono::steady_clock::now() < end);
 }
 
 TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
