@@ -1,5 +1,6 @@
-// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to one. The threads are the system's, as fast
-// as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS others of them go on between any two accesses of an atomic.
+// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to one.
+// The threads are the system's, as fast as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS others of
+// them go on between any two accesses of an atomic.
 // Seeds as tests/support/seeds.h says.
 // Threads: several.
 #include <gtest/gtest.h>
@@ -33,12 +34,19 @@ namespace {
 
 using tests::memory_bench;
 
-simulated const standing{.devices = 1, .memory = 1_MiB, .how = simulated::running::stepped, .seed = 1};  // nothing moves
+simulated machine_of(simulated::running how, std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB) {
+  return {.devices = devices, .memory = memory, .how = how, .seed = seed};
+}
+simulated seeded(std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB) {
+  return machine_of(simulated::running::seeded, seed, devices, memory);
+}
+simulated const standing = machine_of(simulated::running::stepped, 1);  // nothing moves
 
 // As many orders whatever WEIR_TEST_SEEDS says: in some of them no thread is passed over between two accesses.
 std::vector<std::uint64_t> orders() {
   constexpr std::uint64_t n = 20;
-  std::uint64_t const one = tests::number_from_environment("WEIR_TEST_SEED", 0), first = one ? one : tests::number_from_environment("WEIR_TEST_BASE_SEED", 1);
+  std::uint64_t const one = tests::number_from_environment("WEIR_TEST_SEED", 0);
+  std::uint64_t const first = one ? one : tests::number_from_environment("WEIR_TEST_BASE_SEED", 1);
   std::vector<std::uint64_t> all(one ? 1 : n);
   std::iota(all.begin(), all.end(), first);
   tests::count_runs("steps", all.size(), first);
@@ -49,7 +57,7 @@ std::vector<std::uint64_t> orders() {
 class together {
  public:
   together() = default;
-  explicit together(std::uint64_t seed) : machine_(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})) {}
+  explicit together(std::uint64_t seed) : machine_(driver::sim::make(seeded(seed))) {}
   bool in_order() const noexcept { return machine_.has_value(); }
   int times() const noexcept { return in_order() ? 40 : tests::sanitized ? 500 : 3000; }
 
@@ -109,7 +117,7 @@ std::size_t different(std::span<std::vector<T> const> all) {
   return seen.size();
 }
 
-// Of the system alone: what a relay stands on -----------------------------------------------------------------------------
+// Of the system alone: what a relay stands on -------------------------------------------------------------
 
 TEST(steps, no_two_threads_have_one_id) {
   std::array<std::vector<std::uint64_t>, 2> ids;
@@ -124,8 +132,7 @@ TEST(steps, no_two_threads_have_one_id) {
 TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
   int const before = base::detail::relays;
   std::atomic<bool> missed{false};
-  auto const machine = [] { return driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = 1}); };
-  std::array const machines{machine(), machine()};
+  std::array const machines{driver::sim::make(seeded(1)), driver::sim::make(seeded(1))};
   together now;
   now.make(2, now.times(), [&](int me) {
     auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
@@ -137,7 +144,7 @@ TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
   EXPECT_EQ(base::detail::relays, before);
 }
 
-// Each way --------------------------------------------------------------------------------------------------------------
+// Each way -------------------------------------------------------------------------------
 
 TEST(steps, no_two_streams_of_a_process_have_one_id) {
   each_way([](together& now) {
@@ -188,7 +195,7 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   });
 }
 
-// Two mark a slot first, without the lock, and one that has it notes more of that slot. Each takes back what it wrote, and no more.
+// Two mark a slot first, without the lock, and one that has it notes more of that slot. Each takes back what it wrote.
 TEST(steps, a_slot_keeps_its_first_mark_and_that_more_is_known_of_it) {
   each_way([](together& now) {
     memory_bench bench(standing);
@@ -236,7 +243,8 @@ TEST(steps, one_of_those_who_ask_is_told_that_it_is_time_to_look_for_idle_memory
   });
 }
 
-// What a thread remembers of pinned blocks holds for a version: no two blocks that are taken back, and no pool that ends, leave one version.
+// What a thread remembers of pinned blocks holds for a version: each block that is taken back, and each pool that
+// ends, makes another.
 TEST(steps, each_pinned_block_that_is_taken_back_changes_the_version_of_all) {
   each_way([](together& now) {
     memory_bench one(standing), other(standing);
@@ -307,7 +315,7 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
 
 TEST(steps_in_any_order, a_device_has_one_default_stream) {
   for (auto const seed : orders()) {
-    runtime own({.devices = 4, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime own(seeded(seed, 4));
     runtime_guard const in(own);
     auto machine = simulation::of(own);
     std::array<std::array<std::uint64_t, 4>, 2> ids{};
@@ -329,7 +337,7 @@ std::pair<share_line, share_line> line_and_its_other_end() {
 // Where the system does not compare descriptors, memory that came over the same line is the same.
 TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
   for (auto const seed : orders()) {
-    runtime own({.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime own(seeded(seed, 1, 16_MiB));
     runtime_guard const in(own);
     auto machine = simulation::of(own);
     std::array<std::vector<std::pair<share_line, share_line>>, 2> lines;
@@ -351,17 +359,22 @@ TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
   }
 }
 
-// Two devices whose streams move nothing: what they are given is run by the threads of the test, and of fences it is said that they are complete.
+// Two devices whose streams move nothing: the threads of the test run what they are given. Fences are complete while
+// the machine is said to be idle.
 struct two_devices {
   struct keeps_work final : driver::faulty {
     using faulty::faulty;
-    weir::driver::status enqueue(int, weir::driver::stream_handle, std::span<weir::driver::touch const>, weir::driver::work w) override { return given.push_back(w), weir::driver::status{}; }
-    weir::driver::status query_event(weir::driver::event_handle e) override { return idle ? weir::driver::status{} : faulty::query_event(e); }
-    std::vector<weir::driver::work> given;
+    using status = weir::driver::status;
+    using work = weir::driver::work;
+    status enqueue(int, weir::driver::stream_handle, std::span<weir::driver::touch const>, work w) override {
+      return given.push_back(w), status{};
+    }
+    status query_event(weir::driver::event_handle e) override { return idle ? status{} : faulty::query_event(e); }
+    std::vector<work> given;
     bool idle = false;
   };
   explicit two_devices(std::uint64_t seed)
-      : bench({.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed}, {}, [this](std::unique_ptr<driver::driver> m) {
+      : bench(seeded(seed, 2, 16_MiB), {}, [this](std::unique_ptr<driver::driver> m) {
           auto around = std::make_unique<keeps_work>(std::move(m));
           machine = around.get();
           return around;
@@ -384,8 +397,9 @@ TEST(steps_in_any_order, the_last_rank_that_leaves_gives_its_lanes_back) {
     auto* const lanes = chains.lease(rig.both, here::current());
     for (int turn = 0; turn < 20; ++turn) {
       chains.give_back(lanes);
-      auto const carrier = peer::carried_in_chains(rig.bench.core, rig.both, peer::carried_by_streams(rig.bench.core, rig.both), "none", here::current());
-      for (int const rank : rig.both) rig.threads.spawn("leaves", [&carrier, rank] { carrier->leave(rank); });
+      auto others = peer::carried_by_streams(rig.bench.core, rig.both);
+      auto const all = peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", here::current());
+      for (int const rank : rig.both) rig.threads.spawn("leaves", [&all, rank] { all->leave(rank); });
       EXPECT_EQ(rig.threads.join(), "");
       ASSERT_EQ(chains.lease(rig.both, here::current()), lanes) << "seed " << seed << ", turn " << turn;
     }
@@ -420,7 +434,9 @@ TEST(steps_in_any_order, every_part_of_a_collective_counts_and_none_waits_for_ev
       EXPECT_EQ(rig.threads.join(), "");
       for (auto const& part : parts) part.drop(part.state);
       ASSERT_EQ(standing_still, 0) << "seed " << seed << ", turn " << turn;
-      if (turn % 2 == 0) ASSERT_EQ(x, (std::array<float, 2>{3, 3})) << "seed " << seed << ", turn " << turn;
+      if (turn % 2 == 0) {
+        ASSERT_EQ(x, (std::array<float, 2>{3, 3})) << "seed " << seed << ", turn " << turn;
+      }
     }
   }
 }
