@@ -395,7 +395,7 @@ TEST(steps_in_any_order, the_last_rank_that_leaves_gives_its_lanes_back) {
     rig.bench.core.part<peer::links>().prove_all(rig.both, here::current());
     rig.machine->idle = true;
     auto* const lanes = chains.lease(rig.both, here::current());
-    for (int turn = 0; turn < 20; ++turn) {
+    for (int turn = 0; turn < 10; ++turn) {
       chains.give_back(lanes);
       auto others = peer::carried_by_streams(rig.bench.core, rig.both);
       auto const all = peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", here::current());
