@@ -10,7 +10,7 @@ namespace weir::observe {
 void tally::add(change const& out, change const& posted) noexcept {
   out_.add(out.blocks, out.bytes, out.requested);
   posted_.add(posted.blocks, posted.bytes, posted.requested);
-  if (!alone_) return;
+  if (!alone_.get()) return;
   bytes_room_.add(size_pool::small, -out.bytes);
   requested_room_.add(size_pool::small, -out.requested);
   blocks_room_.add(size_pool::small, -out.blocks);
@@ -20,7 +20,7 @@ void tally::add(change const& out, change const& posted) noexcept {
 // What a level was when the cache last told is looked at before it changes: from there on the cache went no further than it was allowed to.
 void tally::told(change const& out, change const& posted) noexcept {
   bool const was_aside = take_back();
-  if (alone_ && !was_aside) {
+  if (alone_.get() && !was_aside) {
     bool const rising = rising_;
     falls();
     if (!rising && cached_room_.least() < 0) note_cached();
@@ -32,7 +32,7 @@ void tally::told(change const& out, change const& posted) noexcept {
     if (rooms_up() < 0) note_peaks();
     if (cached_room_.least() < 0) note_cached();
   }
-  if (alone_) return;
+  if (alone_.get()) return;
   std::int64_t const rise = out.requested - out.bytes + posted.bytes - posted.requested;  // of bytes asked for, where all in caches counts whole
   if (rise < 0) falls();
   else requested_room_.add(size_pool::small, -rise), rising_ = true;
@@ -98,9 +98,9 @@ grant tally::left_now::least() const noexcept {
 }
 
 void tally::set_alone(bool to) noexcept {
-  if (alone_ == to) return;
+  if (alone_.get() == to) return;
   note_peaks(), note_cached();
-  alone_ = to;
+  alone_.set(to);
   note_peaks(), note_cached();
 }
 
@@ -116,7 +116,7 @@ level_values tally::current() const noexcept {
   }
   constexpr std::size_t small = 0;  // thread caches hold small blocks alone
   auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) { out[k][small] += live, out[k + 1][small] += active; };
-  if (alone_) {
+  if (alone_.get()) {
     std::int64_t const blocks = out_.blocks.get(), bytes = out_.bytes.get();
     add(0, blocks - posted_.blocks.get(), blocks);
     add(2, bytes - posted_.bytes.get(), bytes);

@@ -132,7 +132,7 @@ class tally {
   }
   // Slots come home from an outbox, and others may still use them.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
-    alone_ ? returned_[index(size_pool::small)].add(slots, bytes, bytes) : give(size_pool::small, slots, bytes, bytes, returned_);
+    alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes) : give(size_pool::small, slots, bytes, bytes, returned_);
     sent_.add(slots, bytes, 0);
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
@@ -149,11 +149,11 @@ class tally {
   }
   // Slots go to a thread's cache, or come back from one.
   void lent(std::int64_t slots, std::size_t bytes) noexcept {
-    if (alone_) return at(lent_, size_pool::small).add(slots, as(bytes), as(bytes));
+    if (alone_.get()) return at(lent_, size_pool::small).add(slots, as(bytes), as(bytes));
     take(size_pool::small, slots, as(bytes), as(bytes), lent_);
   }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
-    if (alone_) return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
+    if (alone_.get()) return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
     give(size_pool::small, slots, as(bytes), as(bytes), returned_);
     regain(bytes);
     fell(size_pool::small, slots, as(bytes), as(bytes));
@@ -169,7 +169,7 @@ class tally {
   bool sets_aside() const noexcept { return set_aside_; }
   bool is_used_up() const noexcept { return set_aside_ && (bytes_room_.near() | requested_room_.near() | blocks_room_.near() | cached_room_.near()) < 0; }
   // Alone: what the one cache holds is known to be free, for it asks before a peak may pass. Else what caches hold counts as taken.
-  bool is_alone() const noexcept { return alone_; }
+  bool is_alone() const noexcept { return alone_.get(); }
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
@@ -271,7 +271,7 @@ class tally {
   std::int64_t live(std::size_t p, cell sums::* what) const noexcept { return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what); }
   std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) - of(settled_, p, &sums::bytes); }
   std::int64_t cached(std::size_t p) const noexcept {
-    std::int64_t const in_caches = alone_ && p != index(size_pool::large) ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get() : 0;
+    std::int64_t const in_caches = alone_.get() && p != index(size_pool::large) ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get() : 0;
     return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p) + in_caches;
   }
   level_values current() const noexcept;
@@ -300,7 +300,7 @@ class tally {
   pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
   sums sent_{};                             // of small: held in an outbox before, which the caches count
   sums out_{}, posted_{};                   // of small: as told()
-  bool alone_ = true;
+  base::single_writer<bool> alone_{true};  // read without the lock by who sums all
   struct left_now {  // of small and of all: up to each peak, and what cached bytes may rise
     bool known = false;  // exactly, and nothing has changed since
     std::array<std::array<std::int64_t, 2>, levels> up{};
