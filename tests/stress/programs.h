@@ -27,6 +27,11 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds = st
 std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 
 // After all blocks of that device were given back and are complete. Returns: as a program
 std::string books_after(runtime&, int device = 0);
@@ -37,7 +42,8 @@ struct program_in_threads {
   friend std::ostream& operator<<(std::ostream& out, program_in_threads const& one) { return out << one.name; }
 };
 inline constexpr program_in_threads programs_in_threads[] = {
-    {"stamps_in_threads", stamps_in_threads},  // first: the directory of streams soon grows more seldom
+    {"directory_in_threads", directory_in_threads},  // first, as the next one: the directory of streams soon grows more seldom
+    {"stamps_in_threads", stamps_in_threads},
     {"caches_in_threads", caches_in_threads},
     {"cells_in_threads", cells_in_threads},
     {"locks_in_threads", locks_in_threads},
@@ -52,6 +58,10 @@ inline constexpr program_in_threads programs_in_threads[] = {
     {"peers_in_threads", peers_in_threads},
     {"ranks_in_threads", ranks_in_threads},
     {"sharing_in_threads", sharing_in_threads},
+    {"batons_in_threads", batons_in_threads},
+    {"memories_in_threads", memories_in_threads},
+    {"heirs_in_threads", heirs_in_threads},
+    {"marks_in_threads", marks_in_threads},
 };
 
 }  // namespace weir::tests
