@@ -80,6 +80,15 @@ int main() {
 }
 CPP
 cd "$work"
+mkdir docs
+cat > docs/mutants.md <<'MD'
+| key | change | why |
+| --- | --- | --- |
+| `0123456789` | `<` to `<=` (a.cpp) | A key. |
+| `runtime/*: given.*`, `peer/a.h: left_.fetch_?dd` | default | Two atomics. |
+| `streams/*: none.load` | order | No kind that a pattern explains. |
+| `00000000aa`, `00000000bb` | together | One is enough. |
+MD
 python3 - <<'PY'
 import re, sys
 from pathlib import Path
@@ -94,6 +103,20 @@ Path("runtime/base/mutants.h").write_text(m.MUTANTS_H)
 Path("runtime/base/mutants.cpp").write_text(m.MUTANTS_CPP.replace("MOST", "100"))
 stub = Path("stub.h").read_text()
 Path("stub.h").write_text(stub.replace("TORN", m.TORN))
+explained = m.explanations()
+for expected, path, kind, access, key in (
+        (True, "x.cpp", "flip", "", "0123456789"), (False, "x.cpp", "flip", "", "0123456780"),
+        (True, "runtime/memory/a.cpp", "default", "given.store", ""), (False, "runtime/memory/a.cpp", "default", "not_given.store", ""),
+        (False, "runtime/memory/a.cpp", "order", "given.store", ""), (False, "peer/b.h", "default", "given.store", ""),
+        (True, "peer/a.h", "default", "left_.fetch_add", ""), (False, "streams/a.h", "default", "none.load", "")):
+    s = m.site(kind, 0, 0, "", path=path, access=access, key=key)
+    if explained.explain(s) != expected:
+        sys.exit(f"FAILED: {path} {kind} {access} {key} is {'not ' if expected else ''}explained")
+if explained.groups != [("00000000aa", "00000000bb")]:
+    sys.exit(f"FAILED: the groups are {explained.groups}")
+for text, name in (("x.load()", "x.load"), ("where->given[mine].load()", "given.load"), ("version().load()", "version.load"), ("at[f(i)[0]].load()", "at.load"), ("  a->b.c.load()", "c.load")):
+    if (seen := [s.access for s in m.sites_of("a.cpp", f"int f() {{ {text}; }}") if s.kind == "default"]) != [name]:
+        sys.exit(f"FAILED: {text} is an access {seen}, not {name}")
 Path("sites").write_text("".join(f"{s.number} {s.kind} {s.line} {' '.join(s.text.split())}\n" for s in sites))
 PY
 failed=0
@@ -105,6 +128,9 @@ while read -r number kind line text; do
   case $kind in rmw | order | default | cas) continue ;; esac  # with one thread they change nothing
   [ "$(WEIR_MUTANT=$number ./on)" != "$expect" ] || { echo "FAILED: change $number ($kind at line $line: $text) changes nothing"; failed=1; }
 done < sites
+both="$(awk '$2 == "remove" || $2 == "flip" { print $1 }' sites | head -2 | paste -sd,)"
+one="${both%,*}" other="${both#*,}"
+case "$(WEIR_MUTANT=$both ./on)" in "$(WEIR_MUTANT=$one ./on)" | "$(WEIR_MUTANT=$other ./on)") echo "FAILED: of the changes $both one alone is on"; failed=1 ;; esac
 for kind in remove flip not lock order default cas rmw; do
   grep -q "^[0-9]* $kind " sites || { echo "FAILED: no change of kind $kind is seen"; failed=1; }
 done
