@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 #include <random>
+#include <set>
 
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/names.h"
@@ -146,6 +147,48 @@ TEST(lowest_fit, agrees_with_a_scan) {
       ASSERT_EQ(all.find(wanted, from), found == plain.end() ? nullptr : found->second.get()) << n << " pages, step " << i;
     }
   }
+}
+
+// Of pieces of one size; the leaf's own number of them is seen by what a walk of so many leaves visits.
+TEST(lowest_fit, sixty_four_lie_in_one_leaf_and_of_those_alike_the_last_to_come_or_change_is_the_tightest) {
+  region in(page, 4096 * page, page, nullptr);
+  lowest_fit all(4096);
+  std::vector<piece> pieces(1000);
+  auto const visited = [&](std::size_t leaves) {
+    std::size_t n = 0;
+    all.each([&](piece&) { ++n; }, leaves);
+    return n;
+  };
+  auto const tightest = [&] { return all.tightest(4 * page, [](piece const&) { return true; }); };
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i].in = &in, pieces[i].at = in.base + 4 * i * page, pieces[i].bytes = 4 * page;
+    all.insert(pieces[i]);
+    if (i == 63) {
+      EXPECT_EQ(visited(1), 64u);
+      EXPECT_EQ(tightest(), &pieces[63]);
+    }
+    if (i == 63 || i == 200) {
+      all.change(pieces[10]);
+      EXPECT_EQ(tightest(), &pieces[10]) << "of " << i + 1;
+    }
+  }
+  EXPECT_LT(visited(lowest_fit::some_leaves), visited(lowest_fit::some_leaves + 1));
+  EXPECT_EQ(all.some(), visited(lowest_fit::some_leaves));
+}
+
+TEST(arena, pieces_that_merged_are_used_again) {
+  bare_arena a(64 * page);
+  a.pieces.give(*a.grow(8 * page), 0);
+  std::set<piece*> made;
+  for (int i = 0; i < 100; ++i) {
+    piece* const low = a.pieces.take(page, bins::unit);
+    piece* const next = a.pieces.take(page, bins::unit);
+    made.insert({low, next});
+    a.pieces.give(*low, 0);
+    a.pieces.give(*next, 0);  // it and what lies behind it become one with the first
+  }
+  EXPECT_LE(made.size(), 4u);
+  EXPECT_SOUND(a);
 }
 
 TEST(arena, no_two_neighbours_are_both_free) {

@@ -145,6 +145,27 @@ TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_
   EXPECT_EQ(s.wrong(), std::vector<std::string>{});
 }
 
+TEST(slabs, are_worth_shedding_as_soon_as_a_page_and_a_fourth_of_the_runs_are_free) {
+  shelf s;
+  constexpr std::size_t run = 64 << 10, size = 8 << 10;
+  int const c = size_classes::of(size);
+  std::vector<slabs::taken> all;
+  for (int i = 0; i < 4; ++i) s.small.add(s.run(run), c);
+  for (std::size_t i = 0; i < 4 * run / size; ++i) all.push_back(s.small.take(c, size));
+  auto const free_one = [&] {
+    s.small.give(*all.back().from, all.back().index, 1);
+    all.pop_back();
+  };
+  for (std::size_t free = size; free < run; free += size) {
+    free_one();
+    EXPECT_FALSE(s.small.worth_shedding(size)) << free;
+  }
+  free_one();
+  EXPECT_TRUE(s.small.worth_shedding(size)) << "a fourth";
+  EXPECT_TRUE(s.small.worth_shedding(run)) << "and a page";
+  EXPECT_FALSE(s.small.worth_shedding(2 * run)) << "no page";
+}
+
 // Runs of an arena all of which is mapped; what is taken of each block is in a plain table, and at which number each unit of the memory came free last.
 struct shedding {
   struct taken {

@@ -106,6 +106,22 @@ struct large_blocks : thread_caches {
 };
 
 // Of what the owner does with it from then on nobody hears.
+TEST(owned_mutex, loses_its_owner_when_that_one_is_disowned_and_no_other) {
+  base::owned_mutex m;
+  base::owners_word mine, other;
+  for (int i = 0; i < 8; ++i) {
+    base::owned_lock const hold(m);
+    m.offer(mine);
+  }
+  ASSERT_TRUE(m.enter(mine));
+  base::owned_mutex::leave(mine);
+  base::owned_lock const hold(m);
+  m.disown(other);
+  EXPECT_TRUE(m.is_owned());
+  m.disown(mine);
+  EXPECT_FALSE(m.is_owned());
+}
+
 TEST_F(thread_caches, a_memory_that_uses_alone_made_a_threads_own_is_listed_by_all_that_it_has) {
   if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
