@@ -16,6 +16,7 @@
 #include "runtime/base/sync_relay.h"
 #include "runtime/driver/faulty.h"
 #include "runtime/memory/arena.h"
+#include "runtime/memory/device_allocator.h"
 #include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
 #include "streams/pinned.h"
@@ -140,6 +141,25 @@ TEST(a_pool_without_memory, takes_back_what_it_holds_when_there_is_some_again) {
     (void)pool.statistics();
     refused = heap::stop();
     EXPECT_EQ(pool.statistics().held, 0u) << "allocation " << k;
+  }
+}
+
+// Segments that are dropped: the last few stay, for a thread that may be asking about them.
+TEST(segments_without_memory, are_dropped_all_the_same) {
+  tests::memory_bench bench({.devices = 1, .memory = 1_MiB});
+  auto info = bench.machine().info(0).value;
+  info.maps = false;
+  memory::address_space space(bench.machine(), 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  alignas(16) char place[sizeof(memory::stream_memory)] = {};
+  auto& nobody = reinterpret_cast<memory::stream_memory&>(place);  // only its address is kept
+  for (memory::address i = 1; i <= 100; ++i) {
+    memory::region* const r = space.adopt_segment(i << 20, 1_MiB, nobody);
+    auto aside = space.set_aside(*r);
+    heap::fail(1, heap::without_end);
+    space.drop(std::move(aside));
+    heap::stop();
+    EXPECT_EQ(space.find(reinterpret_cast<void*>(i << 20)), nullptr);
   }
 }
 

@@ -65,6 +65,15 @@ TEST_F(address_space_test, the_reservation_is_halved_until_it_fits) {
   EXPECT_EQ(bytes, 8 * info.total_memory);
 }
 
+TEST_F(address_space_test, the_least_reservation_that_is_tried_is_of_the_devices_memory) {
+  for (bool const fits : {true, false}) {
+    for (std::uint64_t k = 1; k <= (fits ? 6 : 7); ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
+    address_space space(*machine, 0);
+    EXPECT_EQ(space.open(info, 0).what, fits ? driver::code::ok : driver::code::out_of_memory);
+    EXPECT_EQ(space.bytes(), fits ? info.total_memory : 0);
+  }
+}
+
 TEST_F(address_space_test, its_size_is_an_option_and_another_refusal_is_passed_on) {
   {
     address_space space(*machine, 0);

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "runtime/driver/check/check.h"
 #include "runtime/memory/device_allocator.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
@@ -426,6 +427,44 @@ TEST(reuse, a_piece_of_exactly_the_size_is_waited_for_on_the_device) {
   EXPECT_EQ(calls.of({driver::call::unmap}), 0u);
   m.give(again);
   m.give(kept);
+}
+
+TEST(reuse, a_wait_for_blocks_of_its_own_is_told_to_a_checker) {
+  driver::check::control* checker = nullptr;
+  auto const checked = [&](std::unique_ptr<driver::driver> m) {
+    auto both = driver::check::wrap(std::move(m));
+    checker = both.control;
+    return std::move(both.machine);
+  };
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {}, checked);
+  memory::allocator& d = bench.on(0);
+  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+  void* const p = d.allocate(a, 3 << 20, 0, at);
+  d.mark(p, b, at);
+  ASSERT_TRUE(bench.machine().enqueue(0, b.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  d.deallocate(p, nullptr, at);
+  EXPECT_EQ(d.allocate(a, 3 << 20, 0, at), p);
+  EXPECT_EQ(d.statistics().waits_inserted, 1u);
+  EXPECT_EQ(checker->counted().waits, 1u);
+  d.deallocate(p, nullptr, at);
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+// A look goes to 64 free pieces of a memory. All of those here are known to be complete.
+TEST(reuse, a_short_memory_waits_for_what_is_free_beyond_the_pieces_looked_at) {
+  constexpr std::size_t page = 64 << 10, small = 40 << 10, wanted = 100 << 10, n = 70;
+  constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);
+  machine m({.device_limit = all, .device_waits = waits::never}, 64 << 20);
+  std::vector<void*> pieces;
+  for (std::size_t i = 0; i < n; ++i) pieces.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
+  void* const last = m.take(m.a, wanted);
+  (void)m.take(m.a, small);
+  for (void* const p : pieces) m.give(p);
+  ASSERT_TRUE(m.bench.clocks().synchronize(m.a.now()).ok());
+  m.busy(m.a);
+  m.give(last);
+  EXPECT_EQ(m.take(m.b, wanted), last);
+  m.sound();
 }
 
 // Each of a hundred streams has blocks that wait for another one, and none is complete.
