@@ -146,6 +146,24 @@ TEST_F(events, time_passes_between_two_timed_events_and_what_cannot_be_timed_is_
   refused<invalid_use>([&] { start.elapsed_time(there); });
 }
 
+TEST_F(events, a_time_that_the_driver_does_not_tell_is_no_time) {
+  stream a;
+  event start{{.timing = true}}, end{{.timing = true}};
+  start.record(a);
+  end.record(a);
+  end.synchronize();
+  control.fail_call("elapsed_ms", 1, driver::code::failed);
+  refused<driver_error>([&] { start.elapsed_time(end); });
+}
+
+TEST_F(events, a_wait_of_the_host_that_can_never_end_is_told_by_its_circle) {
+  stream a;
+  auto const gate = machine.hold(0, streams::line_of(a).handle());
+  event const e = a.ref().record_event();
+  EXPECT_NE(refused<driver_error>([&] { e.synchronize(); }).find("waited for what cannot come"), std::string::npos);
+  ASSERT_TRUE(machine.open_gate(gate.value).ok());
+}
+
 TEST_F(events, an_event_may_outlive_its_runtime_and_be_recorded_in_another) {
   event e;
   {

@@ -268,6 +268,14 @@ TEST_F(memory_api, a_fraction_of_memory_that_the_driver_does_not_tell_is_refused
   EXPECT_EQ(buffer(8_MiB).size(), 8_MiB);
 }
 
+TEST_F(memory_api, a_pageable_buffer_is_aligned_as_asked_up_to_two_mebibytes) {
+  for (size_t const alignment : {4_KiB, 2_MiB}) {
+    buffer const b(100, {.on = cpu, .alignment = alignment});
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b.data()) % alignment, 0u);
+  }
+  EXPECT_NE(refused<invalid_use>([&] { buffer b(100, {.on = cpu, .alignment = 4_MiB}); }), "");
+}
+
 TEST_F(memory_api, a_pageable_buffer_gives_its_memory_back) {
   auto const mapped = [] { return mallinfo2().hblkhd; };  // of large blocks; always 0 under a sanitizer
   auto const before = mapped();

@@ -57,6 +57,16 @@ TEST_F(pinned_pool, a_marked_block_is_reused_only_when_its_stream_has_passed) {
   pool.deallocate(c, line_);
 }
 
+TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it_and_one_that_is_refused_marks_nothing) {
+  auto* const a = static_cast<std::byte*>(pool.allocate(2_MiB, 0, line_));
+  held gate(m, s);
+  EXPECT_THROW(deallocate(s, a + 64), invalid_use);
+  pool.deallocate(a, line_);
+  ASSERT_EQ(pool.allocate(2_MiB, 0, line_), a);
+  deallocate(s, a);
+  EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(2_MiB));
+}
+
 TEST_F(pinned_pool, ordered_behind_the_copy_is_not_enough_for_the_host) {
   stream other{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);

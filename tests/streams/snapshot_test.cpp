@@ -142,6 +142,7 @@ int replay_backward(value const& all, size_t device) {
   for (size_t i = trace.size(); i-- > 0;) {
     value const& e = *trace[i];
     std::string const action = e["action"].text;
+    EXPECT_NE(action, "");
     EXPECT_LE(e["time_us"].number, later);
     later = e["time_us"].number;
     if (action == "oom") continue;
@@ -275,6 +276,32 @@ TEST_F(snapshot, a_block_freed_before_the_recording_began_is_complete_in_the_tra
     completed |= (*e)["addr"].number == static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) && (*e)["size"].number > 0;
   }
   EXPECT_TRUE(completed);
+  deallocate(again);
+}
+
+TEST_F(snapshot, a_free_completed_later_has_the_bytes_and_the_stream_of_its_request) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime_guard const in(machine);
+  stream home, user;
+  record_memory_history();
+  void* const p = allocate(home, 5'000'000);
+  {
+    stream_guard const there(user);
+    set(p, std::byte{1}, 5'000'000);
+  }
+  record_stream(p, user);
+  deallocate(p);
+  user.synchronize();
+  void* const again = allocate(home, 5'000'000);
+  value const all = dumped();
+  std::vector<std::string> frees;
+  for (auto const& e : all["device_traces"].items.at(0)->items) {
+    if (!(*e)["action"].text.starts_with("free_")) continue;
+    frees.push_back((*e)["action"].text);
+    EXPECT_EQ((*e)["size"].number, 5'000'000);
+    EXPECT_EQ((*e)["stream"].number, static_cast<std::int64_t>(home.id()));
+  }
+  EXPECT_EQ(frees, (std::vector<std::string>{"free_requested", "free_completed"}));
   deallocate(again);
 }
 

@@ -1,6 +1,7 @@
 // Staging: bounded memory, slots that shrink, and refusals that say so.
 #include "streams/staging.h"
 
+#include "tests/memory/counted_calls.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/sanitized.h"
 
@@ -145,8 +146,38 @@ TEST(staging, between_devices_holds_no_more_than_its_room) {
   for (int i = 0; i < 40; ++i) {
     copy(s, b.data(), a.data(), n, non_blocking);
     ASSERT_LE(staging.in_use(1), streams::staging::room) << "copy " << i;
+    if (i == 7) EXPECT_EQ(staging.in_use(1), streams::staging::room) << "all of it, before any copy waits";
   }
   EXPECT_TRUE(m.control().run());
+}
+
+// The calling thread is the only one.
+TEST(staging, a_copy_has_two_chunks_a_thread_or_eight_where_threads_share_each) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  buffer a(4_MiB, {.on = device(0)});
+  auto const source = pattern(4_MiB, 5);
+  for (auto const& [piece, copies] : {std::pair{2_MiB, 2u}, {1_MiB, 8u}}) {
+    m.get().part<streams::staging>().fill_by({.chunk = 2_MiB, .first = 2_MiB, .piece = piece});
+    tests::counted_calls const calls(m.control());
+    copy(a.data(), source.data(), 4_MiB);
+    EXPECT_EQ(calls.of({driver::call::copy}), copies);
+  }
+}
+
+TEST(staging, a_copy_that_the_driver_refused_may_be_made_again_and_says_so) {
+  for (char const* const call : {"copy", "record"}) {
+    test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+    buffer const a(1_MiB, {.on = device(0)});
+    test::bytes_of_host out(1_MiB);
+    ASSERT_NE(m.control().fail_call(call, 1, driver::code::failed), 0u);
+    try {
+      copy(out.data(), a.data(), out.size());
+      ADD_FAILURE() << "nothing was refused";
+    } catch (driver_error const& e) {
+      EXPECT_NE(e.remedy().find("same call may be made again"), std::string_view::npos) << call << ": " << e.what();
+    }
+    copy(out.data(), a.data(), out.size());
+  }
 }
 
 TEST(staging, a_copy_on_a_lost_device_takes_no_slot) {

@@ -249,6 +249,16 @@ TEST_F(streams_on_a_stepped_machine, the_legacy_stream_can_be_registered_and_joi
   EXPECT_EQ(log, (std::vector{5, 1, 2, 3, 4, 6}));
 }
 
+TEST_F(streams_on_a_stepped_machine, a_wait_that_the_driver_refused_is_an_error) {
+  stream a, b;
+  work(a, 1);
+  control.fail_call("wait", 1, driver::code::failed);
+  refused<driver_error>([&] { b.ref().wait(a); });
+  b.ref().wait(a);
+  b.ref().synchronize();
+  EXPECT_EQ(log, std::vector{1});
+}
+
 TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_devices_go_on) {
   stream a{0}, b{1}, c{1};
   work(a, 1);

@@ -11,6 +11,8 @@
 #include <map>
 #include <random>
 
+#include "runtime/driver/sim/machine.h"
+#include "runtime/parts.h"
 #include "tests/support/seeds.h"
 #include "weir/collective.h"
 #include "weir/copy.h"
@@ -143,6 +145,24 @@ TEST_F(timelines, a_launch_whose_body_cannot_be_copied_leaves_no_span) {
   stop_timeline();
   file const f = written();
   for (span const& one : f.spans) EXPECT_NE(one.name, "launch");
+}
+
+TEST_F(timelines, a_launch_that_the_driver_refused_is_over_when_later_work_begins) {
+  runtime own{simulated{.devices = 1, .memory = 64_MiB}};
+  runtime_guard const in(own);
+  stream s;
+  record_timeline();
+  driver::sim::controls_of(own.get().machine())->fail_call("enqueue", 1, driver::code::failed);
+  EXPECT_THROW(launch(s, {}, [](CUstream_st*) {}, [] {}), driver_error);
+  launch_host(s, [] {
+    for (std::int64_t const from = base::now_ns(); base::now_ns() - from < 1'000'000;) {}
+  });
+  launch(s, {}, [](CUstream_st*) {}, [] {});
+  synchronize();
+  stop_timeline();
+  file const f = written();
+  span const& worked = f.one("launch_host", true);
+  EXPECT_GE(worked.end - worked.begin, 999) << "spans of a stream do not meet: the launch's would cover it";
 }
 
 // A kernel that runs until it is let go.
