@@ -20,6 +20,7 @@
 #include "runtime/observe/memory_beside.h"
 #include "runtime/parts.h"
 #include "streams/pinned.h"
+#include "streams/pinned_uses.h"
 #include "streams/staging_crew.h"
 #include "tests/faults/heap.h"
 #include "tests/faults/trial.h"
@@ -210,6 +211,25 @@ TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed
     for (void* one : others) pool.deallocate(one, here::current());
     EXPECT_EQ(pool.validate(), std::vector<std::string>{});
   }
+}
+
+// What notes a block's use by a stream serves for other blocks once that one is given back, which takes no memory.
+TEST(uses_of_pinned_blocks, come_back_with_their_blocks_without_memory) {
+  tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  auto& pool = bench.core.part<streams::pinned_memory>();
+  std::vector<clock::timeline*> users;
+  for (int i = 0; i < 12; ++i) users.push_back(&bench.stream(0));
+  std::int64_t once = 0;
+  for (int round = 0; round < 20; ++round) {
+    streams::pinned_uses mine;
+    void* const p = pool.allocate(4096, 0, here::current());
+    for (clock::timeline const* user : users) ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
+    heap::fail(1, heap::without_end);
+    pool.deallocate(p, here::current());
+    EXPECT_EQ(heap::stop(), 0u);
+    if (round == 0) once = heap::live();
+  }
+  EXPECT_EQ(heap::live(), once);
 }
 
 // Regression: such a thread gave the baton back and then let go of what it was in its machine: with other load beside it a trial's

@@ -67,6 +67,22 @@ TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it_and_one_that_is
   EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(2_MiB));
 }
 
+TEST(pinned_polls, a_miss_is_served_by_what_it_finds_to_be_complete) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  auto& pool = m.pinned();
+  stream s{device(0)};
+  void* const a = pool.allocate(2_MiB, 0, line_);
+  held gate(m, s);
+  pool.mark(a, streams::line_of(s));
+  pool.deallocate(a, line_);
+  void* const b = pool.allocate(2_MiB, 0, line_);  // asks, for which the stream is fenced
+  gate.open();
+  ASSERT_TRUE(m.control().run());
+  EXPECT_EQ(pool.allocate(2_MiB, 0, line_), a);
+  pool.deallocate(a, line_);
+  pool.deallocate(b, line_);
+}
+
 TEST_F(pinned_pool, ordered_behind_the_copy_is_not_enough_for_the_host) {
   stream other{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);
@@ -308,6 +324,7 @@ TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().limit, 8_MiB);
     EXPECT_EQ(e.report().allocated, 6_MiB);
+    EXPECT_EQ(e.report().reserved, 6_MiB);
     EXPECT_NE(e.report().text().find("The limit forbids it"), std::string::npos) << e.report().text();
     EXPECT_TRUE(e.report().on.is_cpu());
     ASSERT_FALSE(e.report().ladder.empty());
@@ -318,6 +335,18 @@ TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
   EXPECT_LE(pool.statistics().reserved_bytes.all.peak, std::int64_t(8_MiB));
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
   pool.deallocate(b, line_);
+}
+
+TEST(pinned_limit, an_allocation_that_nothing_under_way_can_help_is_refused_without_a_wait) {
+  test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4_MiB});
+  auto& pool = m.pinned();
+  pool.deallocate(pool.allocate(2_MiB, 0, line_), line_);
+  ASSERT_EQ(pool.trim(), 2_MiB);
+  void* const a = pool.allocate(3_MiB, 0, line_);
+  std::int64_t const from = base::now_ns();
+  EXPECT_THROW(pool.allocate(2_MiB, 0, line_), out_of_memory);
+  EXPECT_LT(base::now_ns() - from, 1'000'000'000) << "the longest wait";
+  pool.deallocate(a, line_);
 }
 
 TEST(pinned_limit, an_allocation_waits_a_moment_for_copies_that_are_under_way) {
