@@ -74,6 +74,40 @@ TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock
   sound();
 }
 
+// Room for more of a larger size is for those that come and go.
+TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept_ahead) {
+  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  clock::timeline* const line = &streams::line_of(s.ref());
+  std::vector<void*> all;
+  int ahead = 0;
+  for (int i = 0; i < 200; ++i) {
+    void* const p = memory::quick_allocate(line, 32'768, 0);
+    ahead += p != nullptr;
+    all.push_back(p ? p : allocate(s.ref(), 32'768));
+  }
+  EXPECT_LE(ahead, 100) << "one with each";
+  for (void* p : all) deallocate(p);
+}
+
+TEST_F(thread_caches, what_caches_had_when_they_were_emptied_is_in_no_later_peak) {
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    std::vector<void*> all;
+    fill(all, 100, 50);
+    std::vector<void*> const more = some(s.ref(), 100, 50);
+    std::thread([&] {
+      runtime_guard const there(own);
+      for (void* p : more) deallocate(p);
+      for (void* p : all) deallocate(p);
+      empty_cache(0);
+      reset_peak_memory_stats(0);
+      EXPECT_EQ(memory_stats(0).allocation.small.peak, 0);
+      EXPECT_EQ(memory_stats(0).allocated_bytes.all.peak, 0);
+    }).join();
+  }).join();
+  sound();
+}
+
 TEST_F(thread_caches, a_block_freed_twice_or_by_an_inner_address_is_refused_and_nothing_has_changed) {
   std::vector<void*> all;
   fill(all, 512, 20);
