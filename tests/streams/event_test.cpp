@@ -4,6 +4,7 @@
 
 #include "runtime/base/sync.h"
 #include "tests/streams/stepped_machine.h"
+#include "tests/support/on_purpose.h"
 
 namespace weir {
 namespace {
@@ -162,6 +163,7 @@ TEST_F(events, a_wait_of_the_host_that_can_never_end_is_told_by_its_circle) {
   event const e = a.ref().record_event();
   EXPECT_NE(refused<driver_error>([&] { e.synchronize(); }).find("waited for what cannot come"), std::string::npos);
   ASSERT_TRUE(machine.open_gate(gate.value).ok());
+  tests::reported_on_purpose();
 }
 
 TEST_F(events, an_event_may_outlive_its_runtime_and_be_recorded_in_another) {

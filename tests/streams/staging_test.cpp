@@ -146,7 +146,9 @@ TEST(staging, between_devices_holds_no_more_than_its_room) {
   for (int i = 0; i < 40; ++i) {
     copy(s, b.data(), a.data(), n, non_blocking);
     ASSERT_LE(staging.in_use(1), streams::staging::room) << "copy " << i;
-    if (i == 7) EXPECT_EQ(staging.in_use(1), streams::staging::room) << "all of it, before any copy waits";
+    if (i == 7) {
+      EXPECT_EQ(staging.in_use(1), streams::staging::room) << "all of it, before any copy waits";
+    }
   }
   EXPECT_TRUE(m.control().run());
 }
