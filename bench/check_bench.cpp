@@ -1,4 +1,5 @@
-// What the race check costs: the same calls without it and with it, on a simulated machine, where the host's own cost shows.
+// What the race check costs: the same calls without it and with it, on a simulated machine,
+// where the host's own cost shows.
 // Threads: one. --benchmark_filter=check
 #include <benchmark/benchmark.h>
 #include <malloc.h>
@@ -13,12 +14,15 @@ namespace {
 
 using namespace weir;
 
-// A step of a program: 9 launches of `uses` declared uses each over three streams in turn, a wait between them, a block that
-// comes and goes. The machine runs its work inside the calls.
+// A step of a program: 9 launches of `uses` declared uses each over three streams in turn, a wait between
+// them, a block that comes and goes. The machine runs its work inside the calls.
 struct program {
   static constexpr size_t bytes = 4096;
   static constexpr int launches = 9;
-  explicit program(bool checked) : machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}, {.check_races = checked}), in(machine) {
+  explicit program(bool checked)
+      : machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1},
+                {.check_races = checked}),
+        in(machine) {
     for (int i = 0; i < 8; ++i) blocks.emplace_back(bytes);
     for (int i = 0; i < 3; ++i) lines.emplace_back();
     if (checked) on_race([](race_report const& r) { std::fprintf(stderr, "%s\n", r.text.c_str()), std::abort(); });
@@ -27,7 +31,9 @@ struct program {
     std::array<use, 8> declared{};
     for (int i = 0; i < launches; ++i) {
       stream& s = lines[static_cast<size_t>(i) % 3];
-      for (int u = 0; u < uses; ++u) declared[static_cast<size_t>(u)] = u ? reads(blocks[static_cast<size_t>(u)].data(), bytes) : writes(blocks[0].data(), bytes);
+      for (int u = 0; u < uses; ++u)
+        declared[static_cast<size_t>(u)] =
+            u ? reads(blocks[static_cast<size_t>(u)].data(), bytes) : writes(blocks[0].data(), bytes);
       launch(s, std::span<use const>(declared.data(), static_cast<size_t>(uses)), [](CUstream_st*) {}, [] {});
       lines[static_cast<size_t>(i + 1) % 3].wait(s);
     }
@@ -52,9 +58,13 @@ void launch_and_wait(benchmark::State& state) {
     }
   }
   double const calls = static_cast<double>(state.iterations()) * program::launches;
-  state.counters["per launch and wait"] = benchmark::Counter(calls, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["per launch and wait"] =
+      benchmark::Counter(calls, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
-BENCHMARK(launch_and_wait)->Name("check/launch_and_wait")->ArgNames({"checked", "uses"})->ArgsProduct({{0, 1}, {1, 4, 8}});
+BENCHMARK(launch_and_wait)
+    ->Name("check/launch_and_wait")
+    ->ArgNames({"checked", "uses"})
+    ->ArgsProduct({{0, 1}, {1, 4, 8}});
 
 void allocate_and_free(benchmark::State& state) {
   program p(state.range(0) != 0);
@@ -62,7 +72,8 @@ void allocate_and_free(benchmark::State& state) {
 }
 BENCHMARK(allocate_and_free)->Name("check/allocate_and_free")->ArgName("checked")->Arg(0)->Arg(1);
 
-// A fill is one driver call with one declared range: what the checker adds to it is the cost of one checked operation.
+// A fill is one driver call with one declared range:
+// what the checker adds to it is the cost of one checked operation.
 void one_fill(benchmark::State& state) {
   setenv("WEIR_SIM_GUARD", "0", 1);
   program p(state.range(0) != 0);
@@ -81,7 +92,8 @@ void one_fill(benchmark::State& state) {
 }
 BENCHMARK(one_fill)->Name("check/fill")->ArgName("checked")->Arg(0)->Arg(1);
 
-// What is kept of uses that are not known to be complete: heap bytes for each range, with the checker less without.
+// What is kept of uses that are not known to be complete:
+// heap bytes for each range, with the checker less without.
 void kept_of_ranges(benchmark::State& state) {
   constexpr std::size_t operations = 4096, bytes = 512;
   auto const ranges = static_cast<std::size_t>(state.range(0));
@@ -91,7 +103,8 @@ void kept_of_ranges(benchmark::State& state) {
   };
   auto const kept = [&](bool checked) {
     auto made = driver::sim::make(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
-    std::unique_ptr<driver::driver> machine = checked ? driver::check::wrap(std::move(made.machine)).machine : std::move(made.machine);
+    std::unique_ptr<driver::driver> machine =
+        checked ? driver::check::wrap(std::move(made.machine)).machine : std::move(made.machine);
     (void)machine->open(0);
     auto const s = machine->create_stream(0, driver::stream_kind::independent, 0).value;
     driver::address at = machine->create_segment(0, 32_MiB).value;

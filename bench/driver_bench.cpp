@@ -96,7 +96,9 @@ void driver_create_destroy_event(benchmark::State& state) {
 void driver_copy_64_bytes(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);
   stream_and_event x;  // gone first: it waits for the work on m
-  enqueue(state, x.s, [&] { return machine().copy(0, x.s, reinterpret_cast<void*>(m.at), reinterpret_cast<void*>(m.at + 4096), 64); });
+  enqueue(state, x.s, [&] {
+    return machine().copy(0, x.s, reinterpret_cast<void*>(m.at), reinterpret_cast<void*>(m.at + 4096), 64);
+  });
 }
 void driver_fill_64_bytes(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);

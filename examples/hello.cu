@@ -19,14 +19,15 @@ int main() try {
 
   weir::tensor x;
   {
-    weir::stream_guard in{side};                                             // with torch.cuda.stream(side):
-    x = weir::empty(shape);                                                  // side is its home
-    x.copy_(host, weir::non_blocking);                                       // host's block is kept until the copy has read it
+    weir::stream_guard in{side};        // with torch.cuda.stream(side):
+    x = weir::empty(shape);             // side is its home
+    x.copy_(host, weir::non_blocking);  // host's block is kept until the copy has read it
   }
-  weir::current_stream().wait(side);                                         // wait_stream
+  weir::current_stream().wait(side);    // wait_stream
   weir::tensor y = weir::empty_like(x);
+  // the use of x on this stream is recorded: no record_stream to forget
   weir::parallel_for(weir::current_stream(), x.numel(), {weir::reads(x), weir::writes(y)},
-                     scale_by{y.data<float>(), x.data<float>(), 2.f});       // the use of x on this stream is recorded: no record_stream to forget
+                     scale_by{y.data<float>(), x.data<float>(), 2.f});
   std::printf("%f\n%s", weir::mean(y).item<float>(), weir::memory_summary().c_str());
 } catch (weir::out_of_memory const& e) {
   std::fputs(e.report().text().c_str(), stderr);

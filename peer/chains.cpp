@@ -1,4 +1,5 @@
-// Hops: which copies a collective with a root is made of, whether their memory is open, and how they are ordered.
+// Hops: which copies a collective with a root is made of,
+// whether their memory is open, and how they are ordered.
 // Threads: as chains.h says. The lock is held over no driver call.
 #include "peer/chains.h"
 
@@ -20,7 +21,9 @@ struct hop {
   std::byte const* src;
 };
 
-std::byte* slice(void const* whole, std::size_t k, std::size_t bytes) { return const_cast<std::byte*>(static_cast<std::byte const*>(whole)) + k * bytes; }
+std::byte* slice(void const* whole, std::size_t k, std::size_t bytes) {
+  return const_cast<std::byte*>(static_cast<std::byte const*>(whole)) + k * bytes;
+}
 
 std::vector<hop> hops_of(std::span<rank_part const> parts) {
   request const& first = parts.front().what;
@@ -31,9 +34,17 @@ std::vector<hop> hops_of(std::span<rank_part const> parts) {
     std::size_t const rank = (root + i) % n, before = (root + i - 1) % n;
     auto const& its = parts[rank].what;
     switch (first.what) {
-      case verb::broadcast: all.push_back({before, before, rank, static_cast<std::byte*>(its.out), static_cast<std::byte const*>(parts[before].what.out)}); break;
-      case verb::scatter: all.push_back({root, root, rank, static_cast<std::byte*>(its.out), slice(parts[root].what.in, rank, bytes)}); break;
-      default: all.push_back({rank, rank, root, slice(parts[root].what.out, rank, bytes), static_cast<std::byte const*>(its.in)}); break;
+      case verb::broadcast:
+        all.push_back({before, before, rank, static_cast<std::byte*>(its.out),
+                       static_cast<std::byte const*>(parts[before].what.out)});
+        break;
+      case verb::scatter:
+        all.push_back({root, root, rank, static_cast<std::byte*>(its.out), slice(parts[root].what.in, rank, bytes)});
+        break;
+      default:
+        all.push_back(
+            {rank, rank, root, slice(parts[root].what.out, rank, bytes), static_cast<std::byte const*>(its.in)});
+        break;
     }
   }
   return all;
@@ -50,7 +61,10 @@ struct chains::lanes {
 };
 
 struct chains::state {
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), memory(r.part<memory::device_memory>()) { static_cast<void>(r.part<streams::stream_pool>()); }
+  explicit state(runtime::impl& r)
+      : owner(r), clocks(r.part<clock::clocks>()), memory(r.part<memory::device_memory>()) {
+    static_cast<void>(r.part<streams::stream_pool>());
+  }
   runtime::impl& owner;
   clock::clocks& clocks;
   memory::device_memory& memory;
@@ -70,7 +84,8 @@ struct chains::state {
     int const from = parts[h.from].line->device(), to = parts[h.to].line->device();
     auto const is = ways.known(from, to);
     if (is == links::trust::refused) return gpu(from) + " does not reach memory of " + gpu(to);
-    if (is == links::trust::wrong) return "the link from " + gpu(from) + " to " + gpu(to) + " changed bytes when it was tried";
+    if (is == links::trust::wrong)
+      return "the link from " + gpu(from) + " to " + gpu(to) + " changed bytes when it was tried";
     if (!ways.may_be_opened(to)) return "memory of " + gpu(to) + " comes in segments, which are not opened";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
@@ -123,7 +138,8 @@ struct carrying {
     return true;
   }
   bool pass(std::size_t k, std::size_t offset, std::size_t bytes, std::size_t stream = 0) {
-    return went(streams::try_peer_copy(*by[stream][k], hops[k].dst + offset, to(k).device(), hops[k].src + offset, from(k).device(), bytes, at));
+    return went(streams::try_peer_copy(*by[stream][k], hops[k].dst + offset, to(k).device(), hops[k].src + offset,
+                                       from(k).device(), bytes, at));
   }
 
   void broadcast(std::size_t bytes, std::size_t chunk) {
@@ -144,8 +160,12 @@ struct carrying {
     bool const scatters = what.what == verb::scatter;
     std::byte* const part = slice(scatters ? root.what.in : root.what.out, static_cast<std::size_t>(what.root), bytes);
     void* const apart = scatters ? root.what.out : const_cast<void*>(root.what.in);
-    if (part != apart && !went(root.line->note(my.owner.machine().copy(root.line->device(), root.line->handle(), scatters ? apart : part, scatters ? part : apart, bytes)))) return;
-    // A gather's hops wait for the root as it stands now, not for each other; a scatter's are one stream's, which no rank that comes late may hold up for those before it.
+    if (part != apart &&
+        !went(root.line->note(my.owner.machine().copy(root.line->device(), root.line->handle(), scatters ? apart : part,
+                                                      scatters ? part : apart, bytes))))
+      return;
+    // A gather's hops wait for the root as it stands now, not for each other; a scatter's are one stream's,
+    // which no rank that comes late may hold up for those before it.
     for (std::size_t k = 0; !scatters && k < hops.size() && begin(k); ++k) {}
     for (std::size_t k = 0; k < hops.size() && refused.ok() && (begun[k] || begin(k)) && pass(k, 0, bytes); ++k) end(k);
   }
@@ -174,9 +194,13 @@ struct carrying {
 }  // namespace
 
 chains::chains(runtime::impl& r)
-    : state_(std::make_unique<state>(r)), from_(r.options().chains_from ? r.options().chains_from : r.machine().simulated() ? never : as_usual) {}
+    : state_(std::make_unique<state>(r)),
+      from_(r.options().chains_from   ? r.options().chains_from
+            : r.machine().simulated() ? never
+                                      : as_usual) {}
 chains::~chains() {
-  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());  // nothing to give back any more
+  // nothing to give back any more
+  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
 chains::lanes* chains::lease(std::vector<int> const& devices, here at) {
@@ -197,7 +221,8 @@ chains::lanes* chains::lease(std::vector<int> const& devices, here at) {
   auto fresh = std::make_unique<lanes>();
   fresh->devices = devices;
   for (auto& each : fresh->of) {
-    for (int const device : devices) each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::in_process", at));
+    for (int const device : devices)
+      each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::in_process", at));
   }
   auto all = my.all.lock();
   all->push_back(std::move(fresh));
@@ -213,7 +238,8 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
   if (std::size_t const set = chunk_.load(base::memory_order_relaxed)) return std::min(set, bytes);
   if (hops < 2) return bytes;
   // (chunks + hops - 1) times what one costs: least for this.
-  double const best = std::sqrt(static_cast<double>(bytes) * static_cast<double>(chunk_cost) / static_cast<double>(hops - 1));
+  double const best =
+      std::sqrt(static_cast<double>(bytes) * static_cast<double>(chunk_cost) / static_cast<double>(hops - 1));
   std::size_t const least = std::max(bytes / most_chunks, static_cast<std::size_t>(best));
   return std::min(bytes, base::round_up(least, chunk_unit));
 }
@@ -234,7 +260,8 @@ std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept 
 driver::status chains::carry(lanes& on, std::span<rank_part const> parts, here at) noexcept try {
   request const& what = parts.front().what;
   std::vector<hop> const hops = hops_of(parts);
-  std::size_t const chunk = what.what == verb::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
+  std::size_t const chunk =
+      what.what == verb::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
   std::size_t const streams = chunk < what.part_bytes() ? side_by_side : 1;
   carrying all{*state_, parts, hops, streams, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
   for (std::size_t s = 0; s < streams; ++s) {
@@ -258,7 +285,8 @@ std::string chains::text_of(std::span<rank_part const> parts) const {
   std::string s = "copies: " + std::to_string(hops) + (hops == 1 ? " hop" : " hops");
   if (what.what != verb::broadcast) return s;
   std::size_t const chunk = chunk_for(bytes, hops), chunks = (bytes + chunk - 1) / chunk;
-  return s + (chunks == 1 ? ", one chunk" : ", " + std::to_string(chunks) + " chunks of " + std::to_string(chunk >> 10) + " KiB");
+  return s + (chunks == 1 ? ", one chunk"
+                          : ", " + std::to_string(chunks) + " chunks of " + std::to_string(chunk >> 10) + " KiB");
 }
 
 }  // namespace weir::peer

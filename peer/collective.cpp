@@ -1,4 +1,5 @@
-// The communicator: checks what a rank asks for against its memory and against the other ranks, and hands it to the carrier.
+// The communicator: checks what a rank asks for against its memory and against the other ranks,
+// and hands it to the carrier.
 // Threads: each rank by one thread at a time; abort by any.
 #include "peer/collective.h"
 
@@ -43,7 +44,8 @@ std::string_view name_of(verb what) noexcept {
 }
 
 bool request::matches(request const& other) const noexcept {
-  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) && (!has_root() || root == other.root);
+  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) &&
+         (!has_root() || root == other.root);
 }
 
 std::string request::text() const {
@@ -55,8 +57,12 @@ std::string request::text() const {
 
 request::own_touches request::touches(std::size_t ranks) const noexcept {
   std::size_t const part = part_bytes(), all = part * ranks;
-  bool const reads_all = what == verb::reduce_scatter || what == verb::scatter, writes_all = what == verb::all_gather || what == verb::gather;
-  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false}, {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}}, in ? 0u : 1u, 2};
+  bool const reads_all = what == verb::reduce_scatter || what == verb::scatter,
+             writes_all = what == verb::all_gather || what == verb::gather;
+  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false},
+                  {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}},
+                in ? 0u : 1u,
+                2};
   t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
   return t;
 }
@@ -69,7 +75,8 @@ std::string address_text(void const* p) {
 
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
 
-group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<carrier> by) : runtime_(owner), devices_(std::move(devices)), carrier_(std::move(by)) {
+group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<carrier> by)
+    : runtime_(owner), devices_(std::move(devices)), carrier_(std::move(by)) {
   auto s = shared_.lock();
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
@@ -77,32 +84,40 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<car
 }
 
 runtime::impl& group::owner(std::string_view operation, here at) const {
-  if (ended()) throw invalid_use(std::string(operation), "the communicator's runtime has ended", "A runtime outlives every use of it", at);
+  if (ended())
+    throw invalid_use(std::string(operation), "the communicator's runtime has ended",
+                      "A runtime outlives every use of it", at);
   return runtime_;
 }
 
 void group::refuse_if_over(shared const& s, int rank, std::string const& operation, here at) const {
   std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
   if (s.aborted_by >= 0) {
-    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator", make_anew, at);
+    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator",
+                       make_anew, at);
   }
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
-    if (s.gone[other]) throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed", "Keep all ranks' communicators until the last collective was asked for", at);
+    if (s.gone[other])
+      throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed",
+                        "Keep all ranks' communicators until the last collective was asked for", at);
   }
 }
 
 std::uint64_t group::agree(int rank, request const& r, here at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
-  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);  // for this one, and for one that withdraw() opens again
+  // for this one, and for one that withdraw() opens again
+  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
   std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s->closed);
   if (place == s->open.size()) {
     s->open.push_back({r, rank, at, 0});
   } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
-    std::string const there = first.at.file ? std::string(" at ") + first.at.file + ":" + std::to_string(first.at.line) : "";
+    std::string const there =
+        first.at.file ? std::string(" at ") + first.at.file + ":" + std::to_string(first.at.line) : "";
     throw invalid_use(std::string(name_of(r.what)),
-                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " + std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
+                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " +
+                          std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
                       "All ranks ask for the same collectives in the same order", at);
   }
   ++s->open[place].ranks;
@@ -130,7 +145,8 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   auto const refuse_if_broken = [&] {
     if (std::string why = carrier_->broken(rank); !why.empty()) {
       abort(rank);
-      throw driver_error(0, std::string(name_of(r.what)), "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
+      throw driver_error(0, std::string(name_of(r.what)),
+                         "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
     }
   };
   {
@@ -139,7 +155,8 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   }
   refuse_if_broken();
   on.set_carries_collectives(true);
-  if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device())) memory->fence_what_came_free(on);
+  if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
+    memory->fence_what_came_free(on);
   on.count_collective();
   std::uint64_t const turn = agree(rank, r, at);
   try {
@@ -167,17 +184,24 @@ void group::barrier(int rank, base::time_limit limit, here at) {
     return;
   }
   std::uint64_t const mine = s->barriers;
-  auto const over = [&] { return s->barriers != mine || s->aborted_by >= 0 || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end(); };
+  auto const over = [&] {
+    return s->barriers != mine || s->aborted_by >= 0 ||
+           std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
+  };
   changed_.wait_for(s.lock(), limit, over);
   if (s->barriers != mine) return;
   std::string missing;
   for (int other = 0; other < size(); ++other) {
-    if (!s->at_barrier[static_cast<std::size_t>(other)]) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) + " (gpu:" + std::to_string(device(other)) + ")";
+    if (!s->at_barrier[static_cast<std::size_t>(other)])
+      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
+                 " (gpu:" + std::to_string(device(other)) + ")";
   }
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
-  throw timed_out("barrier", "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
-                  "See where the thread of that rank stands, or allow a longer limit", at);
+  throw timed_out(
+      "barrier",
+      "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
+      "See where the thread of that rank stands, or allow a longer limit", at);
 }
 
 void group::abort(int rank) noexcept {
@@ -230,8 +254,8 @@ namespace {
 // The communicators of one runtime: a part. They are handed to threads, and may be kept longer than it lives.
 class groups {
  public:
-  // Streams and pinned memory wait at their end for work, which a rank that nobody follows would hold up for ever. A rank that
-  // leaves asks the clocks and the memory.
+  // Streams and pinned memory wait at their end for work, which a rank that nobody follows would hold up for
+  // ever. A rank that leaves asks the clocks and the memory.
   explicit groups(runtime::impl& r) {
     (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
     r.before_the_end(this, [](void* self) noexcept {
@@ -255,11 +279,15 @@ class groups {
 
 void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
   std::string const op(operation);
-  auto const role = [&] { return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) + " at"; };
+  auto const role = [&] {
+    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) +
+           " at";
+  };
   auto const named = [&] { return role() + " " + address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes)) throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
+  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes))
+    throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
   if (bytes == 0) return;
   using streams::known_range;
   auto const is = known_range::of(line.owner(), what.data, bytes);
@@ -271,7 +299,8 @@ void use_on(clock::timeline& line, span_of what, std::string_view operation, std
     if (found.value.in == driver::where::device) device = found.value.device;
   }
   if (device != line.device()) {
-    std::string const whose = device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
+    std::string const whose =
+        device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
     throw invalid_use(op, named() + " is " + whose + "gpu:" + std::to_string(line.device()),
                       "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
   }
@@ -281,7 +310,9 @@ void use_on(clock::timeline& line, span_of what, std::string_view operation, std
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
-clock::timeline& communicator::state::line(std::string_view operation, here at) const { return streams::current_line(all->owner(operation, at), all->device(rank), at); }
+clock::timeline& communicator::state::line(std::string_view operation, here at) const {
+  return streams::current_line(all->owner(operation, at), all->device(rank), at);
+}
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
 communicator::communicator(communicator&&) noexcept = default;
@@ -295,17 +326,21 @@ std::vector<communicator> communicator::in_process(std::span<weir::device const>
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::in_process", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
-      throw invalid_use("communicator::in_process", "gpu:" + std::to_string(ordinal) + " is named twice", "Each rank has its own device", at);
+      throw invalid_use("communicator::in_process", "gpu:" + std::to_string(ordinal) + " is named twice",
+                        "Each rank has its own device", at);
     }
     ordinals.push_back(ordinal);
   }
   for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
-  auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals) : peer::carried_by_nccl(owner, ordinals, at);
-  by = peer::carried_in_chains(owner, ordinals, std::move(by), owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
+  auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals)
+                                        : peer::carried_by_nccl(owner, ordinals, at);
+  by = peer::carried_in_chains(owner, ordinals, std::move(by),
+                               owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
   auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
   owner.part<peer::groups>().add(all);
   std::vector<communicator> ranks;
-  for (int rank = 0; rank < all->size(); ++rank) ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
+  for (int rank = 0; rank < all->size(); ++rank)
+    ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
   return ranks;
 }
 
@@ -317,13 +352,16 @@ namespace {
 
 void require_reducible(dtype type, std::string_view operation, here at) {
   if (!peer::reducible(type)) {
-    throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)), "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+    throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
   }
 }
 
 void require_rank(int root, int ranks, std::string_view operation, here at) {
   if (root < 0 || root >= ranks) {
-    throw invalid_use(std::string(operation), "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks", "Ranks count from 0 to " + std::to_string(ranks - 1), at);
+    throw invalid_use(std::string(operation),
+                      "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks",
+                      "Ranks count from 0 to " + std::to_string(ranks - 1), at);
   }
 }
 
@@ -331,18 +369,27 @@ void require_rank(int root, int ranks, std::string_view operation, here at) {
 void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, std::string_view operation, here at) {
   std::string const op(operation);
   if (whole.type != part.type) {
-    throw invalid_use(op, "out and in are of " + std::string(name_of(whole.type)) + " and " + std::string(name_of(part.type)), "Both sides have one element type", at);
+    throw invalid_use(
+        op, "out and in are of " + std::string(name_of(whole.type)) + " and " + std::string(name_of(part.type)),
+        "Both sides have one element type", at);
   }
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
-    throw invalid_use(op, "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) + " ranks do not make " + std::to_string(whole.count), "The whole holds as many parts as there are ranks", at);
+    throw invalid_use(op,
+                      "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) +
+                          " ranks do not make " + std::to_string(whole.count),
+                      "The whole holds as many parts as there are ranks", at);
   }
   auto const begin = [](span_of s) { return reinterpret_cast<std::uintptr_t>(s.data); };
   auto const bytes = [](span_of s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.type); };
   bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
   if (!apart && !slice) {
-    throw invalid_use(op, "the part at " + peer::address_text(part.data) + " overlaps the whole at " + peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) + "'s slice of it", "Give that slice, or memory apart", at);
+    throw invalid_use(op,
+                      "the part at " + peer::address_text(part.data) + " overlaps the whole at " +
+                          peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
+                          "'s slice of it",
+                      "Give that slice, or memory apart", at);
   }
 }
 
@@ -352,14 +399,16 @@ stamp communicator::all_reduce(span_of what, reduction how, here at) {
   require_reducible(what.type, "all_reduce", at);
   clock::timeline& on = state_->line("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::broadcast(span_of what, int root, here at) {
   require_rank(root, size(), "broadcast", at);
   clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
+  return state_->all->issue(
+      state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::scatter(span_of out, span_of in, int root, here at) {
@@ -371,7 +420,9 @@ stamp communicator::scatter(span_of out, span_of in, int root, here at) {
     peer::use_on(on, in, "scatter", "in", at);
   }
   peer::use_on(on, out, "scatter", "out", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::scatter, out.type, reduction::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+  return state_->all->issue(
+      state_->rank, on,
+      {peer::verb::scatter, out.type, reduction::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
 }
 
 stamp communicator::gather(span_of out, span_of in, int root, here at) {
@@ -383,7 +434,9 @@ stamp communicator::gather(span_of out, span_of in, int root, here at) {
     peer::use_on(on, out, "gather", "out", at);
   }
   peer::use_on(on, in, "gather", "in", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::gather, in.type, reduction::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+  return state_->all->issue(
+      state_->rank, on,
+      {peer::verb::gather, in.type, reduction::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
 stamp communicator::all_gather(span_of out, span_of in, here at) {
@@ -391,7 +444,8 @@ stamp communicator::all_gather(span_of out, span_of in, here at) {
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::all_gather, in.type, reduction::sum, 0, in.count, in.data, out.data}, at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::all_gather, in.type, reduction::sum, 0, in.count, in.data, out.data}, at);
 }
 
 stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here at) {
@@ -400,7 +454,8 @@ stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here 
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
-  return state_->all->issue(state_->rank, on, {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, here at) {

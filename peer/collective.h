@@ -1,4 +1,5 @@
-// A collective as its ranks ask for it, what the ranks of one communicator share on the host, and who carries it out.
+// A collective as its ranks ask for it, what the ranks of one communicator share on the host,
+// and who carries it out.
 // Threads: any; each rank by one thread at a time.
 #pragma once
 #include <array>
@@ -21,9 +22,10 @@ struct request {
   dtype type = float32;
   reduction how = reduction::sum;
   int root = 0;
-  std::int64_t count = 0;     // elements of one part: the whole buffer; all_gather's and gather's in; reduce_scatter's and scatter's out
-  void const* in = nullptr;   // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
-  void* out = nullptr;        // null: gather, on a rank that is not its root
+  // elements of one part: the whole buffer; all_gather's and gather's in; reduce_scatter's and scatter's out
+  std::int64_t count = 0;
+  void const* in = nullptr;  // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
+  void* out = nullptr;       // null: gather, on a rank that is not its root
 
   bool reduces() const noexcept { return what == verb::all_reduce || what == verb::reduce_scatter; }
   bool has_root() const noexcept { return what == verb::broadcast || what == verb::scatter || what == verb::gather; }
@@ -40,23 +42,28 @@ struct request {
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, for NCCL knows neither
 
-// Carries out what all ranks have agreed on. NCCL's, or parts on simulated streams; before it, one that has chains for large data.
+// Carries out what all ranks have agreed on. NCCL's, or parts on simulated streams;
+// before it, one that has chains for large data.
 class carrier {
  public:
   virtual ~carrier() = default;
-  // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks). Blocks: only as NCCL does.
+  // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks).
+  // Blocks: only as NCCL does.
   // Throws: device_lost, driver_error: then nothing is under way, or broken() says why no rank can go on.
   virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, here) = 0;
   // What keeps the ranks from going on, "" when nothing does: asked before each collective. Any thread.
   virtual std::string broken(int rank) = 0;
   virtual void abort() noexcept = 0;            // any thread; idempotent. Ensures: no stream waits for a rank any more
   virtual void leave(int rank) noexcept = 0;    // the end of a rank. Requires: it issued nothing that others have not
-  virtual std::string said(int /*rank*/) const { return {}; }  // by what way the rank's last collective with a root went, and why. Threads: the rank's
+  // by what way the rank's last collective with a root went, and why. Threads: the rank's
+  virtual std::string said(int /*rank*/) const { return {}; }
 };
 std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
 // Large broadcasts, scatters and gathers by weir's own copies, all else by that one. `name`: of that one.
-std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>, char const* name, here);
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here);  // Throws: not_supported, driver_error
+std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>,
+                                           char const* name, here);
+// Throws: not_supported, driver_error
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here);
 
 // The ranks' meeting place on the host.
 // Invariant: the i-th collective of every rank is the same but for its addresses.
@@ -105,7 +112,8 @@ class group {
 
 std::string address_text(void const*);  // "0x7f10…"
 
-// Throws invalid_use unless all of the elements lie in one block of that device. Marks the block for the stream.
+// Throws invalid_use unless all of the elements lie in one block of that device.
+// Marks the block for the stream.
 void use_on(clock::timeline&, span_of, std::string_view operation, std::string_view operand, here);
 
 }  // namespace weir::peer

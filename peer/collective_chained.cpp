@@ -1,8 +1,9 @@
-// The carrier before the others: ranks that ask for a large broadcast, scatter or gather meet on the host, and the last of them has
-// chains carry it, or lets all go on to the carrier behind.
+// The carrier before the others: ranks that ask for a large broadcast, scatter or gather meet on the host,
+// and the last of them has chains carry it, or lets all go on to the carrier behind.
 // Threads: each rank by one thread at a time; abort by any. A rank waits here for those of its turn.
 //
-// Invariant: while a meeting is full, none of its ranks' threads leaves before the last has given everything to all their streams.
+// Invariant: while a meeting is full, none of its ranks' threads leaves before the last has given everything
+// to all their streams.
 #include <map>
 
 #include "peer/chains.h"
@@ -22,34 +23,50 @@ struct meeting {
   std::string way;  // in words
 };
 
-std::string size_text(std::size_t bytes) { return bytes >> 20 ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes) + " B"; }
+std::string size_text(std::size_t bytes) {
+  return bytes >> 20 ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes) + " B";
+}
 
 class chained_carrier final : public carrier {
  public:
-  chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name, here at)
-      : runtime_(r), chains_(r.part<chains>()), devices_(std::move(devices)), others_(std::move(others)), name_(name), said_(devices_.size()) {
+  chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name,
+                  here at)
+      : runtime_(r),
+        chains_(r.part<chains>()),
+        devices_(std::move(devices)),
+        others_(std::move(others)),
+        name_(name),
+        said_(devices_.size()) {
     if (devices_.size() < 2 || !chains_.ever()) return;
-    r.part<links>().prove_all(devices_, at);  // later there may always be collectives under way, beside which nothing is tried
+    // later there may always be collectives under way, beside which nothing is tried
+    r.part<links>().prove_all(devices_, at);
     lanes_ = chains_.lease(devices_, at);
   }
 
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
     auto& said = said_[static_cast<std::size_t>(rank)];
     if (!r.has_root()) return others_->issue(rank, on, turn, r, at);
-    std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()), from = chains_.from(r.what, devices_.size());
+    std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()),
+                      from = chains_.from(r.what, devices_.size());
     if (bytes < from || !lanes_ || bytes == 0) {
-      said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for" : size_text(bytes) + " are less than " + size_text(from));
+      said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for"
+                                                        : size_text(bytes) + " are less than " + size_text(from));
       return others_->issue(rank, on, turn, r, at);
     }
     auto const met = meet(rank, {&on, r, on.captured().value}, turn, at);
-    if (!met) throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted", "Make a new one with communicator::in_process", at);
+    if (!met)
+      throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
+                         "Make a new one with communicator::in_process", at);
     said = met->way;
     if (!met->carried) return others_->issue(rank, on, turn, r, at);
-    if (!met->refused.ok()) throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies", "The same call may be made again, by all ranks", at);
+    if (!met->refused.ok())
+      throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies",
+                    "The same call may be made again, by all ranks", at);
   }
 
   std::string broken(int rank) override {
-    if (int const device = lost_.load(); device >= 0) return "gpu:" + std::to_string(device) + " is lost, and copies with it";
+    if (int const device = lost_.load(); device >= 0)
+      return "gpu:" + std::to_string(device) + " is lost, and copies with it";
     return others_->broken(rank);
   }
   void abort() noexcept override {
@@ -74,10 +91,12 @@ class chained_carrier final : public carrier {
 
   std::string by_others(std::string const& why) const { return std::string(name_) + ": " + why; }
   std::string operands(int rank, request const& r) const {
-    return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() + " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+    return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
+           " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
   }
 
-  // Blocks: until all ranks are here, and the last of them has seen to it. Returns: null when somebody aborted before that.
+  // Blocks: until all ranks are here, and the last of them has seen to it. Returns:
+  // null when somebody aborted before that.
   std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, here at) {
     std::shared_ptr<meeting> here_is;
     {
@@ -92,7 +111,9 @@ class chained_carrier final : public carrier {
       here_is = open;
       here_is->parts[static_cast<std::size_t>(rank)] = mine;
       if (++here_is->came < static_cast<int>(devices_.size())) {
-        changed_.wait(s.lock(), [&] { return here_is->over || (s->aborted && here_is->came < static_cast<int>(devices_.size())); });
+        changed_.wait(s.lock(), [&] {
+          return here_is->over || (s->aborted && here_is->came < static_cast<int>(devices_.size()));
+        });
         return here_is->over ? here_is : nullptr;
       }
       s->open.erase(turn);
@@ -139,7 +160,8 @@ class chained_carrier final : public carrier {
 
 }  // namespace
 
-std::unique_ptr<carrier> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices, std::unique_ptr<carrier> others, char const* name, here at) {
+std::unique_ptr<carrier> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices,
+                                           std::unique_ptr<carrier> others, char const* name, here at) {
   return std::make_unique<chained_carrier>(owner, devices, std::move(others), name, at);
 }
 

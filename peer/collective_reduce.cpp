@@ -15,7 +15,8 @@ struct half { std::uint16_t bits; };
 struct brain { std::uint16_t bits; };
 
 float widen(half h) noexcept {
-  std::uint32_t const sign = static_cast<std::uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu, fraction = h.bits & 0x3ffu;
+  std::uint32_t const sign = static_cast<std::uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
+                      fraction = h.bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
   if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
   float const small = std::ldexp(static_cast<float>(fraction), -24);
@@ -25,7 +26,8 @@ float widen(brain b) noexcept { return std::bit_cast<float>(static_cast<std::uin
 
 // To the nearest, ties to even.
 half narrow(float value, half) noexcept {
-  std::uint32_t const bits = std::bit_cast<std::uint32_t>(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
+  std::uint32_t const bits = std::bit_cast<std::uint32_t>(value), sign = bits >> 16 & 0x8000u,
+                      rest = bits & 0x7fffffffu;
   if (rest > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
   if (rest >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // 65520 and above round to infinity
   if (rest < 0x38800000u) {  // below 2^-14: a multiple of 2^-24
@@ -43,7 +45,8 @@ brain narrow(float value, brain) noexcept {
 
 // What elements of T are added as.
 template <class T>
-using wide = std::conditional_t<std::is_integral_v<T>, std::int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
+using wide = std::conditional_t<std::is_integral_v<T>, std::int64_t,
+                                std::conditional_t<std::is_same_v<T, double>, double, float>>;
 
 template <class T>
 wide<T> load(T value) noexcept {
@@ -72,7 +75,8 @@ W add(W a, W b) noexcept {
 }
 
 template <class T, class Combine>
-void by_blocks(std::span<void const* const> in, std::span<void* const> out, std::int64_t begin, std::int64_t end, bool divide, Combine combine) {
+void by_blocks(std::span<void const* const> in, std::span<void* const> out, std::int64_t begin, std::int64_t end,
+               bool divide, Combine combine) {
   constexpr std::int64_t block = 1024;
   std::array<wide<T>, block> sum;
   auto const ranks = static_cast<wide<T>>(in.size());
@@ -95,7 +99,8 @@ void by_blocks(std::span<void const* const> in, std::span<void* const> out, std:
 }
 
 template <class T>
-void reduce_as(reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin, std::int64_t end) {
+void reduce_as(reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+               std::int64_t end) {
   using W = wide<T>;
   switch (how) {
     case reduction::sum: return by_blocks<T>(in, out, begin, end, false, add<W>);
@@ -107,7 +112,8 @@ void reduce_as(reduction how, std::span<void const* const> in, std::span<void* c
 
 }  // namespace
 
-void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin, std::int64_t end) {
+void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+            std::int64_t end) {
   switch (type) {
     case float32: return reduce_as<float>(how, in, out, begin, end);
     case float64: return reduce_as<double>(how, in, out, begin, end);

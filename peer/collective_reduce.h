@@ -1,4 +1,5 @@
-// Element-wise arithmetic of collectives on a simulated machine: many inputs, one result, written to many places.
+// Element-wise arithmetic of collectives on a simulated machine:
+// many inputs, one result, written to many places.
 // Threads: any, on ranges that do not overlap.
 #pragma once
 #include <span>
@@ -7,9 +8,11 @@
 
 namespace weir::peer {
 
-// For each element of [begin, end): reduces the inputs in their order and writes the result to every output, so that all
-// hold the same bits. Outputs may be inputs. 16-bit floats are added as float32, integers narrower than 64 bits as int64.
+// For each element of [begin, end): reduces the inputs in their order and writes the result to every output,
+// so that all hold the same bits. Outputs may be inputs. 16-bit floats are added as float32, integers
+// narrower than 64 bits as int64.
 // Requires: reducible(type).
-void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin, std::int64_t end);
+void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+            std::int64_t end);
 
 }  // namespace weir::peer

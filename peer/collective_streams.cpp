@@ -1,4 +1,5 @@
-// Collectives of a simulated machine: each rank's part is three pieces of work on its own stream, and no thread ever waits.
+// Collectives of a simulated machine: each rank's part is three pieces of work on its own stream,
+// and no thread ever waits.
 // Threads: each rank by one thread at a time; abort by any. Parts run on the machine's workers.
 //
 //   arrive   says that this rank's buffers may be read and written
@@ -27,12 +28,19 @@ struct fate {
 };
 
 struct meeting {
-  meeting(request const& r, int ranks, std::shared_ptr<fate> f) : what(r), in(static_cast<std::size_t>(ranks)), out(in.size()), dropped(in.size()), given(in.size()), at(in.size()), over(std::move(f)) {}
+  meeting(request const& r, int ranks, std::shared_ptr<fate> f)
+      : what(r),
+        in(static_cast<std::size_t>(ranks)),
+        out(in.size()),
+        dropped(in.size()),
+        given(in.size()),
+        at(in.size()),
+        over(std::move(f)) {}
   request const what;
   std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
   std::vector<void*> out;
-  // A part that is dropped before it ran was refused (its enqueue says so) or is lost. Of each rank: how many were dropped,
-  // and whether all have been enqueued, after which none is a refused one.
+  // A part that is dropped before it ran was refused (its enqueue says so) or is lost. Of each rank: how many
+  // were dropped, and whether all have been enqueued, after which none is a refused one.
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
   std::vector<here> at;         // of each rank's call, written before its arrive is enqueued
@@ -51,7 +59,8 @@ struct meeting {
 };
 
 void meeting::do_share(int rank) const noexcept {
-  std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type), part = static_cast<std::size_t>(what.count) * size;
+  std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type),
+                    part = static_cast<std::size_t>(what.count) * size;
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
   switch (what.what) {
     case verb::all_reduce: {
@@ -69,10 +78,13 @@ void meeting::do_share(int rank) const noexcept {
       if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
       return;
     case verb::scatter:
-      if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part; from != out[r]) std::memcpy(out[r], from, part);
+      if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part;
+          from != out[r])
+        std::memcpy(out[r], from, part);
       return;
     case verb::gather:
-      if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r]) std::memcpy(to, in[r], part);
+      if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r])
+        std::memcpy(to, in[r], part);
       return;
     case verb::all_gather:
       for (void* const whole : out) {
@@ -90,12 +102,15 @@ struct part {
   step does;
   bool ran = false;
 
-  bool ready() const noexcept { return does == step::arrive || (does == step::share ? where->all_arrived() : where->all_done()); }
+  bool ready() const noexcept {
+    return does == step::arrive || (does == step::share ? where->all_arrived() : where->all_done());
+  }
   void run() noexcept {
     ran = true;
     if (does == step::arrive) where->arrived.fetch_add(1);
     if (does != step::share) return;
-    where->working.fetch_add(1);  // before the look at `over`: a depart that saw `over` and nobody working is not overtaken
+    // before the look at `over`: a depart that saw `over` and nobody working is not overtaken
+    where->working.fetch_add(1);
     if (!where->over->over.load()) {
       where->do_share(rank);
       where->done.fetch_add(1);
@@ -113,7 +128,8 @@ struct part {
   std::string name() const {
     here const& at = where->at[static_cast<std::size_t>(rank)];
     std::string_view const file = at.file ? at.file : "?";
-    return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line) + ")";
+    return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" +
+           std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line) + ")";
   }
   bool needs(part const& other) const noexcept {
     if (other.where != where || other.rank == rank || other.ran) return false;
@@ -122,7 +138,8 @@ struct part {
   std::string missing() const {
     std::string none;
     for (int r = 0; r < where->ranks(); ++r) {
-      if (!where->given[static_cast<std::size_t>(r)].load()) none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
+      if (!where->given[static_cast<std::size_t>(r)].load())
+        none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
     }
     return none.empty() ? none : none + "'s part";
   }
@@ -130,12 +147,14 @@ struct part {
 
 bool is_ready(void* p) { return static_cast<part*>(p)->ready(); }
 
-driver::sim::words const parts_words{is_ready, [](void* p) { return static_cast<part*>(p)->name(); },
-                                     [](void* p, void* other) { return static_cast<part*>(p)->needs(*static_cast<part*>(other)); },
-                                     [](void* p) { return static_cast<part*>(p)->missing(); }};
+driver::sim::words const parts_words{
+    is_ready, [](void* p) { return static_cast<part*>(p)->name(); },
+    [](void* p, void* other) { return static_cast<part*>(p)->needs(*static_cast<part*>(other)); },
+    [](void* p) { return static_cast<part*>(p)->missing(); }};
 
 driver::work work_of(std::unique_ptr<part> p) {
-  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(), is_ready};
+  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(),
+          is_ready};
 }
 
 class streams_carrier final : public carrier {
@@ -145,7 +164,8 @@ class streams_carrier final : public carrier {
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
     std::size_t const mine = static_cast<std::size_t>(rank);
     std::unique_ptr<part> parts[3];  // all or none: a host without memory for the last has not given the first
-    for (auto const does : {part::step::arrive, part::step::share, part::step::depart}) parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
+    for (auto const does : {part::step::arrive, part::step::share, part::step::depart})
+      parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
     std::shared_ptr<meeting> where;
     {
       auto open = open_.lock();
@@ -159,9 +179,16 @@ class streams_carrier final : public carrier {
     }
     for (auto& p : parts) p->where = where;
     auto const touches = r.touches(devices_.size());
-    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) { return runtime_.machine().enqueue(on.device(), on.handle(), uses, work_of(std::move(parts[static_cast<int>(does)]))); };
-    auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
-    // Declared by arrive: until it has run nobody else looks at them, so a machine may even fill them with nonsense before.
+    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) {
+      return runtime_.machine().enqueue(on.device(), on.handle(), uses,
+                                        work_of(std::move(parts[static_cast<int>(does)])));
+    };
+    auto const operands = [&] {
+      return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() +
+             " on gpu:" + std::to_string(on.device());
+    };
+    // Declared by arrive: until it has run nobody else looks at them,
+    // so a machine may even fill them with nonsense before.
     base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
     driver::status s = enqueue(part::step::arrive, touches);
     if (!s.ok()) {
@@ -183,8 +210,12 @@ class streams_carrier final : public carrier {
 
   std::string broken(int) override {
     if (!fate_->over.load()) return {};
-    if (int const rank = fate_->lost_rank.load(); rank >= 0) return "a part of rank " + std::to_string(rank) + " never ran: gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]) + " is lost";
-    if (int const rank = fate_->failed_rank.load(); rank >= 0) return "a part of rank " + std::to_string(rank) + " was refused by gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+    if (int const rank = fate_->lost_rank.load(); rank >= 0)
+      return "a part of rank " + std::to_string(rank) +
+             " never ran: gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]) + " is lost";
+    if (int const rank = fate_->failed_rank.load(); rank >= 0)
+      return "a part of rank " + std::to_string(rank) +
+             " was refused by gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
     return "the communicator was aborted";
   }
 

@@ -34,7 +34,8 @@ std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) +
 
 class device_block {
  public:
-  device_block(memory::allocator& m, clock::timeline& home, here at) : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
+  device_block(memory::allocator& m, clock::timeline& home, here at)
+      : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
   ~device_block() {
     try {
       memory_.deallocate(data_, nullptr, here::current());
@@ -81,14 +82,16 @@ struct links::state {
     friend bool operator==(flow const&, flow const&) = default;
   };
   struct hash_of_flow {
-    std::size_t operator()(flow const& f) const noexcept { return reinterpret_cast<std::size_t>(f.block) / 64 * 31 + static_cast<std::size_t>(f.from); }
+    std::size_t operator()(flow const& f) const noexcept {
+      return reinterpret_cast<std::size_t>(f.block) / 64 * 31 + static_cast<std::size_t>(f.from);
+    }
   };
   struct known_pairs {
     std::vector<pair> pairs;
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
-    std::vector<std::uint64_t> connected{};                     // by device: the peers that memory was opened with, a bit each
-    std::vector<bool> met{};                                    // pairs: all memory of `to` is open to `from`, or never will be
-    std::vector<std::uint64_t> open{};                          // by device: to whom all its memory is, or is about to be
+    std::vector<std::uint64_t> connected{};  // by device: the peers that memory was opened with, a bit each
+    std::vector<bool> met{};  // pairs: all memory of `to` is open to `from`, or never will be
+    std::vector<std::uint64_t> open{};  // by device: to whom all its memory is, or is about to be
     std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
   };
   struct trial_page {
@@ -123,7 +126,8 @@ struct links::state {
   base::guarded<known_pairs> in;
   base::guarded<std::vector<look>> looks;
   base::mutex trying;                   // held by the thread that tries a link out
-  std::vector<clock::timeline*> lines;  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+  std::vector<clock::timeline*> lines;
   std::vector<trial_page> pages;        // under trying: between trials those that the driver did not take back
   base::atomic<std::size_t> left_over{0};  // how many these are
   base::atomic<std::uint64_t> trier{0};    // the thread that has `trying`, while it tries
@@ -154,7 +158,8 @@ struct links::state {
     if (devices <= most_peers + 1 || machine.simulated()) return false;
     auto const on_fabric = [&](int device) {
       auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
-      return std::any_of(ends.begin(), ends.end(), [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
+      return std::any_of(ends.begin(), ends.end(),
+                         [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
     };
     return on_fabric(from) && on_fabric(to);
   }
@@ -171,10 +176,12 @@ struct links::state {
     return true;
   }
 
-  // A stream that stands idle is answered for at once. One that never does is asked about what it had been given at an earlier
-  // look: a stamp of now would be behind new work at each.
+  // A stream that stands idle is answered for at once. One that never does is asked about what it had been
+  // given at an earlier look: a stamp of now would be behind new work at each.
   bool under_way(clock::timeline& line, std::vector<look>& before) const {
-    auto const settled = [](driver::result<bool> const& done) { return done.ok() ? done.value : done.is.what == driver::code::lost; };
+    auto const settled = [](driver::result<bool> const& done) {
+      return done.ok() ? done.value : done.is.what == driver::code::lost;
+    };
     std::uint64_t const given = line.collectives();
     look const now{line.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
@@ -212,7 +219,8 @@ struct links::state {
     return *line;
   }
 
-  // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of which nobody knows what it does.
+  // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of
+  // which nobody knows what it does.
   driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
     auto& machine = owner.machine();
     auto const made = machine.create(to, bytes);
@@ -292,13 +300,16 @@ struct links::state {
     must(far.wait(near.now()));
     streams::enqueue_copy(far, arrived.data(), there, proof_bytes, at);
     must(clocks.synchronize(far.now()));
-    bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) && !std::memcmp(arrived.data(), sent.data(), proof_bytes);
+    bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) &&
+                       !std::memcmp(arrived.data(), sent.data(), proof_bytes);
     return right ? trust::proven : trust::wrong;
   }
 };
 
 links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {
-  state_->callback = state_->memory.add_callback([](void* self, memory_report const&) { return static_cast<state*>(self)->give_left_over_back(); }, state_.get(), -1);
+  state_->callback = state_->memory.add_callback(
+      [](void* self, memory_report const&) { return static_cast<state*>(self)->give_left_over_back(); }, state_.get(),
+      -1);
 }
 
 links::~links() {
@@ -349,7 +360,8 @@ driver::status links::open_all(int to, std::uint64_t readers) {
   std::uint64_t news = 0;
   {
     auto p = state_->in.lock();
-    news = readers & ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
+    news = readers &
+           ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
   }
   driver::status s;
   if (auto* const own = r.part_if_made<exports>()) s = own->open_to(to, readers);
@@ -372,10 +384,12 @@ bool links::may_try() { return !state_->collectives_under_way(); }
 void links::must_reach(int from, int to, std::string_view operation, here at) {
   auto const is = prove(from, to, at);
   if (is == trust::proven) return;
-  std::string const why = is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
-                          : is == trust::refused ? "These devices do not reach each other: copy instead"
-                          : !may_be_opened(to)    ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
-                                                  : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
+  std::string const why =
+      is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
+      : is == trust::refused ? "These devices do not reach each other: copy instead"
+      : !may_be_opened(to)
+          ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
+          : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
   throw not_supported(std::string(operation), pair_text(from, to), why, at);
 }
 
@@ -401,9 +415,11 @@ void links::flowed(int from, memory::allocator& of, memory::block const& block, 
       so_far += bytes;
       if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
     }
-    // A trial waits. Streams that share a connection would make it wait for ranks that may wait for this thread: another time.
+    // A trial waits. Streams that share a connection would make it wait for ranks that may wait for this
+    // thread: another time.
     if (known(from, of.device()) == trust::claimed && my.collectives_under_way()) return;
-    my.in.lock()->flows.erase(key);  // what is refused now, or lies at this address later, is asked for after as much again
+    // what is refused now, or lies at this address later, is asked for after as much again
+    my.in.lock()->flows.erase(key);
     if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
   } catch (...) {}  // copies work without
 }
@@ -439,7 +455,8 @@ std::vector<link> links(here at) {
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
       if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
       auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
-      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics, is == peer::links::trust::proven, is == peer::links::trust::wrong});
+      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics,
+                       is == peer::links::trust::proven, is == peer::links::trust::wrong});
     }
   }
   return table;
@@ -447,7 +464,8 @@ std::vector<link> links(here at) {
 
 bool can_access_peer(device from, device to, here at) {
   auto& r = streams::current_runtime(at);
-  int const reader = streams::resolve(from, r, "can_access_peer", at), owner = streams::resolve(to, r, "can_access_peer", at);
+  int const reader = streams::resolve(from, r, "can_access_peer", at),
+            owner = streams::resolve(to, r, "can_access_peer", at);
   require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
   auto const known = links_of(r).known(reader, owner);
   return known == peer::links::trust::claimed || known == peer::links::trust::proven;
@@ -465,8 +483,9 @@ void grant_access(void const* block, device reader, here at) {
     links_of(r).must_reach(from, its->device, "grant_access", at);
     links_of(r).meet(from, its->device, at);
     bool const own = its->kind == observe::sharing::exported;
-    require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from), "grant_access",
-            "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
+    require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from),
+            "grant_access", "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+            "Copy instead, or try again", at);
     return;
   }
   if (!found) {
@@ -478,7 +497,9 @@ void grant_access(void const* block, device reader, here at) {
   links_of(r).must_reach(from, to, "grant_access", at);
   links_of(r).meet(from, to, at);
   if (memory->granted(block, from)) return;
-  require(memory->grant(block, from), "grant_access", streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from), "Copy instead, or try again", at);
+  require(memory->grant(block, from), "grant_access",
+          streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
+          "Copy instead, or try again", at);
 }
 
 }  // namespace weir

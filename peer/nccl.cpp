@@ -1,5 +1,6 @@
 // Collectives on GPUs: NCCL, found at run time; the only file that sees its header.
-// Threads: each rank by one thread at a time; abort by any. NCCL wants at most one thread at a time on communicators of one device.
+// Threads: each rank by one thread at a time; abort by any.
+// NCCL wants at most one thread at a time on communicators of one device.
 //
 // The environment is NCCL's own and is left as it is.
 #include "peer/collective.h"
@@ -16,8 +17,10 @@ namespace weir::peer {
 namespace {
 
 // Every entry point used, by NCCL's own name and type.
-#define WEIR_NCCL_CALLS(X) \
-  X(GetVersion) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
+#define WEIR_NCCL_CALLS(X)                                                                                       \
+  X(GetVersion)                                                                                                  \
+  X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
+      X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -26,8 +29,8 @@ struct library {
   std::string why;  // it cannot be used; "" when it can
 };
 
-// Older ones let GPUs of one process write straight into each other's user buffers, registered or not: mapped memory that
-// was never granted to the peer does not allow it.
+// Older ones let GPUs of one process write straight into each other's user buffers, registered or not: mapped
+// memory that was never granted to the peer does not allow it.
 constexpr int oldest = 22600;
 
 library load() {
@@ -47,7 +50,8 @@ library load() {
   if (!missing.empty()) {
     found.why = "libnccl.so.2 lacks" + missing;
   } else if (found.GetVersion(&version) != ncclSuccess || version < oldest) {
-    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) + " (2.26) or newer";
+    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) +
+                " (2.26) or newer";
   }
   return found;
 }
@@ -90,11 +94,14 @@ std::string words(ncclResult_t r, ncclComm_t on) {
 
 class nccl_carrier final : public carrier {
  public:
-  nccl_carrier(runtime::impl& r, std::vector<int> devices, here at) : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
+  nccl_carrier(runtime::impl& r, std::vector<int> devices, here at)
+      : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
     std::vector<ncclComm_t> made(devices_.size());
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess) {
-      throw driver_error(static_cast<int>(answer), "communicator::in_process", std::to_string(devices_.size()) + " GPUs: NCCL answers " + words(answer, nullptr), "NCCL_DEBUG=INFO makes NCCL say more", at);
+      throw driver_error(static_cast<int>(answer), "communicator::in_process",
+                         std::to_string(devices_.size()) + " GPUs: NCCL answers " + words(answer, nullptr),
+                         "NCCL_DEBUG=INFO makes NCCL say more", at);
     }
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
@@ -105,7 +112,10 @@ class nccl_carrier final : public carrier {
     if (r.count == 0) return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
-    auto const operands = [&] { return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() + " on gpu:" + std::to_string(on.device()); };
+    auto const operands = [&] {
+      return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
+             " on gpu:" + std::to_string(on.device());
+    };
     require(machine.make_current(on.device()), name_of(r.what), operands(), "", at);
     auto const native = machine.native(on.device(), on.handle());
     require(native.is, name_of(r.what), operands(), "", at);
@@ -113,21 +123,30 @@ class nccl_carrier final : public carrier {
     std::string text;
     {
       base::lock_guard const lock(mine.calls);
-      if (!mine.comm) throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted", "Make a new one with communicator::in_process", at);
+      if (!mine.comm)
+        throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
+                           "Make a new one with communicator::in_process", at);
       bool const bytes = !r.reduces();  // nothing is added: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
       switch (r.what) {
-        case verb::all_reduce: answer = nccl().AllReduce(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value); break;
-        case verb::broadcast: answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value); break;
+        case verb::all_reduce:
+          answer = nccl().AllReduce(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          break;
+        case verb::broadcast:
+          answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value);
+          break;
         case verb::all_gather: answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value); break;
-        case verb::reduce_scatter: answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value); break;
+        case verb::reduce_scatter:
+          answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          break;
         case verb::scatter:
         case verb::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
       }
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
-        if (answer != ncclInvalidArgument) mine.failed = text;  // an invalid argument changes nothing; all else ends the communicator
+        // an invalid argument changes nothing; all else ends the communicator
+        if (answer != ncclInvalidArgument) mine.failed = text;
       }
     }
     if (answer == ncclSuccess) {
@@ -137,8 +156,10 @@ class nccl_carrier final : public carrier {
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;
     }
-    if (auto const s = on.captured().is; s.what == driver::code::lost) throw_refusal(s, name_of(r.what), operands(), "", at);
-    throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text, "NCCL_DEBUG=INFO makes NCCL say more", at);
+    if (auto const s = on.captured().is; s.what == driver::code::lost)
+      throw_refusal(s, name_of(r.what), operands(), "", at);
+    throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text,
+                       "NCCL_DEBUG=INFO makes NCCL say more", at);
   }
 
   std::string broken(int rank) override {
@@ -159,7 +180,8 @@ class nccl_carrier final : public carrier {
       if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
     };
     for (one& each : ranks_) {
-      if (!each.calls.try_lock()) continue;  // its thread stands inside NCCL, perhaps connecting to a rank that never comes
+      // its thread stands inside NCCL, perhaps connecting to a rank that never comes
+      if (!each.calls.try_lock()) continue;
       end(each);
       each.calls.unlock();
     }
@@ -194,20 +216,27 @@ class nccl_carrier final : public carrier {
   }
 
  private:
-  // The ranks' parts from or to the root, as one group of sends and receives. The root's own is one of them, unless it lies in its place.
+  // The ranks' parts from or to the root, as one group of sends and receives.
+  // The root's own is one of them, unless it lies in its place.
   ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
     bool const scatters = r.what == verb::scatter;
     ncclResult_t worst = nccl().GroupStart();
     if (worst != ncclSuccess) return worst;
     auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
-    auto const place = [&](void const* whole, std::size_t of) { return static_cast<std::byte*>(const_cast<void*>(whole)) + of * bytes; };
-    bool const in_place = rank == r.root && (scatters ? place(r.in, static_cast<std::size_t>(rank)) == r.out : place(r.out, static_cast<std::size_t>(rank)) == r.in);
+    auto const place = [&](void const* whole, std::size_t of) {
+      return static_cast<std::byte*>(const_cast<void*>(whole)) + of * bytes;
+    };
+    bool const in_place = rank == r.root && (scatters ? place(r.in, static_cast<std::size_t>(rank)) == r.out
+                                                      : place(r.out, static_cast<std::size_t>(rank)) == r.in);
     for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
       int const peer = static_cast<int>(other);
       if (peer == rank && in_place) continue;
-      note(scatters ? nccl().Send(place(r.in, other), bytes, ncclUint8, peer, comm, on) : nccl().Recv(place(r.out, other), bytes, ncclUint8, peer, comm, on));
+      note(scatters ? nccl().Send(place(r.in, other), bytes, ncclUint8, peer, comm, on)
+                    : nccl().Recv(place(r.out, other), bytes, ncclUint8, peer, comm, on));
     }
-    if (!in_place) note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on) : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+    if (!in_place)
+      note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on)
+                    : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
     note(nccl().GroupEnd());
     return worst;
   }
@@ -227,7 +256,8 @@ class nccl_carrier final : public carrier {
 
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, here at) {
   if (std::string const& why = nccl().why; !why.empty()) {
-    throw not_supported("communicator::in_process", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why, "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
+    throw not_supported("communicator::in_process", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why,
+                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
   }
   return std::make_unique<nccl_carrier>(owner, devices, at);
 }
@@ -239,7 +269,8 @@ std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> 
 namespace weir::peer {
 
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here at) {
-  throw not_supported("communicator::in_process", "NCCL for " + std::to_string(devices.size()) + " GPUs: this weir was built without <nccl.h>",
+  throw not_supported("communicator::in_process",
+                      "NCCL for " + std::to_string(devices.size()) + " GPUs: this weir was built without <nccl.h>",
                       "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
 }
 

@@ -36,7 +36,8 @@ library const& nvml() {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(so ? os::find_symbol(so, name) : nullptr);
       return function != nullptr;
     };
-    found->works = find(found->init, "nvmlInit_v2") && find(found->by_bus, "nvmlDeviceGetHandleByPciBusId_v2") && find(found->state, "nvmlDeviceGetNvLinkState") &&
+    found->works = find(found->init, "nvmlInit_v2") && find(found->by_bus, "nvmlDeviceGetHandleByPciBusId_v2") &&
+                   find(found->state, "nvmlDeviceGetNvLinkState") &&
                    find(found->remote, "nvmlDeviceGetNvLinkRemotePciInfo_v2") && found->init() == 0;
     find(found->remote_kind, "nvmlDeviceGetNvLinkRemoteDeviceType");
     return found;
@@ -46,7 +47,8 @@ library const& nvml() {
 
 // "00000000:1B:00.0" and "0000:1b:00.0" are one place.
 std::string plain(std::string bus_id) {
-  std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(), [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c); });
+  std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(),
+                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c); });
   auto const colon = bus_id.find(':');
   auto const digit = bus_id.find_first_not_of('0');
   return digit == std::string::npos || colon == std::string::npos ? bus_id : bus_id.substr(std::min(digit, colon));
@@ -54,12 +56,16 @@ std::string plain(std::string bus_id) {
 
 }  // namespace
 
-int nvlinks_between(std::vector<nvlink_end> const& of_first, std::string const& first, std::vector<nvlink_end> const& of_second, std::string const& second) {
+int nvlinks_between(std::vector<nvlink_end> const& of_first, std::string const& first,
+                    std::vector<nvlink_end> const& of_second, std::string const& second) {
   auto const straight = [](std::vector<nvlink_end> const& ends, std::string const& other) {
-    return std::count_if(ends.begin(), ends.end(), [&](nvlink_end const& e) { return e.what == nvlink_end::is::gpu && plain(e.pci_bus_id) == plain(other); });
+    return std::count_if(ends.begin(), ends.end(), [&](nvlink_end const& e) {
+      return e.what == nvlink_end::is::gpu && plain(e.pci_bus_id) == plain(other);
+    });
   };
   auto const to_fabric = [](std::vector<nvlink_end> const& ends) {
-    return std::count_if(ends.begin(), ends.end(), [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
+    return std::count_if(ends.begin(), ends.end(),
+                         [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
   };
   auto const direct = std::min(straight(of_first, second), straight(of_second, first));
   return static_cast<int>(direct ? direct : std::min(to_fabric(of_first), to_fabric(of_second)));
@@ -78,7 +84,9 @@ std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
     bool const knows_kind = api.remote_kind && api.remote_kind(device, link, &kind) == 0;
     bool const knows_place = api.remote(device, link, &there) == 0;
     if (knows_kind && kind == kind_switch) ends.push_back({nvlink_end::is::fabric, {}});
-    else if (knows_place) ends.push_back({nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
+    else if (knows_place)
+      ends.push_back(
+          {nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
     else ends.push_back({nvlink_end::is::fabric, {}});  // where switches are hidden nobody names the other end
   }
   return ends;

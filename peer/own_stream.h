@@ -1,5 +1,5 @@
-// A stream of weir's own, with its clock: leased from the pool that the program's streams come from, so that one that could not be given
-// back to the driver is nobody's loss.
+// A stream of weir's own, with its clock: leased from the pool that the program's streams come from, so that
+// one that could not be given back to the driver is nobody's loss.
 // Threads: any; its end blocks until what it was given is done.
 //
 // Requires: the part it belongs to asks for the pool when it is made, and so ends before it.
@@ -13,7 +13,8 @@ namespace weir::peer {
 
 class own_stream {
  public:
-  own_stream(runtime::impl& r, int device, std::string_view operation, here where) : pool_(r.part<streams::stream_pool>()) {
+  own_stream(runtime::impl& r, int device, std::string_view operation, here where)
+      : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, priority::normal, where);
   }

@@ -28,7 +28,9 @@ struct plan {
   bool dst_open = false, src_open = false;  // to the other end's device
 };
 
-std::string text_of(plan const& p) { return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B"; }
+std::string text_of(plan const& p) {
+  return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B";
+}
 
 bool overlap(void const* a, void const* b, std::size_t bytes) {
   auto const x = reinterpret_cast<driver::address>(a), y = reinterpret_cast<driver::address>(b);
@@ -42,13 +44,15 @@ void choose(runtime::impl& r, plan& p) {
   } else if (p.dst.on_host() || p.src.on_host()) {
     bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
     p.by = pinned ? route::engine : route::staged;
-    p.reason = pinned ? "pinned memory: the device's copy engine reaches it" : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
+    p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
+                      : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
     if (!pinned || p.bytes < stripes::worth) return;
     auto const& lent = wished().lent;
     if (lent.empty()) return;
     if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
       p.by = route::striped;
-      p.reason = "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
+      p.reason =
+          "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
     } else {
       p.reason = "pinned memory: the device's copy engine reaches it, and none of the lent devices reaches the device";
     }
@@ -70,18 +74,24 @@ void choose(runtime::impl& r, plan& p) {
       return;
     }
     p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
-    p.reason = p.dst_open || p.src_open ? "device to device over the link: the memory is granted to the peer"
-                                        : "device to device by the driver: the memory is not granted to the peer until enough has been copied";
+    p.reason =
+        p.dst_open || p.src_open
+            ? "device to device over the link: the memory is granted to the peer"
+            : "device to device by the driver: the memory is not granted to the peer until enough has been copied";
   }
 }
 
 void force(plan& p, route by, here at) {
   if (by == route::automatic || by == p.by) return;
-  bool const through_slots = by == route::staged && (p.by == route::engine || p.by == route::striped || p.by == route::peer);
+  bool const through_slots =
+      by == route::staged && (p.by == route::engine || p.by == route::striped || p.by == route::peer);
   bool const straight = by == route::engine && p.by == route::striped;
   bool const anyhow_peer = by == route::peer && p.by == route::staged && !p.dst.on_host() && !p.src.on_host();
   if (!through_slots && !anyhow_peer && !straight) {
-    throw invalid_use("copy", text_of(p) + ", by route::" + std::string(name_of(by)), "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)), at);
+    throw invalid_use(
+        "copy", text_of(p) + ", by route::" + std::string(name_of(by)),
+        "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)),
+        at);
   }
   p.by = by;
   p.reason = "a route_guard of this thread says so";
@@ -93,7 +103,8 @@ plan look(runtime::impl& r, asked a, here at) {
   p.bytes = a.bytes;
   p.dst = look_at(r, "copy", "dst", a.dst, a.bytes, at);
   p.src = look_at(r, "copy", "src", a.src, a.bytes, at);
-  if (a.dst != a.src && overlap(a.dst, a.src, a.bytes)) throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
+  if (a.dst != a.src && overlap(a.dst, a.src, a.bytes))
+    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
   choose(r, p);
   force(p, wished().by, at);
   return p;
@@ -107,18 +118,26 @@ plan meet_and_look(runtime::impl& r, asked a, here at) {
   return p;
 }
 
-int device_of_stream(plan const& p) { return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device; }  // without one given; host to host: -1
+// without one given; host to host: -1
+int device_of_stream(plan const& p) {
+  return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
+}
 
 void check_stream(plan const& p, clock::timeline const& line, here at) {
   bool const is_host = p.by == route::host;
   if (is_host || line.device() == p.dst.device || line.device() == p.src.device) return;
-  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()), "Pass a stream of a device that the memory lies on", at);
+  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()),
+                    "Pass a stream of a device that the memory lies on", at);
 }
 
-void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p, here at) {
+void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
+                 here at) {
   auto waited = r.part<clock::clocks>().synchronize(s);
-  // The caller may free or reuse its memory once this throws: a refused wait is tried another way before that.
-  if (!waited.ok() && waited.what != driver::code::lost && r.machine().synchronize_stream(line.device(), line.handle()).ok()) waited = {};
+  // The caller may free or reuse its memory once this throws:
+  // a refused wait is tried another way before that.
+  if (!waited.ok() && waited.what != driver::code::lost &&
+      r.machine().synchronize_stream(line.device(), line.handle()).ok())
+    waited = {};
   if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
 }
 
@@ -140,16 +159,24 @@ struct marks_host {  // whatever was enqueued uses it
   }
 };
 
-// Copies between a line's device and another one: they come after what the other's current stream was given before this was made, and what
-// that is given comes after them once it was made to follow.
+// Copies between a line's device and another one: they come after what the other's current stream was given
+// before this was made, and what that is given comes after them once it was made to follow.
 class between {
  public:
   between(runtime::impl& r, plan const& first, clock::timeline& line, here at)
-      : r_(r), line_(line), other_(streams::current_line(r, far(first, line).device, at)), alone_(needs_no_order(first, line)) {
-    if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok()) refused(before, first, at);
+      : r_(r),
+        line_(line),
+        other_(streams::current_line(r, far(first, line).device, at)),
+        alone_(needs_no_order(first, line)) {
+    if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok())
+      refused(before, first, at);
   }
-  static bool concerns(plan const& p) { return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged); }
-  bool serves(plan const& p) const { return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_; }
+  static bool concerns(plan const& p) {
+    return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged);
+  }
+  bool serves(plan const& p) const {
+    return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_;
+  }
 
   void copy(plan const& p, asked a, here at) {
     if (p.by == route::staged) {
@@ -161,23 +188,31 @@ class between {
     }
     given_ = true;
   }
-  // Once something is enqueued the streams must come out ordered: if a wait is refused, the host waits for them instead.
+  // Once something is enqueued the streams must come out ordered:
+  // if a wait is refused, the host waits for them instead.
   void other_follows(plan const& last, here at) {
     if (!alone_ && given_) order_after(other_, line_, last, at);
   }
   void count(plan const& p, std::size_t bytes, here at) const {  // towards opening the memory
     auto const& there = far(p, line_);
     bool const open = &there == &p.dst ? p.dst_open : p.src_open;
-    if (there.memory && p.by == route::peer && !open) r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
+    if (there.memory && p.by == route::peer && !open)
+      r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
   }
 
  private:
-  static end const& far(plan const& p, clock::timeline const& line) { return line.device() == p.src.device ? p.dst : p.src; }
-  // Another process's memory is ordered by what the two say to each other: no stream of its device here has to do with it, and work given
-  // there would make two processes take turns on that device (0.1 ms each time).
-  static bool needs_no_order(plan const& p, clock::timeline const& line) { return far(p, line).foreign && p.by == route::peer; }
+  static end const& far(plan const& p, clock::timeline const& line) {
+    return line.device() == p.src.device ? p.dst : p.src;
+  }
+  // Another process's memory is ordered by what the two say to each other: no stream of its device here has
+  // to do with it, and work given there would make two processes take turns on that device (0.1 ms each
+  // time).
+  static bool needs_no_order(plan const& p, clock::timeline const& line) {
+    return far(p, line).foreign && p.by == route::peer;
+  }
   [[noreturn]] void refused(driver::status s, plan const& p, here at) const {
-    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device), "The streams of both devices could not be ordered: the same call may be made again", at);
+    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
+                  "The streams of both devices could not be ordered: the same call may be made again", at);
   }
   void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, here at) const {
     if (later.wait(earlier.now()).ok()) return;
@@ -208,8 +243,10 @@ class between {
   bool given_ = false;
 };
 
-// The first of them, and those after it that lie between the same two devices. Returns: how many, with those of zero bytes among them.
-std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line, std::span<copy_item const> items, here at) {
+// The first of them, and those after it that lie between the same two devices. Returns:
+// how many, with those of zero bytes among them.
+std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
+                            std::span<copy_item const> items, here at) {
   between both(r, plans.front(), line, at);
   std::size_t n = 0, last = 0;
   try {
@@ -228,7 +265,8 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
 }
 
 // Returns: what of it will still come to pageable memory.
-streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at, bool caller_waits = false) {
+streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at,
+                                   bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
   observe::host_span const call("copy", at, a.bytes, line.id());  // one, in however many parts it goes
@@ -251,7 +289,8 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
       mark(p.src, line, at);
       {
         marks_host const at_the_end{r, p, line};
-        bool const carried = p.by == route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
+        bool const carried =
+            p.by == route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
         if (!carried) streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
       }
       break;
@@ -345,7 +384,8 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
       auto const& [dst, src, bytes] = items[done];
-      if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));  // the caller may touch the host's memory now
+      // the caller may touch the host's memory now
+      if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
       streams::throw_refused_copy(refused, line, dst, src, bytes, at);
     }
     return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);

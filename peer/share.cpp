@@ -12,16 +12,20 @@
 namespace weir {
 
 peer_gone::peer_gone(std::string operation, std::string operands, std::string remedy, here at)
-    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy + (at.file ? std::string(" [") + at.file + ":" + std::to_string(at.line) + "]" : "")), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy +
+                         (at.file ? std::string(" [") + at.file + ":" + std::to_string(at.line) + "]" : "")),
+      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
 namespace {
 void check_size(char const* operation, size_t bytes, here at) {
   if (bytes == 0) throw invalid_use(operation, "0 B", "Ask for at least one byte: nothing else can be passed on", at);
-  if (bytes > ~size_t{0} / 4) throw invalid_use(operation, std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+  if (bytes > ~size_t{0} / 4)
+    throw invalid_use(operation, std::to_string(bytes) + " B",
+                      "The size has overflowed: check the product it was made from", at);
 }
 }  // namespace
 
-// Shared ------------------------------------------------------------------------------------------------------------
+// Shared ----------------------------------------------------------------------------------------------------
 
 shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
   auto& r = streams::current_runtime(at);
@@ -50,15 +54,18 @@ int shared_buffer::importers() const {
 
 void shared_buffer::record_stream(stream_ref s, here at) const {
   auto& line = streams::line_or_throw(s, "shared_buffer::record_stream", at);
-  if (!is_ || is_->ended) throw invalid_use("shared_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held", at);
+  if (!is_ || is_->ended)
+    throw invalid_use("shared_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held", at);
   auto& users = is_->users;
   if (std::find(users.begin(), users.end(), &line) != users.end()) return;
-  if (&line.owner().machine() != &is_->home->machine()) throw invalid_use("shared_buffer::record_stream", "a stream of another runtime", "Use streams of the runtime whose buffer it is", at);
+  if (&line.owner().machine() != &is_->home->machine())
+    throw invalid_use("shared_buffer::record_stream", "a stream of another runtime",
+                      "Use streams of the runtime whose buffer it is", at);
   is_->last_uses.reserve(users.size() + 1);
   users.push_back(&line);
 }
 
-// Opened ------------------------------------------------------------------------------------------------------------
+// Opened ----------------------------------------------------------------------------------------------------
 
 opened_buffer::opened_buffer() noexcept = default;
 opened_buffer::~opened_buffer() { reset(); }
@@ -67,19 +74,23 @@ opened_buffer& opened_buffer::operator=(opened_buffer&& other) noexcept {
   if (this != &other) reset(), is_ = std::move(other.is_);
   return *this;
 }
-void* opened_buffer::data() const noexcept { return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr; }
+void* opened_buffer::data() const noexcept {
+  return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr;
+}
 size_t opened_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
 weir::device opened_buffer::device() const { return weir::device(is_->of->device); }
 
 void opened_buffer::release(stream_ref last_use, here at) {
   auto& line = streams::line_or_throw(last_use, "opened_buffer::release", at);
   if (!is_ || is_->of->ended) return is_.reset();
-  require(is_->home->clocks().synchronize(line.now()), "opened_buffer::release", streams::describe(line), "It is still open: try again, or let it end", at);
+  require(is_->home->clocks().synchronize(line.now()), "opened_buffer::release", streams::describe(line),
+          "It is still open: try again, or let it end", at);
   is_->home->close(*is_);
   is_.reset();
 }
 
-// What cannot be waited for stays mapped, and its owner hears nothing: the memory is not used for anything else.
+// What cannot be waited for stays mapped, and its owner hears nothing:
+// the memory is not used for anything else.
 void opened_buffer::reset() noexcept {
   auto const is = std::move(is_);
   if (!is || is->of->ended || process_was_forked()) return;
@@ -88,7 +99,7 @@ void opened_buffer::reset() noexcept {
   } catch (...) {}
 }
 
-// Pools -----------------------------------------------------------------------------------------------------------------
+// Pools -----------------------------------------------------------------------------------------------------
 
 share_pool::share_pool(share_pool_options o, here at) {
   auto& r = streams::current_runtime(at);
@@ -105,7 +116,8 @@ share_pool& share_pool::operator=(share_pool&&) noexcept = default;
 namespace {
 peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
   constexpr char const* operation = "share_pool::allocate";
-  if (!is || is->ended()) throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
+  if (!is || is->ended())
+    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
   if (process_was_forked()) streams::throw_forked(operation, at);
   return *is;
 }
@@ -114,23 +126,27 @@ peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
 shared_buffer share_pool::allocate(size_t bytes, here at) {
   auto const& pool = live(is_, at);
   check_size("share_pool::allocate", bytes, at);
-  return shared_buffer(peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
+  return shared_buffer(
+      peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
 }
 
 shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
   constexpr char const* operation = "share_pool::allocate";
   auto& line = streams::line_or_throw(home, operation, at);
   if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
-    throw invalid_use(operation, streams::describe(line) + ", the pool is of gpu:" + std::to_string(device), "Pass a stream of the pool's device", at);
+    throw invalid_use(operation, streams::describe(line) + ", the pool is of gpu:" + std::to_string(device),
+                      "Pass a stream of the pool's device", at);
   }
   check_size(operation, bytes, at);
   return shared_buffer(peer::pool_books::allocate(is_, line, bytes, at));
 }
 
-share_pool_statistics share_pool::statistics() const { return is_ && !is_->ended() && !process_was_forked() ? is_->statistics() : share_pool_statistics{}; }
+share_pool_statistics share_pool::statistics() const {
+  return is_ && !is_->ended() && !process_was_forked() ? is_->statistics() : share_pool_statistics{};
+}
 size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked() ? is_->let_go_to_driver() : 0; }
 
-// The line ----------------------------------------------------------------------------------------------------------
+// The line --------------------------------------------------------------------------------------------------
 
 struct share_line::state {
   peer::owned_file socket;
@@ -153,8 +169,12 @@ struct share_line::state {
     m.checksum = peer::checksum_of(m);
     switch (os::send_message(socket.get(), peer::bytes_of(m), files, lease)) {
       case os::heard::message: return;
-      case os::heard::too_late: throw timed_out(operation, "the other process has heard " + lease_text(), "It may be stopped: try again, or end the line", at);
-      case os::heard::closed: throw peer_gone(operation, "the other process has ended, or closed its end", "Nothing was sent: start another one", at);
+      case os::heard::too_late:
+        throw timed_out(operation, "the other process has heard " + lease_text(),
+                        "It may be stopped: try again, or end the line", at);
+      case os::heard::closed:
+        throw peer_gone(operation, "the other process has ended, or closed its end",
+                        "Nothing was sent: start another one", at);
       case os::heard::refused: break;
     }
     throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
@@ -165,7 +185,8 @@ struct share_line::state {
     if (!next) next = receive(operation, at);
     if (next->what.kind == kind) return;
     bool const buffer = kind == peer::said::number;
-    throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first", buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
+    throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first",
+                      buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
   }
 
   arrived receive(char const* operation, here at) const {
@@ -173,12 +194,18 @@ struct share_line::state {
     os::received got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
     switch (got.is) {
       case os::heard::message: break;
-      case os::heard::too_late: throw timed_out(operation, "the other process has said " + lease_text(), "It may be stopped: try again, or end the line", at);
-      case os::heard::closed: throw peer_gone(operation, "the other process has ended, or closed its end", "All it said was heard: start another one", at);
+      case os::heard::too_late:
+        throw timed_out(operation, "the other process has said " + lease_text(),
+                        "It may be stopped: try again, or end the line", at);
+      case os::heard::closed:
+        throw peer_gone(operation, "the other process has ended, or closed its end",
+                        "All it said was heard: start another one", at);
       case os::heard::refused: throw driver_error(0, operation, "the system does not receive it", "Try again", at);
     }
     if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
-      throw invalid_use(operation, wrong, "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
+      throw invalid_use(
+          operation, wrong,
+          "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
     }
     out.with = {std::move(got.files[0]), std::move(got.files[1])};
     return out;
@@ -187,13 +214,17 @@ struct share_line::state {
 
 namespace {
 void check_lease(char const* operation, std::chrono::milliseconds lease, here at) {
-  if (lease.count() <= 0) throw invalid_use(operation, "a lease of " + std::to_string(lease.count()) + " ms", "Say how long to wait for the other process", at);
+  if (lease.count() <= 0)
+    throw invalid_use(operation, "a lease of " + std::to_string(lease.count()) + " ms",
+                      "Say how long to wait for the other process", at);
 }
 }  // namespace
 
 share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
   if (!os::is_message_socket(socket)) {
-    throw invalid_use("share_line", "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart", "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
+    throw invalid_use("share_line",
+                      "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart",
+                      "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
   }
   check_lease("share_line", lease, at);
   state_ = std::make_unique<state>();
@@ -219,14 +250,16 @@ void share_line::set_lease(std::chrono::milliseconds lease, here at) {
 
 namespace {
 void wait_for(clock::timeline& line, char const* operation, here at) {
-  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line), "Nothing was sent: try again", at);
+  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line),
+          "Nothing was sent: try again", at);
 }
 }  // namespace
 
 void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   constexpr char const* operation = "share_line::send";
   state& own = live(operation, at);
-  if (!b.data()) throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
+  if (!b.data())
+    throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
   wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
   if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
@@ -235,7 +268,10 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
     is.loans.erase(std::remove_if(is.loans.begin(), last, [](auto const& l) { return l.over(); }), last);
   }
   is.loans.reserve(is.loans.size() + 1);
-  auto const no_files = [&] { throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)", at); };
+  auto const no_files = [&] {
+    throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)",
+                       at);
+  };
   auto const [mine, theirs] = os::make_sockets();
   peer::loan ours{peer::owned_file(mine)};
   peer::owned_file const life(theirs);
@@ -243,8 +279,14 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
-  require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device), "Try again", at);
-  peer::message m{.kind = peer::said::buffer, .bytes = is.bytes, .handle_bytes = whole.pages.bytes(), .offset = is.offset, .origin = is.home->origin(), .serial = whole.serial};
+  require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device),
+          "Try again", at);
+  peer::message m{.kind = peer::said::buffer,
+                  .bytes = is.bytes,
+                  .handle_bytes = whole.pages.bytes(),
+                  .offset = is.offset,
+                  .origin = is.home->origin(),
+                  .serial = whole.serial};
   m.device = whole.uuid;
   own.send(operation, m, std::array{memory.value, life.get()}, at);
   is.loans.emplace_back(std::move(ours));

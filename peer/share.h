@@ -1,13 +1,15 @@
-// The two halves of sharing with other processes: blocks this process lends, and blocks of others it has mapped.
+// The two halves of sharing with other processes:
+// blocks this process lends, and blocks of others it has mapped.
 // Threads: any. No lock is held over a driver call but `opening_`, under which nobody allocates.
 //
 // A block is lent once for each time it is sent. With it goes one end of a socket, the loan's life:
-//   the owner says `lent` once, before it sends; to open, an importer takes that word, so that each loan is opened once;
-//   the importer says `opened` before it maps anything, and `released` when its work is done with the memory;
-//   the kernel closes its end when the process is gone, whatever killed it.
-// Invariant: a block serves another shared_buffer only when each of its loans is over: released, or closed without having been opened.
-// One that was opened and then closed without a word belonged to a process that was killed, and whose kernels may still run: its
-// memory goes to the driver instead, which keeps it as long as it is mapped anywhere.
+//   the owner says `lent` once, before it sends; to open, an importer takes that word, so that each loan is
+//   opened once; the importer says `opened` before it maps anything, and `released` when its work is done
+//   with the memory; the kernel closes its end when the process is gone, whatever killed it.
+// Invariant: a block serves another shared_buffer only when each of its loans is over: released, or closed
+// without having been opened. One that was opened and then closed without a word belonged to a process that
+// was killed, and whose kernels may still run:
+// its memory goes to the driver instead, which keeps it as long as it is mapped anywhere.
 #pragma once
 #include <memory>
 #include <optional>
@@ -21,11 +23,13 @@
 
 namespace weir::peer {
 
-// Physical memory and the addresses it has here. Given back step by step: what the driver refuses now is tried again later.
+// Physical memory and the addresses it has here. Given back step by step:
+// what the driver refuses now is tried again later.
 class mapped_handle {
  public:
   mapped_handle() noexcept = default;
-  mapped_handle(driver::driver& m, driver::memory_handle h, std::size_t bytes) noexcept : machine_(&m), handle_(h), bytes_(bytes) {}
+  mapped_handle(driver::driver& m, driver::memory_handle h, std::size_t bytes) noexcept
+      : machine_(&m), handle_(h), bytes_(bytes) {}
   mapped_handle(mapped_handle&& other) noexcept { *this = std::move(other); }
   mapped_handle& operator=(mapped_handle&&) noexcept;
   driver::status map(std::size_t alignment);
@@ -62,7 +66,8 @@ class loan {
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
   bool alive() const noexcept { return !released_ && !closed_; }
-  bool watched() noexcept;  // the importer keeps its end, released or not, and sees by it that the memory is still there
+  // the importer keeps its end, released or not, and sees by it that the memory is still there
+  bool watched() noexcept;
 
  private:
   owned_file life_;
@@ -72,7 +77,8 @@ class loan {
 class exports;
 class pool_books;
 struct exported {  // a block of this process: a handle of its own, or a range of a pool's
-  enum class state : std::uint8_t { lent_out, idle, looked_at };  // of a shared_buffer, or a handle of a pool; kept; by one thread
+  // of a shared_buffer, or a handle of a pool; kept; by one thread
+  enum class state : std::uint8_t { lent_out, idle, looked_at };
   mapped_handle pages;                  // nothing: it lies in another one's
   std::shared_ptr<exported> within;
   std::size_t offset = 0, room = 0;     // there; bytes
@@ -80,8 +86,8 @@ struct exported {  // a block of this process: a handle of its own, or a range o
   exported& handle() noexcept { return within ? *within : *this; }
   void* data() noexcept { return static_cast<std::byte*>(handle().pages.data()) + offset; }
   std::size_t rounded() noexcept { return within ? room : pages.bytes(); }
-  // Of a handle: its descriptor, made once and kept while the handle is. A receiver then closes one of several, at once: closing the
-  // last one of a GPU's memory took 0.6 ms. Threads: any
+  // Of a handle: its descriptor, made once and kept while the handle is. A receiver then closes one of
+  // several, at once: closing the last one of a GPU's memory took 0.6 ms. Threads: any
   driver::result<int> descriptor(driver::driver&) noexcept;
   void close_descriptor() noexcept;     // Requires: nobody sends it
 
@@ -109,8 +115,8 @@ class exports {  // a part of the runtime
   static void give_back(std::shared_ptr<exported>) noexcept;
   std::uint64_t origin() const noexcept { return origin_; }
   driver::driver& machine() const noexcept { return runtime_.machine(); }
-  // Every handle of that device, or the one in which that lies, is open to these devices, a bit each, but those that are lost. A handle that comes
-  // later asks links::readers() whom it is open to.
+  // Every handle of that device, or the one in which that lies, is open to these devices, a bit each, but
+  // those that are lost. A handle that comes later asks links::readers() whom it is open to.
   driver::status open_to(int device, std::uint64_t readers);
   driver::status open_to(void const* inside, int reader);
   std::size_t forget_idle() noexcept;  // bytes of those that no work of this process uses, whoever has opened them
@@ -118,15 +124,19 @@ class exports {  // a part of the runtime
   // For pools, which cut handles themselves ----
   void remember(std::weak_ptr<pool_books>);
   std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
-  driver::device_info about(int device, char const* operation, here) const;   // Throws: not_supported (it maps no memory), driver_error
-  enum class when_short : std::uint8_t { refuses, waits };                    // for this process's work on what was given back
+  // Throws: not_supported (it maps no memory), driver_error
+  driver::device_info about(int device, char const* operation, here) const;
+  // for this process's work on what was given back
+  enum class when_short : std::uint8_t { refuses, waits };
   // Lent out, and open to whom its device's memory is open. Throws: as take
   std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, here);
-  driver::status grant(exported&, int reader);                                // Requires: it is lent out, or a guest's
-  void keep(exported&, bool going) noexcept;                                  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
-  void begun(exported&, clock::timeline& home, here) noexcept;                // it serves somebody. Requires: one user, home
-  bool complete(exported const&) noexcept;                                    // its last uses are
-  // Blocks: until all of them are complete; where ranks may be waiting for each other, for two seconds each at most. false: some are not
+  driver::status grant(exported&, int reader);                  // Requires: it is lent out, or a guest's
+  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
+  void keep(exported&, bool going) noexcept;
+  void begun(exported&, clock::timeline& home, here) noexcept;  // it serves somebody. Requires: one user, home
+  bool complete(exported const&) noexcept;                      // its last uses are
+  // Blocks: until all of them are complete;
+  // where ranks may be waiting for each other, for two seconds each at most. false: some are not
   bool wait_for(std::vector<clock::stamp> const& uses) noexcept;
   memory_report report(int device) { return memory_.on(device).report(); }
 
@@ -136,7 +146,8 @@ class exports {  // a part of the runtime
   bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
   void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
-  bool wait_for_kept(int device) noexcept;  // what was given back, of pools too, and only waits for work of this process. false: there is none
+  // what was given back, of pools too, and only waits for work of this process. false: there is none
+  bool wait_for_kept(int device) noexcept;
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
   driver::status grant_all(exported&, std::uint64_t readers);
   void open_as_device(exported&, here);  // to whom all its memory is open. Throws: driver_error, out_of_memory
@@ -150,7 +161,7 @@ class exports {  // a part of the runtime
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
-  base::mutex granting_;                                       // held over the driver's call: two grants of one handle at once are refused
+  base::mutex granting_;  // held over the driver's call: two grants of one handle at once are refused
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
   base::guarded<std::vector<std::weak_ptr<pool_books>>> pools_;
 };
@@ -163,7 +174,7 @@ struct imported {  // memory of another process, mapped here once
   int device = -1;
   int uses = 0;                     // opened_buffers
   std::uint64_t last_closed = 0;    // unused: the count of closed buffers when it became so
-  owned_file life;                  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
+  owned_file life;  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
   bool going = false, ended = false;
 };
 
@@ -182,10 +193,11 @@ class imports {  // a part of the runtime
   ~imports();
   struct loaned {  // what came with a message
     owned_file memory, life;
-    bool taken = false, opened = false;  // its owner's word, and that this process opens it: each once, however often it is tried
+    // its owner's word, and that this process opens it: each once, however often it is tried
+    bool taken = false, opened = false;
   };
-  // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for want of memory may be
-  // tried again with them.
+  // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for
+  // want of memory may be tried again with them.
   std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, here);
   driver::status open_to(int device, std::uint64_t readers);    // as of exports
   driver::status open_to(void const* inside, int reader);

@@ -101,8 +101,14 @@ bool loan::watched() noexcept {
   return !closed_;
 }
 
-exports::exports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), memory_(r.part<memory::device_memory>()), books_(r.part<observe::memory_beside>()), origin_(os::random_number()) {
-  callback_ = memory_.add_callback([](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
+exports::exports(runtime::impl& r)
+    : runtime_(r),
+      clocks_(r.part<clock::clocks>()),
+      memory_(r.part<memory::device_memory>()),
+      books_(r.part<observe::memory_beside>()),
+      origin_(os::random_number()) {
+  callback_ = memory_.add_callback(
+      [](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
 }
 
 exports::~exports() {
@@ -116,7 +122,8 @@ exports::~exports() {
     if (gone) continue;
     b->close_descriptor();
     auto const idle = machine().synchronize_device(b->device);
-    if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();  // else nobody knows what still runs: they stay
+    // else nobody knows what still runs: they stay
+    if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();
     b->loans.clear();
   }
 }
@@ -161,7 +168,9 @@ bool exports::forget(exported& b) noexcept {
 bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
   base::unpromised const own_affair(runtime_.witness());
   bool const collectives = !clocks_.collectives_given().empty();
-  return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok(); });
+  return std::ranges::all_of(uses, [&](clock::stamp s) {
+    return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok();
+  });
 } catch (...) {
   return false;
 }
@@ -177,7 +186,9 @@ bool exports::wait_for_kept(int device) noexcept try {
   for (auto const& pool : pools()) {
     if (pool->device() == device) pool->add_held(all);
   }
-  std::erase_if(all, [&](auto const& uses) { return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); }); });
+  std::erase_if(all, [&](auto const& uses) {
+    return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); });
+  });
   return std::ranges::count_if(all, [&](auto const& uses) { return wait_for(uses); }) > 0;
 } catch (...) {
   return false;
@@ -207,7 +218,8 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
     bool const lost_sight = std::any_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.broken(); });
     bool const free = std::all_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.over(); });
     std::size_t const more = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
-    bool const fits = !b->going && b->device == device && b->pages.bytes() >= bytes && more < std::max(bytes / 8, std::size_t{2} << 20);
+    bool const fits = !b->going && b->device == device && b->pages.bytes() >= bytes &&
+                      more < std::max(bytes / 8, std::size_t{2} << 20);
     bool const usable = free && fits, useless = lost_sight || b->going;
     if ((usable || useless) && complete(*b)) {
       if (usable) return b;
@@ -242,13 +254,17 @@ driver::status exports::grant_all(exported& b, std::uint64_t readers) {
   return {};
 }
 
-// Invariant: who opens a device's memory has noted so before he looks at what there is; this looks at the note once the handle is there.
+// Invariant: who opens a device's memory has noted so before he looks at what there is;
+// this looks at the note once the handle is there.
 void exports::open_as_device(exported& b, here at) {
   auto* const ways = runtime_.part_if_made<links>();
   for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
     auto const s = grant_all(b, left & (~left + 1));
-    if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;  // a link that has vanished since, a reader that is lost
-    require(s, "shared_buffer", "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again", at);
+    // a link that has vanished since, a reader that is lost
+    if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
+    require(s, "shared_buffer",
+            "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again",
+            at);
   }
 }
 
@@ -277,13 +293,17 @@ driver::status exports::open_to(int device, std::uint64_t readers) {
 
 driver::status exports::open_to(void const* inside, int reader) {
   auto const at = reinterpret_cast<std::uintptr_t>(inside);
-  return open_some(std::uint64_t{1} << reader, [&](exported const& b) { return at - reinterpret_cast<std::uintptr_t>(b.pages.data()) < b.pages.bytes(); });
+  return open_some(std::uint64_t{1} << reader, [&](exported const& b) {
+    return at - reinterpret_cast<std::uintptr_t>(b.pages.data()) < b.pages.bytes();
+  });
 }
 
 driver::device_info exports::about(int device, char const* operation, here at) const {
   auto const info = machine().info(device);
   require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
-  if (!info.value.maps) throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory", "Copy through the host instead", at);
+  if (!info.value.maps)
+    throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory",
+                        "Copy through the host instead", at);
   return info.value;
 }
 
@@ -377,7 +397,8 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
 
 void exports::begun(exported& b, clock::timeline& home, here at) noexcept {
   auto const first = reinterpret_cast<driver::address>(b.data());
-  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
+  if (auto* const w = runtime_.witness()) [[unlikely]]
+    w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
   books_.taken(first, b.rounded(), b.bytes, at);
 }
 

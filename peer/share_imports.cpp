@@ -1,4 +1,5 @@
-// Blocks of other processes: each mapped once, however often it is opened, and kept until its owner has it no more.
+// Blocks of other processes: each mapped once, however often it is opened,
+// and kept until its owner has it no more.
 // Threads: any.
 #include <algorithm>
 #include <array>
@@ -15,20 +16,27 @@ namespace {
 constexpr char const* operation = "share_line::receive";
 
 [[noreturn]] void refuse(std::string what, here at) {
-  throw invalid_use(operation, std::move(what), "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
+  throw invalid_use(operation, std::move(what),
+                    "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
 }
 [[noreturn]] void is_gone(std::string const& name, here at) {
-  throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it", at);
+  throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it",
+                  at);
 }
 [[noreturn]] void cannot_talk(std::string const& name, here at) {
-  throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again", at);
+  throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again",
+                     at);
 }
 
-constexpr std::size_t most_unused = 256;  // handles that stay mapped for the next time: each is a descriptor of three kinds
+// handles that stay mapped for the next time: each is a descriptor of three kinds
+constexpr std::size_t most_unused = 256;
 
 }  // namespace
 
-imports::imports(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) { static_cast<void>(r.part<links>()); }
+imports::imports(runtime::impl& r)
+    : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) {
+  static_cast<void>(r.part<links>());
+}
 
 imports::~imports() {
   bool const gone = process_is_ending() || process_was_forked();
@@ -56,11 +64,12 @@ int imports::device_named(std::string const& uuid, here at) {
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
   if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
-  throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see", "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
+  throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see",
+                      "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
 }
 
-// Names in a message prove nothing: the kernel must say that the two descriptors are the same open file. Where it cannot, memory that
-// came over the same line under the same names serves: its peer had it to give.
+// Names in a message prove nothing: the kernel must say that the two descriptors are the same open file.
+// Where it cannot, memory that came over the same line under the same names serves: its peer had it to give.
 std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t line, int device) {
   auto const all = all_.lock();
   auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
@@ -79,7 +88,8 @@ void imports::take_word(loaned& with, std::string const& name, here at) {
   if (got.is == os::heard::closed) is_gone(name, at);
   if (got.is == os::heard::too_late) refuse(name + ": a stale message, it was opened before", at);
   if (got.is != os::heard::message) cannot_talk(name, at);
-  if (got.bytes != 1 || got.file_count > 0 || static_cast<word>(text[0]) != word::lent) refuse(name + ": a damaged loan, its owner says something else", at);
+  if (got.bytes != 1 || got.file_count > 0 || static_cast<word>(text[0]) != word::lent)
+    refuse(name + ": a damaged loan, its owner says something else", at);
   with.taken = true;
 }
 
@@ -111,7 +121,8 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
   require(info.is, operation, text, "Try again", at);
-  if (m.handle_bytes > info.value.total_memory) refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
+  if (m.handle_bytes > info.value.total_memory)
+    refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
   auto made = std::make_shared<imported>();
   made->origin = m.origin;
   made->serial = m.serial;
@@ -144,8 +155,12 @@ void imports::make_reachable(imported& b, int reader, here at) {
   std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
   runtime_.open(reader, operation, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
-  if (is != links::trust::proven) throw not_supported(operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"), "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
-  require(b.pages.grant(reader), operation, pair, "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
+  if (is != links::trust::proven)
+    throw not_supported(
+        operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"),
+        "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair,
+          "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
 }
 
 std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader, here at) {
@@ -155,11 +170,17 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
   runtime_.open(device, operation, at);
   auto made = std::make_unique<opening>();
   std::string const name = "a buffer in handle " + std::to_string(m.serial) + " of its owner";
-  if (!os::is_message_socket(life.get())) refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
+  if (!os::is_message_socket(life.get()))
+    refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
   take_word(with, name, at);
   auto b = find(m, memory, line, device);
-  if (b && b->pages.bytes() != m.handle_bytes) refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " + std::to_string(b->pages.bytes()) + " B", at);
-  switch (os::has_hung_up(life.get()) ? os::heard::closed : with.opened ? os::heard::message : say(life, word::opened)) {
+  if (b && b->pages.bytes() != m.handle_bytes)
+    refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " +
+               std::to_string(b->pages.bytes()) + " B",
+           at);
+  switch (os::has_hung_up(life.get()) ? os::heard::closed
+          : with.opened               ? os::heard::message
+                                      : say(life, word::opened)) {
     case os::heard::message: break;
     case os::heard::closed: is_gone(name, at);
     case os::heard::too_late: refuse(name + ": a damaged loan, its owner hears nothing", at);
@@ -174,7 +195,8 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     if (!b) b = bring_in(m, memory, device, at);
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
-    if (opened.what != driver::code::not_supported) require(opened, operation, name, "Try again: it is still the next", at);
+    if (opened.what != driver::code::not_supported)
+      require(opened, operation, name, "Try again: it is still the next", at);
   } catch (std::logic_error const&) {  // never: no work has seen it
     static_cast<void>(say(life, word::released));
     drop();
@@ -193,9 +215,11 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     auto const hold = all_.lock();
     ++b->uses;
     b->going = false;
-    // How much of the handle its owner holds for it is not said: all, if it begins there and nothing else has room behind it.
+    // How much of the handle its owner holds for it is not said:
+    // all, if it begins there and nothing else has room behind it.
     bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
-    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes, m.bytes, at);
+    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes,
+                 m.bytes, at);
   }
   made->of = std::move(b);
   made->home = this;
@@ -234,7 +258,8 @@ driver::status imports::open_to(void const* inside, int reader) {
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   auto const at = reinterpret_cast<std::uintptr_t>(inside);
   for (auto const& b : all) {
-    if (!b->going && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes()) return grant_all(*b, std::uint64_t{1} << reader);
+    if (!b->going && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes())
+      return grant_all(*b, std::uint64_t{1} << reader);
   }
   return {driver::code::invalid};
 }
@@ -248,7 +273,8 @@ bool imports::at_rest(imported const& b) {
 
 void imports::close(opening& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
-  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);  // before its owner may put another one there
+  // before its owner may put another one there
+  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
   static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
   auto const hold = all_.lock();
   if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;

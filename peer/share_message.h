@@ -1,4 +1,5 @@
-// What goes over a line between two processes: one message of one shape, judged in full before anything of it is believed.
+// What goes over a line between two processes:
+// one message of one shape, judged in full before anything of it is believed.
 // Threads: values.
 #pragma once
 #include <array>
@@ -27,7 +28,8 @@ struct message {
   std::uint64_t handle_bytes = 0;  // whole pages
   std::uint64_t offset = 0;        // of the buffer in them, a multiple of `granule`
   std::uint64_t origin = 0;        // how its owner names the handle: a number of its runtime,
-  std::uint64_t serial = 0;        // and one of the handle. A receiver looks under these names first, and believes the descriptor
+  // and one of the handle. A receiver looks under these names first, and believes the descriptor
+  std::uint64_t serial = 0;
   std::array<char, 48> device{};   // whose memory: its UUID
   std::uint64_t checksum = 0;      // of all before
 };
@@ -37,7 +39,8 @@ inline constexpr std::size_t granule = 512;  // bytes: where buffers of a handle
 std::uint64_t checksum_of(message const&) noexcept;
 std::span<std::byte const> bytes_of(message const&) noexcept;
 std::string uuid_of(message const&);
-// What is wrong with it, in words; empty: nothing. `bytes`: how long what came was; `files`: how many came with it;
+// What is wrong with it, in words; empty:
+// nothing. `bytes`: how long what came was; `files`: how many came with it;
 // `cut`: of more that were sent.
 std::string judge(message const&, std::size_t bytes, std::size_t files, bool cut);
 

@@ -17,19 +17,27 @@ constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std
 
 std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
   if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
-  throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes), "The size has overflowed: check the product it was made from", at);
+  throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes),
+                    "The size has overflowed: check the product it was made from", at);
 }
 
 }  // namespace
 
 pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
-    : exports_(e), runtime_(r), device_(device), page_(e.about(device, "share_pool", at).granularity), handle_bytes_(whole_pages(o.handle_bytes, page_, at)), limit_(o.limit) {
+    : exports_(e),
+      runtime_(r),
+      device_(device),
+      page_(e.about(device, "share_pool", at).granularity),
+      handle_bytes_(whole_pages(o.handle_bytes, page_, at)),
+      limit_(o.limit) {
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;
     std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(device);
     r.open(reader, "share_pool", at);
-    if (r.part<links>().prove(reader, device, at) != links::trust::proven) throw not_supported("share_pool", "a reader without a link: " + pair, "Leave it out: copies reach it all the same", at);
+    if (r.part<links>().prove(reader, device, at) != links::trust::proven)
+      throw not_supported("share_pool", "a reader without a link: " + pair,
+                          "Leave it out: copies reach it all the same", at);
     readers_.push_back(reader);
   }
 }
@@ -62,7 +70,9 @@ bool pool_books::cut(books& b, exported& block) {
   range& r = *best;
   handle& in = *r.of;
   if (r.bytes > block.room) {
-    range& rest = in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true}).first->second;
+    range& rest =
+        in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true})
+            .first->second;
     b.free.erase(best);
     b.free.insert(rest);
     r.bytes = block.room;
@@ -236,7 +246,9 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
   std::size_t want = 0;
   {
     auto b = books_.lock();
-    want = std::max(least, handle_bytes_ ? handle_bytes_ : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
+    want =
+        std::max(least, handle_bytes_ ? handle_bytes_
+                                      : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
     std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
     if (left < least) {
       if (least <= limit_ && has_more(b, s)) return;
@@ -267,7 +279,9 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
       want = least;
       made = exports_.make(device_, want, s.then, at);
     }
-    for (int const reader : readers_) require(exports_.grant(*made, reader), "share_pool", "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
+    for (int const reader : readers_)
+      require(exports_.grant(*made, reader), "share_pool",
+              "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
     auto b = books_.lock();
     auto& h = b->handles[made->serial];
     try {
@@ -285,7 +299,8 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
   }
 }
 
-std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const& self, clock::timeline& home, std::size_t bytes, here at) {
+std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const& self, clock::timeline& home,
+                                               std::size_t bytes, here at) {
   auto made = std::make_shared<exported>();
   exported& b = *made;
   b.device = self->device_;
@@ -313,9 +328,12 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
     }
     try {
       self->grow(bytes, b.room, s, at);
-    } catch (out_of_memory const&) {  // what is held of it by this process's own work is waited for; then what is kept elsewhere
+    } catch (out_of_memory const&) {
+      // what is held of it by this process's own work is waited for; then what is kept elsewhere
       bool const never = self->limit_ && base::round_up(b.room, self->page_) > self->limit_;
-      if (never || (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits)) throw;
+      if (never ||
+          (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
+        throw;
     }
   }
   b.is = exported::state::lent_out;
@@ -336,8 +354,14 @@ void pool_books::put_back(std::shared_ptr<exported> block) noexcept {
 share_pool_statistics pool_books::statistics() {
   collect();
   auto const b = books_.lock();
-  return {.handles = b->handles.size(), .buffers = b->live, .reserved = b->reserved, .requested = b->requested, .allocated = b->allocated, .held = b->held_bytes,
-          .cached = b->reserved - b->allocated - b->held_bytes - b->lost, .lost = b->lost};
+  return {.handles = b->handles.size(),
+          .buffers = b->live,
+          .reserved = b->reserved,
+          .requested = b->requested,
+          .allocated = b->allocated,
+          .held = b->held_bytes,
+          .cached = b->reserved - b->allocated - b->held_bytes - b->lost,
+          .lost = b->lost};
 }
 
 std::vector<std::string> pool_books::validate() const {
@@ -348,18 +372,26 @@ std::vector<std::string> pool_books::validate() const {
     std::size_t next = 0;
     bool last_free = false;
     for (auto const& [offset, r] : h.ranges) {
-      if (offset != next || r.offset != offset || r.of != &h) wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
-      if (r.free && last_free) wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " + std::to_string(offset));
-      if (r.size.is_linked() != (r.free && !h.spoilt)) wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " + std::to_string(offset));
+      if (offset != next || r.offset != offset || r.of != &h)
+        wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
+      if (r.free && last_free)
+        wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " +
+                        std::to_string(offset));
+      if (r.size.is_linked() != (r.free && !h.spoilt))
+        wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " +
+                        std::to_string(offset));
       next = offset + r.bytes;
       (r.free ? free : taken) += r.bytes;
       last_free = r.free;
     }
-    if (next != h.pages->pages.bytes()) wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
+    if (next != h.pages->pages.bytes())
+      wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
     reserved += h.pages->pages.bytes();
   }
-  if (reserved != b->reserved) wrong.push_back("reserved " + std::to_string(b->reserved) + ", handles have " + std::to_string(reserved));
-  if (taken != b->allocated + b->held_bytes + b->lost) wrong.push_back("taken " + std::to_string(taken) + " is not allocated + held + lost");
+  if (reserved != b->reserved)
+    wrong.push_back("reserved " + std::to_string(b->reserved) + ", handles have " + std::to_string(reserved));
+  if (taken != b->allocated + b->held_bytes + b->lost)
+    wrong.push_back("taken " + std::to_string(taken) + " is not allocated + held + lost");
   if (reserved != taken + free) wrong.push_back("reserved is not taken + free");
   return wrong;
 }

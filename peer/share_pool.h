@@ -1,12 +1,16 @@
-// A share_pool's books: handles that can be exported, cut into blocks; which range serves whom, which waits for an importer or a stream.
-// Threads: any. The lock is held over no driver call and, but for looking at loans that are over, no call of the system.
+// A share_pool's books: handles that can be exported, cut into blocks;
+// which range serves whom, which waits for an importer or a stream.
+// Threads: any. The lock is held over no driver call and,
+// but for looking at loans that are over, no call of the system.
 //
-// Invariants: the free and taken ranges of a handle lie side by side and are all of it, no two free ones next to each other;
-//             what is free of a handle that is not spoilt is in the order by size, from which the tightest is taken;
-//             reserved = allocated + held + cached + lost, in bytes;
-//             a range is free only when each loan of the block that was there is over and its own streams are there.
-// A block whose importer was killed with it open is lost: kernels of that process may still write there. Its handle serves no new
-// block from then on, and goes to the driver after its last one.
+// Invariants: the free and taken ranges of a handle lie side by side and are all of it,
+// no two free ones next to each other;
+//             what is free of a handle that is not spoilt is in the order by size, from which the tightest is
+//             taken; reserved = allocated + held + cached + lost, in bytes;
+//             a range is free only when each loan of the block that was there is over and its own streams are
+//             there.
+// A block whose importer was killed with it open is lost: kernels of that process may still write there. Its
+// handle serves no new block from then on, and goes to the driver after its last one.
 #pragma once
 #include <boost/intrusive/set.hpp>
 #include <map>
@@ -23,14 +27,16 @@ class pool_books {
   pool_books(pool_books const&) = delete;
 
   // Throws: as exports::take; out_of_memory also beyond the pool's limit
-  static std::shared_ptr<exported> allocate(std::shared_ptr<pool_books> const&, clock::timeline& home, std::size_t bytes, here);
+  static std::shared_ptr<exported> allocate(std::shared_ptr<pool_books> const&, clock::timeline& home,
+                                            std::size_t bytes, here);
   void put_back(std::shared_ptr<exported>) noexcept;  // Blocks: no
   share_pool_statistics statistics();
   std::size_t let_go() noexcept;             // handles that serve nobody are exports' from now on. Returns: bytes
   std::size_t let_go_to_driver() noexcept { return static_cast<void>(let_go()), exports_.forget_idle(); }
   void end() noexcept { ended_.store(true); }  // the runtime does: nothing is here any more
   bool ended() const noexcept { return ended_.load(); }
-  void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }  // the last uses of each block that was given back and no importer has, the oldest first
+  // the last uses of each block that was given back and no importer has, the oldest first
+  void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }
   std::vector<std::string> validate() const;   // what of the invariants does not hold
   int device() const noexcept { return device_; }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
@@ -44,11 +50,14 @@ class pool_books {
     boost::intrusive::set_member_hook<> size{};
   };
   struct tighter {
-    bool operator()(range const& a, range const& b) const noexcept;  // the smaller; of equals the lowest of the oldest handle
+    // the smaller; of equals the lowest of the oldest handle
+    bool operator()(range const& a, range const& b) const noexcept;
     bool operator()(range const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
   };
-  using by_size = boost::intrusive::set<range, boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>, boost::intrusive::compare<tighter>,
-                                        boost::intrusive::constant_time_size<false>>;
+  using by_size =
+      boost::intrusive::set<range,
+                            boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>,
+                            boost::intrusive::compare<tighter>, boost::intrusive::constant_time_size<false>>;
   struct handle {
     std::shared_ptr<exported> pages;          // of the whole, with the last loans of its blocks
     std::map<std::size_t, range> ranges;      // by offset
@@ -62,7 +71,7 @@ class pool_books {
     std::vector<std::shared_ptr<exported>> held;  // given back, and not yet free; with room for all that are live
     std::size_t look_again = 32;                  // at what is held, when it is more
     std::uint64_t changes = 0;                    // there is more room, or may be once somebody looks
-    std::size_t in_motion = 0;                    // threads that make a handle or look at what is held: nobody else finds that
+    std::size_t in_motion = 0;  // threads that make a handle or look at what is held: nobody else finds that
     std::size_t live = 0, reserved = 0, allocated = 0, requested = 0, held_bytes = 0, lost = 0;
   };
   enum class now : std::uint8_t { in_use, free, lost };
@@ -73,7 +82,7 @@ class pool_books {
   static void set_free(books&, handle&, std::size_t offset) noexcept;
   static void shut(books&, handle&) noexcept;   // its ranges leave the order by size
   static void hand_down(exported& from, exported& to) noexcept;
-  static bool cut(books&, exported&);           // from the smallest free range that it fits in, found in some log n steps
+  static bool cut(books&, exported&);  // from the smallest free range that it fits in, found in some log n steps
   template <class Which>
   static void take_out(books&, std::vector<handle>& into, Which);
   struct search {
@@ -82,9 +91,11 @@ class pool_books {
     exports::when_short then = exports::when_short::refuses;
   };
   static void add_held(books const&, std::vector<std::vector<clock::stamp>>&);
-  bool wait_for_held(search&) noexcept;         // Blocks: until what is held of one block is complete. false: that would not help
+  // Blocks: until what is held of one block is complete. false: that would not help
+  bool wait_for_held(search&) noexcept;
   void grow(std::size_t bytes, std::size_t room, search&, here);  // or nothing, when there may be room since it looked
-  // Blocks: while other threads are in motion, who wait for none of this pool. Returns: there may be room since it looked.
+  // Blocks: while other threads are in motion, who wait for none of this pool. Returns:
+  // there may be room since it looked.
   bool has_more(base::guarded<books>::access&, search&);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, here);
 

@@ -71,7 +71,9 @@ driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t
   for (done = 0; done < items.size(); ++done) {
     auto const& item = items[done];
     if (!item.bytes) continue;
-    if (auto const answer = streams::try_copy(*all_.back().line, item.dst, item.src, item.bytes, at); !answer.ok()) [[unlikely]] return answer;
+    if (auto const answer = streams::try_copy(*all_.back().line, item.dst, item.src, item.bytes, at); !answer.ok())
+        [[unlikely]]
+      return answer;
   }
   return {};
 }

@@ -1,6 +1,7 @@
-// The short way of a copy: between a device and pinned memory that weir has, or within the device, by that device's engine, with
-// nothing wished of the route. No string, no allocation once the blocks are known, no lock but perhaps that of the device's memory.
-// What is not so plain, wrong arguments too, is left to route.cpp as if nobody had looked.
+// The short way of a copy: between a device and pinned memory that weir has, or within the device, by that
+// device's engine, with nothing wished of the route. No string, no allocation once the blocks are known, no
+// lock but perhaps that of the device's memory. What is not so plain, wrong arguments too, is left to
+// route.cpp as if nobody had looked.
 // Threads: any; `wishes` are the thread's own.
 #pragma once
 #include <boost/container/small_vector.hpp>
@@ -39,17 +40,20 @@ struct asked {
 
 class short_way {
  public:
-  // Is it a case of it? Its blocks are found then, those of the device marked for the line; else one may be marked, and that is all.
+  // Is it a case of it? Its blocks are found then, those of the device marked for the line;
+  // else one may be marked, and that is all.
   // given: null: the current stream of the device that the copy concerns.
   // Requires: bytes > 0. Throws: what the current stream of an opened device throws
   bool find(runtime::impl&, clock::timeline* given, asked const&, here const&);
   // Are these in the very blocks of the last find()?
   bool holds(asked const& a) const noexcept {
     if (!pinned.last) return false;
-    return up ? in_device(a.dst, a.bytes) && pinned.holds(number(a.src), a.bytes) : in_device(a.src, a.bytes) && pinned.holds(number(a.dst), a.bytes);
+    return up ? in_device(a.dst, a.bytes) && pinned.holds(number(a.src), a.bytes)
+              : in_device(a.src, a.bytes) && pinned.holds(number(a.dst), a.bytes);
   }
 
-  // Ensures: the use of pinned memory is noted, also when the answer is no: nobody knows what an engine had begun.
+  // Ensures: the use of pinned memory is noted, also when the answer is no:
+  // nobody knows what an engine had begun.
   driver::status enqueue(asked const& a, here const& at) const {
     notes_use const at_the_end{*this};
     return streams::try_copy(*line, a.dst, a.src, a.bytes, at);
@@ -76,7 +80,8 @@ class short_way {
   memory::allocator::range device_{};
 };
 
-// The same for bytes that are set: the current stream of the device whose live block holds them all, marked for it. Null: no case of it.
+// The same for bytes that are set: the current stream of the device whose live block holds them all,
+// marked for it. Null: no case of it.
 clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes, here const&);
 
 // Many on one line: all found before the first is enqueued.

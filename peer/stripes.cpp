@@ -15,7 +15,9 @@
 namespace weir::peer {
 namespace {
 
-std::byte* at(void const* base, std::size_t offset) { return const_cast<std::byte*>(static_cast<std::byte const*>(base)) + offset; }
+std::byte* at(void const* base, std::size_t offset) {
+  return const_cast<std::byte*>(static_cast<std::byte const*>(base)) + offset;
+}
 
 }  // namespace
 
@@ -23,7 +25,10 @@ struct stripes::state {
   // Of one lent device, for one device that copies go to or come from.
   struct lane {
     lane(runtime::impl& r, int lent, int device, here where)
-        : near(r, lent, "copy", where), far(r, device, "copy", where), memory(r.part<memory::device_memory>().on(lent, where)), room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
+        : near(r, lent, "copy", where),
+          far(r, device, "copy", where),
+          memory(r.part<memory::device_memory>().on(lent, where)),
+          room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
       try {
         memory.mark(room, far.line(), where);
       } catch (...) {
@@ -60,7 +65,8 @@ struct stripes::state {
     std::vector<int> made;  // sets of each device
   };
 
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), pinned(r.part<streams::pinned_memory>()), ways(r.part<links>()) {
+  explicit state(runtime::impl& r)
+      : owner(r), clocks(r.part<clock::clocks>()), pinned(r.part<streams::pinned_memory>()), ways(r.part<links>()) {
     static_cast<void>(r.part<memory::device_memory>());
     static_cast<void>(r.part<streams::stream_pool>());
     in.lock()->made.resize(static_cast<std::size_t>(r.device_count()));
@@ -77,12 +83,15 @@ struct stripes::state {
     for (int const one : lent) {
       if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end()) continue;
       auto const known = ways.known(device, one);
-      if ((known == links::trust::claimed || known == links::trust::proven) && ways.may_be_opened(one)) all.push_back(one);
+      if ((known == links::trust::claimed || known == links::trust::proven) && ways.may_be_opened(one))
+        all.push_back(one);
     }
     return all;
   }
 
-  bool is_over(set const& one, clock::timeline& line) const { return line.covers(one.last) || clocks.complete(one.last); }
+  bool is_over(set const& one, clock::timeline& line) const {
+    return line.covers(one.last) || clocks.complete(one.last);
+  }
 
   // One whose last copy is over, or ordered before the line anyway.
   std::unique_ptr<set> idle_for(clock::timeline& line, std::vector<int> const& lent) {
@@ -104,12 +113,14 @@ struct stripes::state {
     return nullptr;
   }
 
-  // Sets that refused, and of too many those for other lent devices, once nothing runs on them. No lock is held while they go.
+  // Sets that refused, and of too many those for other lent devices, once nothing runs on them.
+  // No lock is held while they go.
   void let_go_of_useless(int device, std::vector<int> const& lent) {
     std::vector<std::unique_ptr<set>> over;
     auto all = in.lock();
     for (auto& one : all->idle) {
-      bool const in_the_way = one->device == device && one->lent != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
+      bool const in_the_way =
+          one->device == device && one->lent != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
       if ((one->whole && !in_the_way) || !clocks.complete(one->last)) continue;
       --all->made[static_cast<std::size_t>(one->device)];
       over.push_back(std::move(one));
@@ -194,7 +205,8 @@ struct sharing {
       else streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), line.device(), bytes, where);
       emptied = first.now();  // until the next line says more
       if (!second.wait(first.now()).ok()) return false;
-      if (up()) streams::enqueue_peer_copy(second, at(dst.at, offset), line.device(), slot, l.memory.device(), bytes, where);
+      if (up())
+        streams::enqueue_peer_copy(second, at(dst.at, offset), line.device(), slot, l.memory.device(), bytes, where);
       else streams::enqueue_copy(second, at(dst.at, offset), slot, bytes, where);
       emptied = second.now();
       l.next = (l.next + 1) % l.emptied.size();
@@ -204,7 +216,8 @@ struct sharing {
     }
   }
 
-  // The line comes after all the lane was given, or the host waits for it. Returns: what stood in the way of both.
+  // The line comes after all the lane was given, or the host waits for it.
+  // Returns: what stood in the way of both.
   driver::status join(Lane& l) noexcept {
     driver::status worst;
     if (!l.given) return worst;
@@ -222,12 +235,14 @@ struct sharing {
 
 stripes::stripes(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 stripes::~stripes() {
-  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());  // nothing to give back any more
+  // nothing to give back any more
+  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
 bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
 
-bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent, here where) {
+bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
+                    here where) {
   auto& my = *state_;
   auto const captured = my.owner.machine().capturing(line.device(), line.handle());
   if (!captured.ok() || captured.value) return false;
@@ -257,11 +272,15 @@ bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::
     if (auto const joined = all.join(*one); !joined.ok()) failed = joined;
     lanes->whole &= one->works && failed.ok();
   }
-  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(line.device(), line.handle()));  // the host may touch its memory now
+  // the host may touch its memory now
+  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(line.device(), line.handle()));
   lanes->last = line.now();
   my.keep(std::move(lanes));
   if (thrown) std::rethrow_exception(thrown);
-  if (!failed.ok()) throw_refusal(failed, "copy", streams::range_text(dst.at, bytes) + " <- " + streams::range_text(src.at, bytes) + " over lent links", "Bytes that a lent device carried are lost: copy again without it", where);
+  if (!failed.ok())
+    throw_refusal(failed, "copy",
+                  streams::range_text(dst.at, bytes) + " <- " + streams::range_text(src.at, bytes) + " over lent links",
+                  "Bytes that a lent device carried are lost: copy again without it", where);
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Memory that is open to peers as a whole: a stream's, a device's, or all there is between devices that have met.
+// Memory that is open to peers as a whole:
+// a stream's, a device's, or all there is between devices that have met.
 // Threads: any.
 #include <bit>
 #include <string>
@@ -25,7 +26,8 @@ void links::open_memory(int to, clock::timeline* home, std::span<int const> read
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
   }
   auto const refused = home ? memory_of(to).open_to(home, all) : open_all(to, all);
-  require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names, "Copy instead, or try again", at);
+  require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names, "Copy instead, or try again",
+          at);
 }
 
 bool links::meet(int a, int b, here at) noexcept {
@@ -69,7 +71,9 @@ void open_memory(device owner, std::vector<device> const& readers, here at) {
 std::vector<device> memory_readers(stream_ref s, here at) {
   auto& line = streams::line_or_throw(s, "memory_readers", at);
   std::vector<device> all;
-  for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device(), at).readers(line); left; left &= left - 1) all.emplace_back(std::countr_zero(left));
+  for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device(), at).readers(line); left;
+       left &= left - 1)
+    all.emplace_back(std::countr_zero(left));
   return all;
 }
 

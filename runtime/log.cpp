@@ -27,7 +27,9 @@ sink& the_sink() {
 std::string log_line::str() const {
   std::int64_t const day_us = ns / 1000 % (std::int64_t{86'400} * 1'000'000);
   char time[40];
-  std::snprintf(time, sizeof time, "%02d:%02d:%02d.%06d", static_cast<int>(day_us / 3'600'000'000), static_cast<int>(day_us / 60'000'000 % 60), static_cast<int>(day_us / 1'000'000 % 60), static_cast<int>(day_us % 1'000'000));
+  std::snprintf(time, sizeof time, "%02d:%02d:%02d.%06d", static_cast<int>(day_us / 3'600'000'000),
+                static_cast<int>(day_us / 60'000'000 % 60), static_cast<int>(day_us / 1'000'000 % 60),
+                static_cast<int>(day_us % 1'000'000));
   std::string out = "weir " + std::string(time) + ' ' + std::string(log_levels[static_cast<size_t>(level)]);
   if (device >= 0) out += " gpu:" + std::to_string(device);
   if (stream) out += " stream " + std::to_string(stream);

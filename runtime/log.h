@@ -1,4 +1,5 @@
-// The log: a line for a person, with the device, stream and bytes it is about. Nothing is made up unless somebody asks for it.
+// The log: a line for a person, with the device, stream and bytes it is about.
+// Nothing is made up unless somebody asks for it.
 // Threads: any; with locks held too, so whoever gets the lines calls nothing of weir.
 #pragma once
 #include "runtime/parts.h"

@@ -1,4 +1,5 @@
-// The runtime: picks the driver and says why, keeps the typed slots, and knows which runtime a thread speaks to.
+// The runtime: picks the driver and says why, keeps the typed slots,
+// and knows which runtime a thread speaks to.
 // Threads: any.
 #include "runtime/parts.h"
 
@@ -22,11 +23,13 @@ base::atomic<std::uint64_t> next_runtime_id{1};
 driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
   constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
   if (like.memory > most) {
-    throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}", "Ask for at most " + bytes_text(most) + " a device", here::current());
+    throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
+                      "Ask for at most " + bytes_text(most) + " a device", here::current());
   }
   auto made = driver::sim::make(like, std::move(visible));
   int const n = made.machine->device_count();
-  return {std::move(made.machine), std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
+  return {std::move(made.machine),
+          std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
 }
 
 }  // namespace
@@ -36,7 +39,8 @@ driver::opened open_machine(machine_choice const& asked, here at) {
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
-    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why, "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
+    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why,
+                        "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
   }
   return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
 }
@@ -49,10 +53,13 @@ int detail::new_part_slot() noexcept {
   return slot;
 }
 
-runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why, here at)
+runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why,
+                    here at)
     : facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
-      driver_(races_wanted(o, at) && !driver::check::control_of(*machine) ? driver::check::wrap(std::move(machine)).machine : std::move(machine)),
+      driver_(races_wanted(o, at) && !driver::check::control_of(*machine)
+                  ? driver::check::wrap(std::move(machine)).machine
+                  : std::move(machine)),
       witness_(driver_->watching()),
       options_(o),
       why_(std::move(why)),
@@ -80,10 +87,13 @@ runtime::impl::~impl() {
 
 runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, here at) const {
   if (auto* const r = if_alive()) return *r;
-  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it", at);
+  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
+                    at);
 }
 
-void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) { before_the_end_.emplace_back(part, let_go); }
+void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) {
+  before_the_end_.emplace_back(part, let_go);
+}
 
 void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept) {
   std::uint64_t const me = base::this_thread_id();
@@ -110,12 +120,15 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
 
 void runtime::impl::open(int device, std::string_view operation, here at) {
   if (device < 0 || device >= device_count_) {
-    throw invalid_use(std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
-                      device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here", at);
+    throw invalid_use(
+        std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
+        device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here",
+        at);
   }
   auto& opened = opened_[static_cast<std::size_t>(device)];
   if (opened.load(base::memory_order_acquire)) return;
-  require(driver_->open(device), operation, "gpu:" + std::to_string(device), "`nvidia-smi` shows whether the GPU is healthy and free", at);
+  require(driver_->open(device), operation, "gpu:" + std::to_string(device),
+          "`nvidia-smi` shows whether the GPU is healthy and free", at);
   opened.store(true, base::memory_order_release);
   if (logs(*this, log_level::info)) {
     auto const its = driver_->info(device);
@@ -132,7 +145,9 @@ void runtime::impl::open_any(int likely, std::string_view operation, here at) {
 
 bool runtime::impl::has_come_to_rest() {
   bool all = true;
-  for (int d = 0; d < device_count_; ++d) all &= !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();
+  for (int d = 0; d < device_count_; ++d)
+    all &=
+        !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();
   return all;
 }
 
@@ -140,25 +155,35 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
   std::string const op(operation);
   switch (s.what) {
     case driver::code::lost:
-      throw device_lost(s.native, op, operands + ": the device is lost to this process", "An earlier kernel may be the cause: run with CUDA_LAUNCH_BLOCKING=1, then restart the process; other devices go on", at);
+      throw device_lost(s.native, op, operands + ": the device is lost to this process",
+                        "An earlier kernel may be the cause: run with CUDA_LAUNCH_BLOCKING=1, then restart the "
+                        "process; other devices go on",
+                        at);
     case driver::code::not_supported:
       throw not_supported(op, operands + ": this machine cannot", remedy, at);
     case driver::code::not_permitted:
       if (driver::inside_work::here()) {
-        throw invalid_use(op, operands + ": called from a host function of a stream, which may not call the driver", "Return from the function first, or call from another thread", at);
+        throw invalid_use(op, operands + ": called from a host function of a stream, which may not call the driver",
+                          "Return from the function first, or call from another thread", at);
       }
       throw invalid_use(op, operands + ": not permitted here, in a capture", remedy, at);
     case driver::code::forked:
-      throw not_supported(op, operands + ": this process was forked from one that uses GPUs", "Fork before the first use of weir, or start a new process instead", at);
+      throw not_supported(op, operands + ": this process was forked from one that uses GPUs",
+                          "Fork before the first use of weir, or start a new process instead", at);
     case driver::code::unloading:
-      throw driver_error(s.native, op, operands + ": the process is ending", "End the use of weir before main returns", at);
+      throw driver_error(s.native, op, operands + ": the process is ending", "End the use of weir before main returns",
+                         at);
     default:
-      throw driver_error(s.native, op, operands + ": " + std::string(name_of(s.what)) + (s.native ? " (" + std::to_string(s.native) + ")" : ""), remedy, at);
+      throw driver_error(
+          s.native, op,
+          operands + ": " + std::string(name_of(s.what)) + (s.native ? " (" + std::to_string(s.native) + ")" : ""),
+          remedy, at);
   }
 }
 
 namespace {
-// Variables of the environment that look like weir's and are none: told once, at any level of the log, for they set that level too.
+// Variables of the environment that look like weir's and are none:
+// told once, at any level of the log, for they set that level too.
 void tell_of_unknown_variables() {
   static base::atomic<bool> told{false};
   if (told.exchange(true)) return;
@@ -181,7 +206,8 @@ runtime::runtime(weir::options o, here at) {
 runtime::runtime(simulated like, weir::options o, here at) {
   begin_in_process();
   if (like.devices < 1 || like.devices > 64) {
-    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}", "Ask for 1 to 64 devices", at);
+    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}",
+                      "Ask for 1 to 64 devices", at);
   }
   like.guarded |= guard_wanted(o, at);
   driver::opened c = open_simulated(like, {}, "");

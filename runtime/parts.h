@@ -1,4 +1,5 @@
-// What a runtime is made of: a driver, and typed slots that upper floors fill on first use and that are torn down in reverse.
+// What a runtime is made of: a driver, and typed slots that upper floors fill on first use and that are torn
+// down in reverse.
 // Threads: any, but for construction and destruction.
 #pragma once
 #include <memory>
@@ -12,7 +13,8 @@
 
 namespace weir {
 
-// The machine a program asked for; `why` says which it is. Throws: not_supported (cuda, and there is no usable GPU)
+// The machine a program asked for; `why` says which it is. Throws:
+// not_supported (cuda, and there is no usable GPU)
 struct machine_choice;
 driver::opened open_machine(machine_choice const&, here = here::current());
 runtime& runtime_of_thread(here const&);  // runtime::current()
@@ -29,7 +31,8 @@ int part_slot() noexcept {
 }
 }  // namespace detail
 
-// A runtime as objects know it that may be kept longer than it lives. Threads: any, while that runtime is not being destroyed
+// A runtime as objects know it that may be kept longer than it lives. Threads:
+// any, while that runtime is not being destroyed
 class known_runtime {
  public:
   known_runtime() noexcept = default;
@@ -52,16 +55,19 @@ struct runtime::impl {
   // Throws: what T's constructor throws; the next call tries again.
   template <class T>
   T& part() {
-    if (void* there = slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire)) return *static_cast<T*>(there);
+    if (void* there = slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire))
+      return *static_cast<T*>(there);
     return *static_cast<T*>(make_part(
-        detail::part_slot<T>(), [](impl& self) -> void* { return new T(self); }, [](void* p) noexcept { delete static_cast<T*>(p); }));
+        detail::part_slot<T>(), [](impl& self) -> void* { return new T(self); },
+        [](void* p) noexcept { delete static_cast<T*>(p); }));
   }
   template <class T>
   T* part_if_made() noexcept {
     return static_cast<T*>(slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire));
   }
 
-  // For a part without whom parts at their end might wait for ever: `let_go` is called before the first of them ends, and once.
+  // For a part without whom parts at their end might wait for ever:
+  // `let_go` is called before the first of them ends, and once.
   // Throws: bad_alloc; nothing has changed then
   void before_the_end(void* part, void (*let_go)(void*) noexcept);
 
@@ -73,10 +79,12 @@ struct runtime::impl {
   std::uint64_t id() const noexcept { return id_; }         // never reused in a process
   weir::runtime& facade() noexcept { return facade_; }
 
-  // Makes the device usable, once; cheap afterwards. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
+  // Makes the device usable, once; cheap afterwards. Throws:
+  // invalid_use (no such device), device_lost, driver_error, not_supported
   void open(int device, std::string_view operation, here);
   void open_any(int likely, std::string_view operation, here);  // unless some device is open
-  // Blocks: until every device in use says that nothing runs on it. false: one cannot say so. For the end of a runtime
+  // Blocks: until every device in use says that nothing runs on it.
+  // false: one cannot say so. For the end of a runtime
   bool has_come_to_rest();
 
  private:
@@ -99,8 +107,10 @@ struct runtime::impl {
   std::unique_ptr<base::atomic<bool>[]> opened_;
   std::array<base::atomic<void*>, detail::part_slots> slots_{};
   std::vector<made_part> made_;  // under making_
-  std::vector<std::pair<void*, void (*)(void*) noexcept>> before_the_end_;  // under making_, which who makes a part holds
-  base::mutex making_;           // held while a part is made: a part may make the parts below it, so it is taken by one thread again
+  // under making_, which who makes a part holds
+  std::vector<std::pair<void*, void (*)(void*) noexcept>> before_the_end_;
+  // held while a part is made: a part may make the parts below it, so it is taken by one thread again
+  base::mutex making_;
   base::atomic<std::uint64_t> making_thread_{0};
 };
 
@@ -108,7 +118,8 @@ inline known_runtime::known_runtime(runtime::impl& r) noexcept : of_(r.life_) {}
 
 // Turns a refusal of the driver into the exception that the caller sees.
 // `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.
-[[noreturn]] void throw_refusal(driver::status, std::string_view operation, std::string operands, std::string remedy, here);
+[[noreturn]] void throw_refusal(driver::status, std::string_view operation, std::string operands, std::string remedy,
+                                here);
 inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
   if (!s.ok()) [[unlikely]] throw_refusal(s, operation, std::move(operands), std::move(remedy), at);
 }

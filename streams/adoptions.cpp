@@ -35,7 +35,8 @@ std::uint64_t adoptions::add(void* block, here at) {
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
   if (its.owned) {
-    throw invalid_use("buffer::adopt", text_of(block) + " belongs to the buffer that adopted it" + text_of(its.at), "Move that buffer, or release() the block first", at);
+    throw invalid_use("buffer::adopt", text_of(block) + " belongs to the buffer that adopted it" + text_of(its.at),
+                      "Move that buffer, or release() the block first", at);
   }
   std::uint64_t const number = now() + 1;
   its = {number, true, at};
@@ -57,7 +58,10 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
     by = its->second.at;
   }
   try {
-    std::fprintf(stderr, "weir: buffer: %p was adopted by another buffer%s; this one owned it and gives nothing back. release() a block before it is adopted\n", block, text_of(by).c_str());
+    std::fprintf(stderr,
+                 "weir: buffer: %p was adopted by another buffer%s; this one owned it and gives nothing back. "
+                 "release() a block before it is adopted\n",
+                 block, text_of(by).c_str());
   } catch (...) {}  // no memory for the words
   return false;
 }

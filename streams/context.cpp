@@ -1,4 +1,5 @@
-// What each thread has chosen, runtime by runtime: its current device and streams, and the pile of guards that restore them.
+// What each thread has chosen, runtime by runtime:
+// its current device and streams, and the pile of guards that restore them.
 // Threads: each has its own; only a guard that ends on another thread leaves a note for its maker.
 #include "streams/context.h"
 
@@ -110,7 +111,8 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
   if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
   s.cuda = f.cuda_found;
-  if (f.cuda_found) (void)machine.make_current(f.device_found);  // a device weir never made current gets no context here
+  // a device weir never made current gets no context here
+  if (f.cuda_found) (void)machine.make_current(f.device_found);
 }
 
 }  // namespace
@@ -119,7 +121,8 @@ int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
   if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
-    throw invalid_use(std::string(operation), "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+    throw invalid_use(std::string(operation),
+                      "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
                       "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
   }
   return d.index();
@@ -144,20 +147,30 @@ clock::timeline& current_line(runtime::impl& r, here const& at) {
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
-std::string describe(clock::timeline const& t) { return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device()); }
+std::string describe(clock::timeline const& t) {
+  return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device());
+}
 
-void throw_forked(std::string_view operation, here at) { throw_refusal({driver::code::forked}, operation, "a child", "", at); }
+void throw_forked(std::string_view operation, here at) {
+  throw_refusal({driver::code::forked}, operation, "a child", "", at);
+}
 
 void throw_not_valid(stream_ref s, std::string_view operation, here at) {
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
-  if (!tenure) throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
-  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) + " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
+  if (!tenure)
+    throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) +
+                           " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
   clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
-  if (!line) throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it", at);
+  if (!line)
+    throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
+                      at);
   if (line->alive() == clock::life::retired) {
-    throw invalid_use(std::string(operation), what + ", whose registration has ended", "Keep the foreign_stream object while its stream is used", at);
+    throw invalid_use(std::string(operation), what + ", whose registration has ended",
+                      "Keep the foreign_stream object while its stream is used", at);
   }
-  throw invalid_use(std::string(operation), what + ", which was given back", "Keep the stream object while its references are used", at);
+  throw invalid_use(std::string(operation), what + ", which was given back",
+                    "Keep the stream object while its references are used", at);
 }
 
 void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
@@ -166,7 +179,8 @@ void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_v
   if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
 }
 
-weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
+weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation,
+                               here at) {
   seat& s = seat_in(r);
   base::make_room(s.frames);
   frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};
@@ -196,7 +210,8 @@ void leave(weir::detail::guard_mark mark) noexcept {
   }
   seat* const s = seat_if_any(mark.runtime);
   if (!s || !s->of.if_alive()) return;
-  auto const it = std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
+  auto const it =
+      std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
   if (it == s->frames.rend()) return;
   it->ended = true;
   if (it != s->frames.rbegin()) {

@@ -33,7 +33,8 @@ device_properties get_device_properties(device d, here at) {
   auto const got = r.machine().info(i);
   require(got.is, "get_device_properties", "gpu:" + std::to_string(i), "", at);
   auto const& v = got.value;
-  return {v.name, v.total_memory, v.major, v.minor, v.multi_processor_count, v.numa_node, v.pci_bus_id, v.uuid, r.machine().simulated()};
+  return {v.name, v.total_memory,         v.major, v.minor, v.multi_processor_count, v.numa_node, v.pci_bus_id,
+          v.uuid, r.machine().simulated()};
 }
 
 memory_info mem_get_info(device d, here at) {
@@ -53,7 +54,11 @@ void synchronize(device d, here at) {
   base::call_site const in(r.witness(), "synchronize", at);
   auto const is = r.part<clock::clocks>().synchronize_device(i);
   streams::require_not_stuck(r.machine(), is, "synchronize", at);
-  require(is, "synchronize", "gpu:" + std::to_string(i), is.what == driver::code::not_permitted ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one" : "", at);
+  require(is, "synchronize", "gpu:" + std::to_string(i),
+          is.what == driver::code::not_permitted
+              ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one"
+              : "",
+          at);
 }
 
 device_guard::device_guard(device d, here at) {

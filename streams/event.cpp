@@ -27,7 +27,8 @@ struct event::state {
 };
 
 namespace {
-constexpr char const* recorded_inside = "an event last recorded inside a capture, which happens anew at each launch of its graph";
+constexpr char const* recorded_inside =
+    "an event last recorded inside a capture, which happens anew at each launch of its graph";
 constexpr char const* record_outside = "Record it on a stream that is not captured, behind the launch";
 }  // namespace
 
@@ -47,7 +48,9 @@ void event::record(stream_ref s, here at) {
   if (event && !of_a_gone_runtime) {
     clock::timeline const& before = *clock::find(now->line);
     if (&before.owner() != &line.owner() || event->device() != line.device()) {
-      throw invalid_use("event::record", streams::describe(line) + "; the event is of gpu:" + std::to_string(event->device()) + ", recorded on " + streams::describe(before),
+      throw invalid_use("event::record",
+                        streams::describe(line) + "; the event is of gpu:" + std::to_string(event->device()) +
+                            ", recorded on " + streams::describe(before),
                         "Use an event for each device", at);
     }
   } else {
@@ -98,10 +101,13 @@ void event::synchronize(here at) const {
 }
 
 milliseconds event::elapsed_time(event const& end, here at) const {
-  auto const refuse = [&](std::string what, char const* remedy) { throw invalid_use("event::elapsed_time", std::move(what), remedy, at); };
+  auto const refuse = [&](std::string what, char const* remedy) {
+    throw invalid_use("event::elapsed_time", std::move(what), remedy, at);
+  };
   if (!state_ || !end.state_) refuse("an event that was moved from", "Use the event it was moved to");
   if (!state_->options.timing || !end.state_->options.timing) {
-    refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time", "Make both with event_options{.timing = true}");
+    refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time",
+           "Make both with event_options{.timing = true}");
   }
   if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
   auto const a = state_->get();
@@ -114,7 +120,8 @@ milliseconds event::elapsed_time(event const& end, here at) const {
   }
   if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside);
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
-  if (ms.is.what == driver::code::not_ready) refuse("the work between the events is not done", "Synchronize with the end event first");
+  if (ms.is.what == driver::code::not_ready)
+    refuse("the work between the events is not done", "Synchronize with the end event first");
   require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
   return milliseconds(ms.value);
 }
@@ -140,14 +147,20 @@ void stream_ref::wait(event const& e, here at) const {
     clock::timeline* const from = clock::find(now.line);
     if (!from) return;
     if (&from->owner() != &line.owner()) {
-      throw invalid_use("stream::wait", streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) + ", an event of runtime " + std::to_string(from->owner().id()),
+      throw invalid_use("stream::wait",
+                        streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                            ", an event of runtime " + std::to_string(from->owner().id()),
                         "Synchronize with the event on the host", at);
     }
     streams::timed_work const timed(line, "wait", 0, at, from->id());
     auto const s = line.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: that record is the last
-    require(s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
-            s.what == driver::code::not_permitted ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts" : "", at);
+    require(
+        s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
+        s.what == driver::code::not_permitted
+            ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts"
+            : "",
+        at);
     return;
   }
 }

@@ -20,7 +20,8 @@ struct place {  // whose memory: a runtime's device
 };
 place place_of(device on, char const* operation, here at) {
   runtime::impl& r = streams::current_runtime(at);
-  return {static_cast<std::uint32_t>(r.id()), on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, at)};
+  return {static_cast<std::uint32_t>(r.id()),
+          on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, at)};
 }
 
 std::string_view name_of(observe::action a) noexcept {
@@ -42,14 +43,17 @@ std::string line_text(here const& at) {
   return at.line ? std::string(file) + ":" + std::to_string(at.line) : std::string(file);
 }
 
-std::string signed_bytes(std::int64_t n) { return (n < 0 ? "-" : "+") + bytes_text(static_cast<size_t>(n < 0 ? -n : n)); }
+std::string signed_bytes(std::int64_t n) {
+  return (n < 0 ? "-" : "+") + bytes_text(static_cast<size_t>(n < 0 ? -n : n));
+}
 
 }  // namespace
 
 void record_memory_history(history_options o, here at) {
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
   if (o.events == 0 || o.events > most) {
-    throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events", o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at);
+    throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
+                      o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at);
   }
   observe::history::process().start(o.events, o.stacks);
 }
@@ -62,7 +66,14 @@ std::vector<memory_event> memory_history(device on, here at) {
   std::vector<memory_event> out;
   for (observe::event const& e : h.events(its.runtime, its.device)) {
     if (name_of(e.what).empty()) continue;
-    out.push_back({scale(e.ticks), name_of(e.what), e.at, e.bytes, e.stream, e.thread, {e.file, e.function, e.line}, e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
+    out.push_back({scale(e.ticks),
+                   name_of(e.what),
+                   e.at,
+                   e.bytes,
+                   e.stream,
+                   e.thread,
+                   {e.file, e.function, e.line},
+                   e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
   }
   return out;
 }
@@ -71,9 +82,17 @@ std::vector<line_statistics> memory_lines(device on, here at) {
   place const its = place_of(on, "memory_lines", at);
   std::vector<line_statistics> out;
   for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
-    out.push_back({{l.file, l.function, l.line}, l.blocks, l.bytes, l.blocks_at_peak, l.bytes_at_peak, l.taken_blocks, l.taken_bytes});
+    out.push_back({{l.file, l.function, l.line},
+                   l.blocks,
+                   l.bytes,
+                   l.blocks_at_peak,
+                   l.bytes_at_peak,
+                   l.taken_blocks,
+                   l.taken_bytes});
   }
-  std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) { return std::max(a.bytes, a.bytes_at_peak) > std::max(b.bytes, b.bytes_at_peak); });
+  std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) {
+    return std::max(a.bytes, a.bytes_at_peak) > std::max(b.bytes, b.bytes_at_peak);
+  });
   return out;
 }
 
@@ -86,8 +105,10 @@ std::string memory_by_line(device on, here at) {
   };
   row("live", "blocks", "at the peak", "blocks", "taken in all", "blocks", "line");
   for (line_statistics const& l : memory_lines(on, at)) {
-    row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(), bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
-        bytes_text(static_cast<size_t>(l.taken_bytes)).c_str(), std::to_string(l.taken_blocks).c_str(), line_text(l.where).c_str());
+    row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
+        bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
+        bytes_text(static_cast<size_t>(l.taken_bytes)).c_str(), std::to_string(l.taken_blocks).c_str(),
+        line_text(l.where).c_str());
   }
   return out;
 }
@@ -132,9 +153,13 @@ void memory_tracker::track(here at) {
     bytes += bytes_more, blocks += more;
     if (more || bytes_more) changes.push_back({line, more, bytes_more});
   }
-  std::sort(changes.begin(), changes.end(), [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });
-  state_->out << line_text(at) << ": " << signed_bytes(bytes) << " in " << (blocks < 0 ? "" : "+") << blocks << " blocks\n";
-  for (change const& c : changes) state_->out << "  " << signed_bytes(c.bytes) << " in " << (c.blocks < 0 ? "" : "+") << c.blocks << " of " << c.line << '\n';
+  std::sort(changes.begin(), changes.end(),
+            [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });
+  state_->out << line_text(at) << ": " << signed_bytes(bytes) << " in " << (blocks < 0 ? "" : "+") << blocks
+              << " blocks\n";
+  for (change const& c : changes)
+    state_->out << "  " << signed_bytes(c.bytes) << " in " << (c.blocks < 0 ? "" : "+") << c.blocks << " of " << c.line
+                << '\n';
   state_->before = std::move(now);
 }
 

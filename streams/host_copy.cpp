@@ -18,7 +18,8 @@ constexpr std::size_t page = 4096;  // bytes that are handed on at a time
 void stream_line(char* to, char const* from) noexcept {
   auto const* const in = reinterpret_cast<__m128i const*>(from);
   auto* const out = reinterpret_cast<__m128i*>(to);
-  __m128i const a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+  __m128i const a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2),
+                d = _mm_loadu_si128(in + 3);
   _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b), _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
 }
 
@@ -37,7 +38,8 @@ void copy_and_hand_on(char* to, char const* from, std::size_t bytes) noexcept {
 
 void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noexcept {
 #if defined(__SSE2__)
-  if (by == stores::to_shared_cache) return copy_and_hand_on(static_cast<char*>(dst), static_cast<char const*>(src), bytes);
+  if (by == stores::to_shared_cache)
+    return copy_and_hand_on(static_cast<char*>(dst), static_cast<char const*>(src), bytes);
   if (by != stores::plain) {
     auto* to = static_cast<char*>(dst);
     auto const* from = static_cast<char const*>(src);

@@ -1,4 +1,5 @@
-// The one look at an address: device blocks by subtraction, pinned blocks, memory shared or locked beside them.
+// The one look at an address: device blocks by subtraction, pinned blocks,
+// memory shared or locked beside them.
 // Threads: any.
 #include "streams/known_range.h"
 
@@ -12,7 +13,9 @@
 namespace weir::streams {
 namespace {
 
-base::byte_range range_of(memory::block const& b) noexcept { return {reinterpret_cast<std::uintptr_t>(b.base), b.bytes}; }
+base::byte_range range_of(memory::block const& b) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(b.base), b.bytes};
+}
 
 // A range without a size begins in its block: behind the last byte there is nothing that could be meant.
 known_range::verdict judge(memory::block const& b, void const* at, std::size_t bytes) noexcept {
@@ -63,9 +66,13 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   return out;
 }
 
-std::size_t known_range::left() const noexcept { return range_of(block).left_from(reinterpret_cast<std::uintptr_t>(at)); }
+std::size_t known_range::left() const noexcept {
+  return range_of(block).left_from(reinterpret_cast<std::uintptr_t>(at));
+}
 
-bool known_range::open_to(int reader) const noexcept { return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1; }
+bool known_range::open_to(int reader) const noexcept {
+  return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1;
+}
 
 std::string known_range::text() const {
   char digits[24];
@@ -76,20 +83,26 @@ std::string known_range::text() const {
 known_range const& known_range::require_inside(std::string_view operation, std::string_view operand, here where) const {
   if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
   auto const refuse = [&](std::string const& what, char const* remedy) {
-    std::string const asked = bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for what follows in its block";
+    std::string const asked =
+        bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for what follows in its block";
     throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where);
   };
   switch (is) {
     case verdict::past_end:
-      refuse("holds " + std::to_string(left()) + " B" + (at == block.base ? "" : " to the end of its block of " + std::to_string(block.bytes) + " B"),
+      refuse("holds " + std::to_string(left()) + " B" +
+                 (at == block.base ? "" : " to the end of its block of " + std::to_string(block.bytes) + " B"),
              "Use no more bytes than the block holds");
       break;
     case verdict::no_block:
-      if (memory || pinned) refuse("is not allocated", "It was freed before this call, or never handed out: keep its owner until then");
-      refuse("lies in memory shared with other processes, in no buffer", "The buffer was given back before this call: keep it until then");
+      if (memory || pinned)
+        refuse("is not allocated", "It was freed before this call, or never handed out: keep its owner until then");
+      refuse("lies in memory shared with other processes, in no buffer",
+             "The buffer was given back before this call: keep it until then");
       break;
     case verdict::wraps: refuse("wraps around the address space", "Look for a size that overflowed"); break;
-    case verdict::of_another_runtime: refuse("is device memory of another runtime", "Use the runtime whose memory it is"); break;
+    case verdict::of_another_runtime:
+      refuse("is device memory of another runtime", "Use the runtime whose memory it is");
+      break;
     case verdict::inside:
     case verdict::unknown: break;
   }

@@ -1,6 +1,6 @@
-// A known range: what weir knows of the memory behind an address, and whether the bytes asked for end inside it. Copies, sets,
-// launches, collectives and buckets all ask here. A block ends with the last byte that was requested: the rounding behind it is
-// memory of the allocator, and no operation reaches it.
+// A known range: what weir knows of the memory behind an address, and whether the bytes asked for end inside
+// it. Copies, sets, launches, collectives and buckets all ask here. A block ends with the last byte that was
+// requested: the rounding behind it is memory of the allocator, and no operation reaches it.
 // Threads: any.
 #pragma once
 #include <string>
@@ -15,7 +15,7 @@ class pinned_memory;
 struct known_range {
   enum class verdict : std::uint8_t {
     inside,              // of one live block
-    past_end,            // it begins in a block, or in the rounding behind it, and ends past the bytes that were requested
+    past_end,  // it begins in a block, or in the rounding behind it, and ends past the bytes that were requested
     no_block,            // in memory of weir's, and no live block is there
     wraps,               // past the end of all addresses
     of_another_runtime,  // device memory
@@ -25,9 +25,10 @@ struct known_range {
   // bytes == 0: up to the end of its block. No driver call.
   static known_range of(runtime::impl&, void const* at, std::size_t bytes) noexcept;
 
-  // `operand`: the part that the memory plays, "dst", "reads". Throws: invalid_use unless it is inside or unknown
+  // `operand`: the part that the memory plays, "dst", "reads". Throws:
+  // invalid_use unless it is inside or unknown
   known_range const& require_inside(std::string_view operation, std::string_view operand, here) const;
-  std::size_t left() const noexcept;                // bytes from the address to the end of its block; 0: it begins in the rounding
+  std::size_t left() const noexcept;  // bytes from the address to the end of its block; 0: it begins in the rounding
   bool open_to(int reader) const noexcept;          // Requires: device >= 0
   std::string text() const;                         // "gpu:1 0x7f1000"
 

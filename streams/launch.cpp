@@ -1,8 +1,10 @@
-// Work of the user's on a stream: what it declares to use is checked, marked for the stream, and told to whoever judges order.
+// Work of the user's on a stream: what it declares to use is checked, marked for the stream,
+// and told to whoever judges order.
 // Threads: any.
 //
-// Marks come before the work is given: a block freed while its kernel is being launched then takes a stamp behind the
-// kernel, never one before it. A mark without work (the launch failed) costs a stamp at the free and nothing else.
+// Marks come before the work is given: a block freed while its kernel is being launched then takes a stamp
+// behind the kernel, never one before it.
+// A mark without work (the launch failed) costs a stamp at the free and nothing else.
 #include "weir/launch.h"
 
 #include <array>
@@ -33,29 +35,40 @@ std::string hex(void const* p) {
 }
 std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
 
-char const* verb(access how) noexcept { return how == access::read ? "reads" : how == access::write ? "writes" : "updates"; }
+char const* verb(access how) noexcept {
+  return how == access::read ? "reads" : how == access::write ? "writes" : "updates";
+}
 
 void check_use(streams::known_range const& is, use const& u, clock::timeline& line, here at) {
   auto const refuse = [&](std::string what, std::string remedy) {
-    throw invalid_use("launch", std::string(verb(u.how)) + " " + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what), std::move(remedy), at);
+    throw invalid_use(
+        "launch",
+        std::string(verb(u.how)) + " " + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what),
+        std::move(remedy), at);
   };
   if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
-    if (find_block(u.address)) refuse("a block of another runtime", "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
-    // A GPU may reach what is not weir's, pageable memory too where the system can. Simulated devices reach their own and pinned memory.
+    if (find_block(u.address))
+      refuse("a block of another runtime",
+             "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
+    // A GPU may reach what is not weir's, pageable memory too where the system can.
+    // Simulated devices reach their own and pinned memory.
     driver::driver& machine = line.owner().machine();
-    auto const place = machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
+    auto const place =
+        machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
     if (place.ok() && place.value.in == driver::where::pageable) {
       refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
     }
     if (place.ok() && place.value.in == driver::where::unknown_device) {
       refuse("device memory of no device of this runtime", "Launch with the runtime whose memory it is");
     }
-    if (u.bytes == 0) refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
+    if (u.bytes == 0)
+      refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
     return;
   }
   if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
     refuse("the block is on " + gpu_name(is.device) + " and " + gpu_name(line.device()) + " has no access to it",
-           "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) + ", or grant access (weir::grant_access)");
+           "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) +
+               ", or grant access (weir::grant_access)");
   }
 }
 
@@ -83,7 +96,8 @@ class touches {
   std::vector<driver::touch> many_;
 };
 
-// Work of the program, and the line that gave it. It ends the process where the body throws: on a stream there is nobody to catch it.
+// Work of the program, and the line that gave it. It ends the process where the body throws:
+// on a stream there is nobody to catch it.
 class body {
  public:
   body(queued what, clock::timeline& line, char const* operation, here at) noexcept
@@ -105,7 +119,9 @@ class body {
 
  private:
   [[noreturn]] void end(std::string const& what) const noexcept {
-    os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what + ". Nobody can catch it on a stream: the process ends. Remedy: catch it in the work, and leave word in memory that the host looks at.\n");
+    os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what +
+                    ". Nobody can catch it on a stream: the process ends. Remedy: catch it in the work, and leave word "
+                    "in memory that the host looks at.\n");
     driver::check::print_all_findings();
     std::terminate();
   }
@@ -115,7 +131,10 @@ class body {
 
 void require_of(clock::timeline& line, driver::status s, std::string_view what, here at) {
   if (s.ok()) [[likely]] return;
-  throw_refusal(line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()), "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line", at);
+  throw_refusal(
+      line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()),
+      "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line",
+      at);
 }
 
 }  // namespace
@@ -137,7 +156,8 @@ bool begin_work(stream_ref s, std::span<use const> uses, here at) {
     if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
   bool const simulated = r.machine().simulated();
-  if (!simulated) streams::begin_timed_launch(line, at);  // else there may be nothing to queue: the body's copy may throw
+  // else there may be nothing to queue: the body's copy may throw
+  if (!simulated) streams::begin_timed_launch(line, at);
   return simulated;
 }
 
@@ -183,14 +203,16 @@ void end_work(stream_ref s, std::span<use const> uses, here at) {
 }
 
 void no_device_code(here at) {
-  throw not_supported("parallel_for", "a GPU, and a loop that only the host compiler has read", "Name the file in weir_kernels(target file.cu) and build with a CUDA toolkit", at);
+  throw not_supported("parallel_for", "a GPU, and a loop that only the host compiler has read",
+                      "Name the file in weir_kernels(target file.cu) and build with a CUDA toolkit", at);
 }
 
 void check_native_launch(stream_ref s, int native_code, here at) {
   if (native_code == 0) [[likely]] return;
   clock::timeline& line = streams::line_of(s);
   driver::status const is = line.captured().is;  // a sticky error answers here as well, and a capture is not spoiled
-  require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code}, "parallel_for", at);
+  require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
+             "parallel_for", at);
 }
 
 }  // namespace weir::detail
@@ -204,9 +226,14 @@ void launch_host(stream_ref s, std::function<void()> run, here at) {
   streams::timed_work const timed(line, "launch_host", 0, at);
   using function = std::function<void()>;
   auto kept = std::make_unique<function>(std::move(run));
-  auto* const given = new detail::body({[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()}, line, "launch_host", at);
+  auto* const given = new detail::body(
+      {[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()},
+      line, "launch_host", at);
   static_cast<void>(kept.release());
-  detail::require_of(line, line.owner().machine().host_function(line.device(), line.handle(), {detail::body::run, detail::body::drop, given}), "launch_host", at);
+  detail::require_of(line,
+                     line.owner().machine().host_function(line.device(), line.handle(),
+                                                          {detail::body::run, detail::body::drop, given}),
+                     "launch_host", at);
 }
 
 }  // namespace weir

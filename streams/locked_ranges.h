@@ -1,5 +1,6 @@
-// Memory of the program's own whose pages pinned_range has locked: each range is known until the driver has unlocked it. What the
-// driver refuses to unlock is tried again before the next range is locked or unlocked, and when the runtime ends.
+// Memory of the program's own whose pages pinned_range has locked: each range is known until the driver has
+// unlocked it. What the driver refuses to unlock is tried again before the next range is locked or unlocked,
+// and when the runtime ends.
 // Threads: any.
 #pragma once
 #include <vector>
@@ -19,7 +20,8 @@ class locked_ranges {  // a part of the runtime
   void unlock(void* first) noexcept;  // Blocks: until all work of all devices is done
 
  private:
-  enum class state : std::uint8_t { locked, refused, tried };  // refused: the driver did not unlock it; tried: by one thread, now
+  // refused: the driver did not unlock it; tried: by one thread, now
+  enum class state : std::uint8_t { locked, refused, tried };
   struct range {
     void* first;
     state is;

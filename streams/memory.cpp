@@ -32,14 +32,21 @@ std::string pointer_text(void const* p) {
 
 [[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
   if (find_block(p)) {  // see streams::block_of_allocator
-    throw invalid_use(operation, pointer_text(p) + " lies in a shared_buffer, an opened_buffer or a pinned_range, which keep their own memory",
-                      "Call what that object has for it (shared_buffer::record_stream, its end), or wait for the stream before it ends", at);
+    throw invalid_use(
+        operation,
+        pointer_text(p) + " lies in a shared_buffer, an opened_buffer or a pinned_range, which keep their own memory",
+        "Call what that object has for it (shared_buffer::record_stream, its end), or wait for the stream before it "
+        "ends",
+        at);
   }
-  throw invalid_use(operation, pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
-                    "Pass the address of a block that weir allocated and that is still held", at);
+  throw invalid_use(
+      operation,
+      pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
+      "Pass the address of a block that weir allocated and that is still held", at);
 }
 
-// The owner of a block in the runtime of that stream: another runtime's stream would be gone before the block.
+// The owner of a block in the runtime of that stream:
+// another runtime's stream would be gone before the block.
 memory::allocator* device_owner(void const* p, clock::timeline const& user) {
   auto* const its = user.owner().part_if_made<memory::device_memory>();
   return its ? its->owner(p) : nullptr;
@@ -50,15 +57,21 @@ streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user)
 }
 [[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user, here at) {
   if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
-  throw invalid_use(operation, pointer_text(p) + " is a block of another runtime than " + streams::describe(user) + " of runtime " + std::to_string(user.owner().id()),
+  throw invalid_use(operation,
+                    pointer_text(p) + " is a block of another runtime than " + streams::describe(user) +
+                        " of runtime " + std::to_string(user.owner().id()),
                     "Use streams of the runtime whose block it is; order two runtimes on the host", at);
 }
 
 void* pageable(size_t bytes, size_t alignment, here at) {
-  if (alignment & (alignment - 1)) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural", at);
-  if (alignment > 2_MiB) throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
+  if (alignment & (alignment - 1))
+    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B",
+                      "Ask for a power of two, or weir::natural", at);
+  if (alignment > 2_MiB)
+    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
   if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
-    throw invalid_use("buffer", std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", at);
+    throw invalid_use("buffer", std::to_string(bytes) + " B",
+                      "The size has overflowed: check the product it was made from", at);
   }
   size_t const align = std::max<size_t>(alignment, 64);
   if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
@@ -78,17 +91,24 @@ void note_end(void const* p, here const& at) noexcept { observe::note(observe::a
 
 void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here const& at) {
   void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
-  return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home, at);
+  return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
+               at);
 }
 
 }  // namespace
 
-void* allocate(size_t bytes, size_t alignment, here at) { return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at); }
+void* allocate(size_t bytes, size_t alignment, here at) {
+  return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at);
+}
 
-void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept { return memory::quick_allocate(stream_access::line(s), bytes, alignment); }
+void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept {
+  return memory::quick_allocate(stream_access::line(s), bytes, alignment);
+}
 bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
 
-void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) { return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at); }
+void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) {
+  return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at);
+}
 void detail::deallocate_slowly(void* p, here at) {
   if (memory::quick_deallocate_marked(nullptr, p)) return;
   note_end(p, at);
@@ -121,7 +141,8 @@ void record_stream(void const* p, stream_ref user, here at) {
   }
   if (auto* const host = pinned_owner(p, line)) {
     if (host->find(p)) return host->mark(p, line);
-    throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block", "It was freed before: record the stream while the block is held", at);
+    throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block",
+                      "It was freed before: record the stream while the block is held", at);
   }
   throw_stranger("record_stream", p, line, at);
 }
@@ -145,7 +166,8 @@ std::optional<block_info> find_block(void const* p) noexcept {
   auto const beside = process_was_forked() ? std::nullopt : observe::memory_beside::find_in_process(p);
   if (!beside || !beside->in_use) return std::nullopt;
   bool const of_host = beside->device < 0;
-  return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device, reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
+  return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device,
+                    reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
 }
 
 buffer::buffer(size_t bytes, buffer_options o, here at) {
@@ -191,9 +213,11 @@ void buffer::reset() noexcept {
 }
 
 void* buffer::host_data(char const* operation, here at) const {
-  if (kind() == memory_kind::pinned) driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
+  if (kind() == memory_kind::pinned)
+    driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
   if (kind() != memory_kind::device || !data_) return data_;
-  throw invalid_use(operation, std::to_string(size()) + " B of device memory", "Copy it to a pinned or pageable buffer first (weir::copy)", at);
+  throw invalid_use(operation, std::to_string(size()) + " B of device memory",
+                    "Copy it to a pinned or pageable buffer first (weir::copy)", at);
 }
 
 block_info buffer::info() const noexcept {
@@ -208,8 +232,11 @@ void buffer::record_stream(stream_ref s, here at) const {
 }
 
 void buffer::rebind(stream_ref home, here at) {
-  memory::allocator* const a = data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
-  if (!a) throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory", "Only device blocks have a home stream", at);
+  memory::allocator* const a =
+      data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
+  if (!a)
+    throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory",
+                      "Only device blocks have a home stream", at);
   clock::timeline& line = streams::line_or_throw(home, "buffer::rebind", at);
   if (device_owner(data_, line) != a) throw_stranger("buffer::rebind", data_, line, at);
   a->rebind(data_, line, at);
@@ -268,7 +295,8 @@ void set_per_process_memory_fraction(double of_total, device on, here at) {
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
   if (!(of_total > 0 && of_total <= 1)) {
-    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total), "Name a fraction of the device's memory above 0, at most 1", at);
+    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total),
+                      "Name a fraction of the device's memory above 0, at most 1", at);
   }
   auto const info = r.machine().info(d);
   require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
@@ -284,7 +312,8 @@ struct callback_registration::state {
 callback_registration::callback_registration(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
 callback_registration::callback_registration(callback_registration&&) noexcept = default;
 callback_registration::~callback_registration() {
-  if (state_ && !process_was_forked() && memory::device_memory::is_alive(state_->in)) state_->in->remove_callback(state_->id);
+  if (state_ && !process_was_forked() && memory::device_memory::is_alive(state_->in))
+    state_->in->remove_callback(state_->id);
 }
 
 callback_registration on_out_of_memory(out_of_memory_callback call, int order, here at) {
@@ -292,7 +321,9 @@ callback_registration on_out_of_memory(out_of_memory_callback call, int order, h
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);
   s->in = &blocks(streams::current_runtime(at));
-  s->id = s->in->add_callback([](void* p, memory_report const& r) { return static_cast<callback_registration::state*>(p)->call(r); }, s.get(), order);
+  s->id = s->in->add_callback(
+      [](void* p, memory_report const& r) { return static_cast<callback_registration::state*>(p)->call(r); }, s.get(),
+      order);
   return callback_registration(std::move(s));
 }
 

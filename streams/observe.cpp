@@ -14,13 +14,16 @@ namespace weir {
 namespace {
 
 // Null: the device was never used. Asking makes no context on it.
-int ordinal(device on, char const* operation, here at) { return streams::resolve(on, streams::current_runtime(at), operation, at); }
+int ordinal(device on, char const* operation, here at) {
+  return streams::resolve(on, streams::current_runtime(at), operation, at);
+}
 memory::allocator* used(device on, char const* operation, here at) {
   int const d = ordinal(on, operation, at);
   memory::device_memory* const m = streams::current_runtime(at).part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
-observe::memory_beside* beside(here at) { return streams::current_runtime(at).part_if_made<observe::memory_beside>(); }  // null: nothing was ever shared, nor a range pinned
+// null: nothing was ever shared, nor a range pinned
+observe::memory_beside* beside(here at) { return streams::current_runtime(at).part_if_made<observe::memory_beside>(); }
 
 }  // namespace
 
@@ -31,10 +34,18 @@ memory_statistics memory_stats(device on, here at) {
   return out;
 }
 
-size_t memory_allocated(device on, here at) { return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.current); }
-size_t max_memory_allocated(device on, here at) { return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.peak); }
-size_t memory_reserved(device on, here at) { return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.current); }
-size_t max_memory_reserved(device on, here at) { return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.peak); }
+size_t memory_allocated(device on, here at) {
+  return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.current);
+}
+size_t max_memory_allocated(device on, here at) {
+  return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.peak);
+}
+size_t memory_reserved(device on, here at) {
+  return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.current);
+}
+size_t max_memory_reserved(device on, here at) {
+  return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.peak);
+}
 size_t memory_cached(device on, here at) { return memory_reserved(on, at); }
 size_t max_memory_cached(device on, here at) { return max_memory_reserved(on, at); }
 

@@ -28,7 +28,8 @@ base::guarded<std::vector<pinned_memory*>>& pools() {
 
 }  // namespace
 
-pinned_space::few<clock::stamp> pinned_memory::state::settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
+pinned_space::few<clock::stamp> pinned_memory::state::settle_known(
+    pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
   pinned_space::few<clock::stamp> oldest;
   std::erase_if(p.pending, [&](address at) {
     auto const freed = p.space.find(at);
@@ -38,12 +39,14 @@ pinned_space::few<clock::stamp> pinned_memory::state::settle_known(pool& p, pinn
       settle(p, freed);
       return true;
     }
-    if (std::any_of(stamps.begin(), stamps.end(), [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
+    if (std::any_of(stamps.begin(), stamps.end(),
+                    [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
       freed->second.is = state_of::quarantined;
       return true;
     }
     for (auto const s : stamps) {
-      auto const same = std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
+      auto const same =
+          std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
       if (same == oldest.end()) note(oldest, s);
       else same->n = std::min(same->n, s.n);
     }
@@ -125,14 +128,18 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
   return gave;
 }
 
-bool pinned_memory::state::patience::left() const noexcept { return since ? base::now_ns() - since < longest_wait_ns : polls < most_polls; }
+bool pinned_memory::state::patience::left() const noexcept {
+  return since ? base::now_ns() - since < longest_wait_ns : polls < most_polls;
+}
 
-void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience& time, bool others) {
+void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
+                                          patience& time, bool others) {
   for (; time.left(); ++time.polls) {
     collect();
     {
       auto p = in.lock();
-      if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;  // also what came free while idle pages were looked for
+      // also what came free while idle pages were looked for
+      if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;
       bool const arrived = std::exchange(others, p->in_motion()) && !others;
       if (arrived || (!others && p->pending.empty())) return nullptr;
     }
@@ -148,7 +155,8 @@ void pinned_memory::state::decay() {
 }
 
 bool pinned_memory::state::may_give_back(int most_looks) {
-  std::vector<clock::stamp> given = clocks.collectives_given();  // once: a stamp of now would need a new fence at each look
+  // once: a stamp of now would need a new fence at each look
+  std::vector<clock::stamp> given = clocks.collectives_given();
   bool const moves = most_looks && owner.machine().moves_by_itself();
   std::int64_t const start = moves ? base::now_ns() : 0;
   for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
@@ -192,7 +200,8 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   pinned_uses::version().fetch_add(1);
-  if (weir::process_is_ending() || process_was_forked()) return;  // nothing to ask, nothing to give back: the system does
+  // nothing to ask, nothing to give back: the system does
+  if (weir::process_is_ending() || process_was_forked()) return;
   std::size_t held = 0, held_bytes = 0;
   {
     auto p = state_->in.lock();  // nobody else has this pool any more
@@ -206,7 +215,8 @@ pinned_memory::~pinned_memory() {
   }
   state_->collect();
   auto p = state_->in.lock();
-  // Of what is kept away because nobody could say that its use has ended, that is known at last when all devices say that nothing runs.
+  // Of what is kept away because nobody could say that its use has ended,
+  // that is known at last when all devices say that nothing runs.
   bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [age, one] : p->space.segments()) {
     auto const [base, bytes, node, idle_since] = one;
@@ -224,11 +234,14 @@ pinned_memory::~pinned_memory() {
     }
   }
   if (held) try {
-    os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) + ") outlive their runtime; their pages stay\n");
+      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
+                      ") outlive their runtime; their pages stay\n");
   } catch (...) {}
 }
 
-void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) { return hand_out(current_device, bytes, alignment, at); }
+void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+  return hand_out(current_device, bytes, alignment, at);
+}
 void* pinned_memory::allocate_near(int device, std::size_t bytes, here at) { return hand_out(device, bytes, 0, at); }
 
 void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, here at) {
@@ -240,17 +253,25 @@ void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignme
 }
 
 void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, here at) {
-  if (process_was_forked()) throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory", "allocate in the process that made the runtime", at);
+  if (process_was_forked())
+    throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
+                  "allocate in the process that made the runtime", at);
   if (alignment & (alignment - 1)) {
-    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "pass a power of two, or 0 for the natural alignment", at);
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
+                      "pass a power of two, or 0 for the natural alignment", at);
   }
   if (bytes > largest || alignment > largest) {
-    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment), "no machine holds that much: look for a size that overflowed", at);
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
+                      "no machine holds that much: look for a size that overflowed", at);
   }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
-  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit) state_->refuse(bytes, rounded, {}, at);  // whatever comes free
-  std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : bytes >= (std::size_t{16} << 10) ? 512 : 0);
+  // whatever comes free
+  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit)
+    state_->refuse(bytes, rounded, {}, at);
+  std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
+                                                              : bytes >= (std::size_t{16} << 10) ? 512
+                                                                                                 : 0);
   if (device == current_device) device = current_ordinal(state_->owner);
   int const near = state_->node(device);
   for (bool collected = false;; collected = true) {
@@ -295,14 +316,17 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
       ++time.polls;
     } while (grown.is.what == driver::code::out_of_memory && (grown.others || state_->more_may_come()) && time.left());
   }
-  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) state_->refuse(bytes, rounded, std::move(ladder), at);
-  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages", at);
+  if (grown.is.what == driver::code::out_of_memory || grown.is.ok())
+    state_->refuse(bytes, rounded, std::move(ladder), at);
+  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages",
+                at);
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {
   std::int64_t const now = base::now_ns();
   auto p = state_->in.lock();
-  for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);  // nobody counted before
+  // nobody counted before
+  for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);
   state_->watch.set_after(ns, now);
 }
 int pinned_memory::node_near(int device) noexcept { return state_->node(device); }
@@ -335,7 +359,8 @@ std::vector<std::string> pinned_memory::validate() const {
   }
   auto const& now = p->tally.now();
   if (live != p->tally.allocated() || pending != p->tally.pending() || in_segments != p->tally.reserved() ||
-      now.reserved_bytes.all.current != now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
+      now.reserved_bytes.all.current !=
+          now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
     wrong.push_back("reserved = allocated + pending + cached");
   }
   return wrong;

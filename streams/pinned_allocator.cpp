@@ -12,7 +12,9 @@ namespace weir::detail {
 
 void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, here at) {
   if (size && count > std::numeric_limits<std::size_t>::max() / size) {
-    throw invalid_use("pinned_allocator::allocate", std::to_string(count) + " elements of " + std::to_string(size) + " B", "the size overflows: ask for fewer", at);
+    throw invalid_use("pinned_allocator::allocate",
+                      std::to_string(count) + " elements of " + std::to_string(size) + " B",
+                      "the size overflows: ask for fewer", at);
   }
   runtime::impl& r = streams::current_runtime(at);
   void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);

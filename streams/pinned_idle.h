@@ -8,7 +8,8 @@
 
 namespace weir::streams {
 
-// Who comes by now and then is told whether to look for idle memory: four times in the time after which it counts as idle.
+// Who comes by now and then is told whether to look for idle memory:
+// four times in the time after which it counts as idle.
 class idle_watch {
  public:
   explicit idle_watch(std::int64_t after_ns) noexcept : after_(after_ns) {}
@@ -45,7 +46,9 @@ class near_nodes {
     its.store(node, base::memory_order_relaxed);
     return node;
   }
-  void set(int device, int node) noexcept { known_[static_cast<std::size_t>(device)].store(node, base::memory_order_relaxed); }
+  void set(int device, int node) noexcept {
+    known_[static_cast<std::size_t>(device)].store(node, base::memory_order_relaxed);
+  }
 
  private:
   static constexpr int unasked = -2;

@@ -1,4 +1,5 @@
-// What becomes of pinned blocks once they are handed out: noted uses, and the way back when those are complete.
+// What becomes of pinned blocks once they are handed out:
+// noted uses, and the way back when those are complete.
 // Threads: any.
 #include <cstdio>
 
@@ -11,7 +12,8 @@ namespace {
 
 using state_of = pinned_space::state;
 
-constexpr std::size_t fence_after = std::size_t{1} << 20;  // freed bytes: a fence first recorded at a miss would cover the whole backlog
+// freed bytes: a fence first recorded at a miss would cover the whole backlog
+constexpr std::size_t fence_after = std::size_t{1} << 20;
 
 std::string pointer_text(void const* p) {
   char text[32];
@@ -23,10 +25,13 @@ std::string pointer_text(void const* p) {
 [[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, here at) {
   std::string const what = pointer_text(block);
   if (found == space.end()) {
-    throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out", "free memory where it was allocated", at);
+    throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out",
+                      "free memory where it was allocated", at);
   }
   if (found->second.is == state_of::live) {
-    throw invalid_use("deallocate", what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) + " of " + std::to_string(found->second.requested) + " B",
+    throw invalid_use("deallocate",
+                      what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) +
+                          " of " + std::to_string(found->second.requested) + " B",
                       "free the address that allocate returned", at);
   }
   throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);
@@ -40,13 +45,15 @@ void pinned_memory::deallocate(void* block, here at) {
   {
     auto p = state_->in.lock();
     auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
-    if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live) refuse_free(p->space, block, freed, at);
+    if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live)
+      refuse_free(p->space, block, freed, at);
     auto& one = freed->second;
     pinned_uses::version().fetch_add(1);
     state::gather(*p, one);
     if (auto* const witness = state_->owner.witness()) [[unlikely]] {
       std::vector<driver::witness::user> behind, counted;
-      for (auto* line : one.users) (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
+      for (auto* line : one.users)
+        (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
       for (auto const s : one.stamps) {
         if (auto* const line = clock::find(s.stream)) counted.push_back({line->device(), line->handle()});
       }
@@ -109,7 +116,8 @@ void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
   }
 }
 
-pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::uint64_t stream, pinned_uses& mine) noexcept {
+pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::uint64_t stream,
+                                       pinned_uses& mine) noexcept {
   if (state_->outside(at)) return nullptr;
   std::uint64_t const version = pinned_uses::version().load(base::memory_order_acquire);
   auto p = state_->in.lock();
@@ -130,7 +138,8 @@ std::optional<memory::block> pinned_memory::find(void const* inside) const noexc
   auto p = state_->in.lock();
   auto const found = p->space.find(number(inside));
   if (found == p->space.end() || found->second.is != state_of::live) return {};
-  return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned, nullptr};
+  return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned,
+                       nullptr};
 }
 
 bool pinned_memory::reserves(void const* p) const noexcept {

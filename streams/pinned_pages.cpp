@@ -20,12 +20,14 @@ void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
-// Touches pages from the first to the last, a huge page at a time, with several threads that take turns: whoever locks the pages
-// follows right behind, in the same order, and waits for none that is not there yet but faults it in himself.
+// Touches pages from the first to the last, a huge page at a time, with several threads that take turns:
+// whoever locks the pages follows right behind, in the same order,
+// and waits for none that is not there yet but faults it in himself.
 class touching {
  public:
   touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {
-    int const threads = static_cast<int>(std::min<std::size_t>({bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
+    int const threads = static_cast<int>(std::min<std::size_t>(
+        {bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
     try {
       while (static_cast<int>(crew_.size()) + 1 < threads) crew_.emplace_back([this] { run(bytes_); });
     } catch (...) {}  // no more threads to be had: fewer are slower
@@ -58,7 +60,8 @@ class touching {
 driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int node) {
   bytes = base::round_up(bytes, os::page_size());
   // A system that promises more than it has would end the process when the pages are touched.
-  if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is) return {{driver::code::out_of_memory, 0}, {}};
+  if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is)
+    return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus lets the base lie on a huge page, and goes back at once
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
   if (!first) return {{driver::code::out_of_memory, 0}, {}};
@@ -77,7 +80,8 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     os::return_addresses(base, bytes);
     return {pinned, {}};
   }
-  os::advise(base, bytes, os::advice::not_to_children);  // a copy on write after fork would move the page away from under the engine
+  // a copy on write after fork would move the page away from under the engine
+  os::advise(base, bytes, os::advice::not_to_children);
   return {{}, {base, bytes}};
 }
 

@@ -75,13 +75,16 @@ void locked_ranges::try_refused() noexcept {
     try_unlock(first);
     // It is refused again: so would the others be.
     auto all = all_.lock();
-    if (std::any_of(all->begin(), all->end(), [&](range const& r) { return r.first == first && r.is == state::refused; })) return;
+    if (std::any_of(all->begin(), all->end(),
+                    [&](range const& r) { return r.first == first && r.is == state::refused; }))
+      return;
   }
 }
 
 void locked_ranges::try_unlock(void* first) noexcept {
   auto const is = runtime_.machine().unpin(first);
-  if (is.ok() || is.what == driver::code::invalid) return forget(first);  // invalid: the driver knows of no such range any more
+  // invalid: the driver knows of no such range any more
+  if (is.ok() || is.what == driver::code::invalid) return forget(first);
   auto all = all_.lock();
   for (range& r : *all) {
     if (r.first == first) r.is = state::refused;
@@ -107,21 +110,26 @@ pinned_range::pinned_range(std::span<std::byte> memory, here at) {
   if (!memory.data()) throw invalid_use("pinned_range", what, "Pass memory of the host", at);
   if (memory.empty()) return;
   if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
-    throw invalid_use("pinned_range", what + ", which ends beyond all addresses", "The size has overflowed: check the product it was made from", at);
+    throw invalid_use("pinned_range", what + ", which ends beyond all addresses",
+                      "The size has overflowed: check the product it was made from", at);
   }
   auto const page = static_cast<driver::address>(os::page_size());
   auto const own = reinterpret_cast<driver::address>(memory.data());
   auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);
-  r.open_any(streams::current_ordinal(r), "pinned_range", at);  // a driver locks pages for every device, once one is open
+  // a driver locks pages for every device, once one is open
+  r.open_any(streams::current_ordinal(r), "pinned_range", at);
   state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
   auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
-  if (pinned.what == driver::code::invalid) throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host", at);
+  if (pinned.what == driver::code::invalid)
+    throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host",
+                      at);
   require(pinned, "pinned_range", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
 }
 
 pinned_range::~pinned_range() {
   if (!state_ || process_is_ending() || process_was_forked()) return;
-  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);  // else its runtime unlocked it
+  // else its runtime unlocked it
+  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);
 }
 
 }  // namespace weir

@@ -137,7 +137,8 @@ std::vector<std::string> pinned_space::validate() const {
       if (here->first != at) wrong.push_back("the ranges of a segment cover it without a gap");
       bool const is_free = here->second.is == state::free;
       if (is_free && free_before) wrong.push_back("no two neighbours are both free");
-      if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first})) wrong.push_back("the free ranges are exactly those listed by size");
+      if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first}))
+        wrong.push_back("the free ranges are exactly those listed by size");
       listed += is_free;
       free_before = is_free;
       at += here->second.bytes;

@@ -32,13 +32,15 @@ struct pinned_memory::state {
     pinned_tally tally;
     std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
     std::size_t going = 0;        // bytes being given back outside the lock, charged to it until they are
-    bool in_motion() const noexcept { return coming + going > 0; }  // some thread's pages: what there is room for is about to change
+    // some thread's pages: what there is room for is about to change
+    bool in_motion() const noexcept { return coming + going > 0; }
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
     std::deque<pinned_use> uses{};             // ever made
     std::vector<pinned_use*> spare_uses{};     // that no block has; with room for all of them
   };
 
-  explicit state(runtime::impl& r) : owner(r), clocks(r.part<clock::clocks>()), watch(std::chrono::nanoseconds(r.options().pinned_idle).count()) {}
+  explicit state(runtime::impl& r)
+      : owner(r), clocks(r.part<clock::clocks>()), watch(std::chrono::nanoseconds(r.options().pinned_idle).count()) {}
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;
@@ -88,7 +90,8 @@ struct pinned_memory::state {
     one.last.back()->stream.store(stream, base::memory_order_relaxed);
     return one.last.back();
   }
-  // What ended streams did with it, and has completed, makes room for others'. Their uses are written no more. Requires: it is live
+  // What ended streams did with it, and has completed, makes room for others'.
+  // Their uses are written no more. Requires: it is live
   static void forget_ended(pool& p, pinned_space::range& one) noexcept {
     auto const is_over = [](std::uint64_t stream) {
       auto const* const line = clock::find(stream);
@@ -106,13 +109,16 @@ struct pinned_memory::state {
     });
   }
   // For all the stamps that freeing it will need, and one more.
-  static void make_room(pinned_space::range& one) { one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1); }
+  static void make_room(pinned_space::range& one) {
+    one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1);
+  }
   static clock::stamp stamp_of(pinned_use const& use) noexcept {
     clock::stamp const s{use.stream.load(), use.n.load()};
     auto const* const line = clock::find(s.stream);
     return line ? clock::stamp{s.stream, std::min(s.n, line->now().n)} : s;
   }
-  // The block's last uses join the others; there is room for them. Requires: its memory may not be remembered any more
+  // The block's last uses join the others; there is room for them. Requires:
+  // its memory may not be remembered any more
   static void gather(pool& p, pinned_space::range& one) noexcept {
     for (auto* const use : one.last) {
       if (auto const s = stamp_of(*use); s.n) join(one.stamps, s);
@@ -124,14 +130,20 @@ struct pinned_memory::state {
   }
 
   // Frees what is known to be complete; what a lost stream used stays away for good.
-  // Returns: the oldest stamp of each stream that something still waits for; of as many as there is memory to name.
+  // Returns: the oldest stamp of each stream that something still waits for;
+  // of as many as there is memory to name.
   pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept;
-  // Frees what has become complete: one question to the driver for each stream that is not there yet. Requires: no lock of
-  // ours held, for the fence that a question may need is an event, and making one may wait for the devices.
+  // Frees what has become complete: one question to the driver for each stream that is not there yet.
+  // Requires: no lock of ours held, for the fence that a question may need is an event,
+  // and making one may wait for the devices.
   void collect() noexcept;
-  // What of the host's memory is left to others where nobody said how much may be pinned: a host without any ends processes.
-  static std::size_t left_to_others(os::host_memory const& host) noexcept { return std::min(host.total / 8, std::size_t{8} << 30); }
-  // Bytes that may be reserved in all: the option, or what the host has to spare. Pages that are coming may not be touched yet.
+  // What of the host's memory is left to others where nobody said how much may be pinned:
+  // a host without any ends processes.
+  static std::size_t left_to_others(os::host_memory const& host) noexcept {
+    return std::min(host.total / 8, std::size_t{8} << 30);
+  }
+  // Bytes that may be reserved in all: the option, or what the host has to spare.
+  // Pages that are coming may not be touched yet.
   std::size_t most_reserved(pool const& p) const noexcept {
     if (std::size_t const limit = owner.options().pinned_limit) return limit;
     auto const host = os::memory_available();
@@ -144,7 +156,8 @@ struct pinned_memory::state {
     void* block = nullptr;
     bool others = false;  // refused while some thread's pages were in motion
   };
-  // New pages, or what came free since somebody looked. Ensures: out_of_memory of the limit is true of one moment.
+  // New pages, or what came free since somebody looked. Ensures:
+  // out_of_memory of the limit is true of one moment.
   growth grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
   // What nobody has used since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
@@ -154,12 +167,14 @@ struct pinned_memory::state {
     int polls = 0;
     bool left() const noexcept;
   };
-  // Until a range is found, nothing is pending or in motion any more, what was in motion (`others`) has arrived, or the time is up.
+  // Until a range is found, nothing is pending or in motion any more, what was in motion (`others`)
+  // has arrived, or the time is up.
   void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
   bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
   // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
   void decay();
-  // To give pages back waits for the work of all devices. When one of them waits for a rank, that may be this very thread's.
+  // To give pages back waits for the work of all devices.
+  // When one of them waits for a rank, that may be this very thread's.
   bool may_give_back(int most_looks = most_polls);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at);
 };

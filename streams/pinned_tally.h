@@ -54,7 +54,9 @@ class pinned_tally {
     add(of.all, by);
     add(requested < large_from ? of.small : of.large, by);
   }
-  static void bytes(stat_by_size& of, std::size_t by, std::size_t requested) { change(of, static_cast<std::int64_t>(by), requested); }
+  static void bytes(stat_by_size& of, std::size_t by, std::size_t requested) {
+    change(of, static_cast<std::int64_t>(by), requested);
+  }
   void live(std::int64_t sign, std::size_t requested, std::size_t rounded) {
     change(now_.allocated_bytes, sign * static_cast<std::int64_t>(rounded), requested);
     change(now_.requested_bytes, sign * static_cast<std::int64_t>(requested), requested);
@@ -66,8 +68,9 @@ class pinned_tally {
   }
   template <class F>
   void each(F f) {
-    for (auto* of : {&now_.allocation, &now_.segment, &now_.active, &now_.inactive, &now_.allocated_bytes, &now_.requested_bytes, &now_.reserved_bytes,
-                     &now_.active_bytes, &now_.pending_bytes, &now_.cached_bytes}) {
+    for (auto* of :
+         {&now_.allocation, &now_.segment, &now_.active, &now_.inactive, &now_.allocated_bytes, &now_.requested_bytes,
+          &now_.reserved_bytes, &now_.active_bytes, &now_.pending_bytes, &now_.cached_bytes}) {
       f(of->all), f(of->small), f(of->large);
     }
   }

@@ -7,7 +7,9 @@
 namespace weir {
 namespace {
 using driver::check::finding;
-race_report public_report(finding const& f) { return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times}; }
+race_report public_report(finding const& f) {
+  return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
+}
 driver::check::control* checker(here at) { return driver::check::control_of(streams::current_runtime(at).machine()); }
 }  // namespace
 

@@ -1,4 +1,5 @@
-// The history's events become a trace in PyTorch's words: a free is asked for, and is complete when no stream uses the block.
+// The history's events become a trace in PyTorch's words:
+// a free is asked for, and is complete when no stream uses the block.
 #include "streams/recording.h"
 
 #include <algorithm>
@@ -47,7 +48,8 @@ class trace_writer {
       case observe::action::held: return hold(e);
       case observe::action::settled: {
         auto const found = held_.find(e.at);
-        if (found != held_.end()) one.bytes = found->second.bytes, one.stream = found->second.stream, held_.erase(found);
+        if (found != held_.end())
+          one.bytes = found->second.bytes, one.stream = found->second.stream, held_.erase(found);
         else one.stream = 0;
         return put("free_completed", one);
       }
@@ -95,13 +97,16 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   memory::allocator const* const a = all ? all->if_made(d) : nullptr;
   if (!a) return;
   boost::unordered_flat_map<std::uintptr_t, observe::live_block> known;
-  for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d)) known[b.at] = b;
+  for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d))
+    known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
-    memory_segment& s = out.emplace_back(memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers});
+    memory_segment& s = out.emplace_back(
+        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
-      s.blocks.push_back({p.at, p.bytes, p.requested, told_state(p.is), found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
+      s.blocks.push_back({p.at, p.bytes, p.requested, told_state(p.is),
+                          found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
     }
   }
 }
@@ -111,7 +116,14 @@ void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   auto const* const beside = r.part_if_made<observe::memory_beside>();
   if (!beside) return;
   for (auto const& its : beside->segments(d)) {
-    memory_segment& s = to.emplace_back(memory_segment{its.at, its.bytes, 0, false, {}, its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported, its.readers});
+    memory_segment& s = to.emplace_back(
+        memory_segment{its.at,
+                       its.bytes,
+                       0,
+                       false,
+                       {},
+                       its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported,
+                       its.readers});
     std::uintptr_t next = its.at;
     auto const free_until = [&](std::uintptr_t end) {
       if (next < end) s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});
@@ -159,7 +171,11 @@ recording take_recording(runtime::impl& r) {
 void write_file(std::string const& path, std::string_view bytes, char const* operation, here at) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   if (file) file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
-  if (!file) throw invalid_use(operation, path + ": " + std::strerror(errno), "Name a file in a folder that is there and may be written, on a disk with " + std::to_string(bytes.size()) + " B free", at);
+  if (!file)
+    throw invalid_use(operation, path + ": " + std::strerror(errno),
+                      "Name a file in a folder that is there and may be written, on a disk with " +
+                          std::to_string(bytes.size()) + " B free",
+                      at);
 }
 
 }  // namespace weir::streams

@@ -14,12 +14,16 @@ std::vector<memory_segment> memory_snapshot(device on, here at) {
 
 void dump_memory_snapshot(std::string const& path, here at) {
   auto const all = streams::take_recording(streams::current_runtime(at));
-  streams::write_file(path, report::snapshot(all.devices, all.stacks, "weir:" + runtime::current(at).description()), "dump_memory_snapshot", at);
+  streams::write_file(path, report::snapshot(all.devices, all.stacks, "weir:" + runtime::current(at).description()),
+                      "dump_memory_snapshot", at);
 }
 
 void dump_memory_page(std::string const& path, std::string const& title, here at) {
   auto const all = streams::take_recording(streams::current_runtime(at));
-  streams::write_file(path, report::page(all.devices, all.stacks, title.empty() ? "Memory of " + runtime::current(at).description() : title), "dump_memory_page", at);
+  streams::write_file(
+      path,
+      report::page(all.devices, all.stacks, title.empty() ? "Memory of " + runtime::current(at).description() : title),
+      "dump_memory_page", at);
 }
 
 }  // namespace weir

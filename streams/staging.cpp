@@ -22,12 +22,13 @@ namespace {
 constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
 constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
-constexpr std::size_t fetch_chunk = std::size_t{16} << 20;   // a function of the host holds the stream after each: few of them
+// a function of the host holds the stream after each: few of them
+constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
 constexpr std::size_t fetch_last = std::size_t{8} << 20;     // and the last ones
 constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
-constexpr std::size_t between_slots = 4;                     // one filled, one emptied, and what their streams lag behind
+constexpr std::size_t between_slots = 4;  // one filled, one emptied, and what their streams lag behind
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
 std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
@@ -35,8 +36,10 @@ std::byte const* at(void const* base, std::size_t offset) { return static_cast<s
 // A block of the pinned pool, given back with the stamps it was marked with.
 class slot {
  public:
-  slot(pinned_memory& pool, int device, std::size_t bytes, here at) : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
-  slot(slot&& other) noexcept : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
+  slot(pinned_memory& pool, int device, std::size_t bytes, here at)
+      : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
+  slot(slot&& other) noexcept
+      : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
   slot& operator=(slot&&) = delete;
   ~slot() {
     try {
@@ -72,7 +75,8 @@ slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, here whe
   }
 }
 
-// The host's half of a copy to pageable memory: run by host functions of the stream, which may outlive the call that made it.
+// The host's half of a copy to pageable memory:
+// run by host functions of the stream, which may outlive the call that made it.
 struct fetch {
   fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
   std::shared_ptr<copy_crew> crew;
@@ -84,8 +88,9 @@ struct fetch {
     for (auto& one : chunk) crew->cancel(one);
   }
 
-  // After chunk i has come into its slot: it goes on to the host while the engine fills the next slots. Before the stream
-  // passes, the slot that the engine fills next is empty again; after the last chunk, all are.
+  // After chunk i has come into its slot: it goes on to the host while the engine fills the next slots.
+  // Before the stream passes, the slot that the engine fills next is empty again;
+  // after the last chunk, all are.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
     if (!last) crew->submit(chunk[i]);
@@ -118,7 +123,8 @@ std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
   return all;
 }
 
-// Where nothing moves by itself there are none, unless the machine switches host threads: two, wherever it runs.
+// Where nothing moves by itself there are none, unless the machine switches host threads:
+// two, wherever it runs.
 int how_many(runtime::impl& r) {
   if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
   return base::relay::here() ? 2 : 0;
@@ -151,9 +157,13 @@ struct staging::state {
 
   base::guarded<manner> to_fill, to_fetch;
 
-  std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) { return crews.of(pinned.node_near(line.device())); }
+  std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) {
+    return crews.of(pinned.node_near(line.device()));
+  }
 
-  base::guarded<device_room>& room_of(clock::timeline const& line) { return rooms[static_cast<std::size_t>(line.device())]; }
+  base::guarded<device_room>& room_of(clock::timeline const& line) {
+    return rooms[static_cast<std::size_t>(line.device())];
+  }
 
   void forget_complete(device_room& r) {
     while (!r.in_use.empty() && clocks.complete(r.in_use.front().until)) {
@@ -187,15 +197,18 @@ struct staging::state {
       }
       base::unpromised const own_affair(owner.witness());
       if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
-        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()), "Earlier copies to this device are not done", where);
+        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()),
+                      "Earlier copies to this device are not done", where);
       }
       auto r = room_of(line).lock();
       forget_complete(*r);
     }
   }
 
-  // As many as the copy has chunks, at most so many; one at least, and smaller chunks where memory is short. Waits for room.
-  std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk, here where) {
+  // As many as the copy has chunks, at most so many;
+  // one at least, and smaller chunks where memory is short. Waits for room.
+  std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
+                              here where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
     wait_for_room(line, wanted * chunk, where);
     std::vector<slot> slots;
@@ -220,7 +233,8 @@ struct staging::state {
   void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
   void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
 
-  // A share of a copy for each slot, so that the engine and all threads have something to do; where threads share slots, a few will do.
+  // A share of a copy for each slot, so that the engine and all threads have something to do;
+  // where threads share slots, a few will do.
   std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
     std::size_t const workers = static_cast<std::size_t>(crew.threads()) + 1;
     std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
@@ -231,11 +245,16 @@ struct staging::state {
   void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
     auto const captured = owner.machine().capturing(line.device(), line.handle());
     if (captured.is.what == driver::code::lost) {
-      throw_refusal(line.note(captured.is), "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()), "", where);
+      throw_refusal(line.note(captured.is), "copy",
+                    range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                        " on a stream of gpu:" + std::to_string(line.device()),
+                    "", where);
     }
     if (captured.ok() && captured.value) {
-      throw invalid_use("copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
-                        "Capture copies of pinned memory: a slot could not be kept for every replay", where);
+      throw invalid_use(
+          "copy",
+          range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
+          "Capture copies of pinned memory: a slot could not be kept for every replay", where);
     }
   }
 };
@@ -292,7 +311,8 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew), rising = std::min(how.first, chunk);
   stores const by = chunk >= least_past_caches ? how.by : stores::plain;
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);  // the rest of the room is with the engine
+  // the rest of the room is with the engine
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);
   all_filled filling{*crew};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
@@ -328,7 +348,8 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
     enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
     first.in.used_by(line);
     my.note(line, first.in.bytes());
-    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());  // so that it can be seen done before those after it
+    // so that it can be seen done before those after it
+    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());
     filling.parts.pop_front();
   }
 }
@@ -346,7 +367,8 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   how.chunk = std::clamp(how.room / least_fetch_slots, finest_chunk, fetch_chunk);
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
-  std::vector<slot> slots = my.slots_for(line, bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
+  std::vector<slot> slots =
+      my.slots_for(line, bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
   auto const job = std::make_shared<fetch>(crew, sizes.size());
   job->slots = slots.size();
@@ -367,10 +389,15 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
       part.bytes = sizes[i];
       part.by = how.by, part.piece = how.piece;
       enqueue_copy(line, through, at(src, offset), part.bytes, where);
-      auto const queued = my.owner.machine().host_function(line.device(), line.handle(), {&arrival::run, &arrival::drop, new arrival{job, i}});
+      auto const queued = my.owner.machine().host_function(line.device(), line.handle(),
+                                                           {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
-        throw_refusal(line.note(queued), "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
-                      queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again", where);
+        throw_refusal(
+            line.note(queued), "copy",
+            range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                " on a stream of gpu:" + std::to_string(line.device()),
+            queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
+            where);
       }
     }
   } catch (...) {
@@ -390,7 +417,8 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
   std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
-  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;  // with the engine; the others with the crew
+  // with the engine; the others with the crew
+  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
   struct emptying {  // nothing touches the host's memory when this is left, however that is
     state& my;
     copy_crew& crew;
@@ -400,7 +428,10 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
     std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
     bool all_came = false;
     std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
-    emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l) : my(s), crew(c), slots(them), line(l) { my.hold(line, bytes()); }
+    emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l)
+        : my(s), crew(c), slots(them), line(l) {
+      my.hold(line, bytes());
+    }
     ~emptying() {
       for (auto& one : part) crew.cancel(one);
       for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
@@ -410,8 +441,11 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
   auto const done = [&](driver::status s) {
     if (s.ok()) return;
-    throw_refusal(s, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of gpu:" + std::to_string(line.device()),
-                  s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again", where);
+    throw_refusal(s, "copy",
+                  range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                      " on a stream of gpu:" + std::to_string(line.device()),
+                  s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
+                  where);
   };
   base::unpromised const own_affair(my.owner.witness());
   for (std::size_t given = 0, came = 0; came < chunks; ++came) {
@@ -425,18 +459,21 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
     std::size_t const k = came % slots.size();
     done(my.clocks.synchronize(all.filled[k]));
     auto& part = all.part[k];
-    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};  // finished before its slot was filled again: nobody else looks at it
+    // finished before its slot was filled again: nobody else looks at it
+    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};
     crew->submit(part);
   }
   for (auto& one : all.part) crew->finish(one);
   all.all_came = true;
 }
 
-void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here where) {
+void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
+                      here where) {
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);
-  std::size_t chunk = std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
+  std::size_t chunk =
+      std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
   std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
   my.wait_for_room(to, wanted * chunk, where);
   std::vector<slot> slots;
@@ -454,7 +491,9 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
     }
   } const at_the_end{slots, from, to};
   auto const ordered = [&](driver::status waited) {
-    if (!waited.ok()) throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices", "The same call may be made again", where);
+    if (!waited.ok())
+      throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices",
+                    "The same call may be made again", where);
   };
   std::vector<clock::stamp> emptied(slots.size());
   for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {

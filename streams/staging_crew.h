@@ -1,4 +1,5 @@
-// A few threads that copy bytes between places of the host and do nothing else: they call no driver and wait for nobody.
+// A few threads that copy bytes between places of the host and do nothing else:
+// they call no driver and wait for nobody.
 // Threads: any. With no threads of its own, whoever finishes a task does it: the same calls, one thread.
 #pragma once
 #include <deque>
@@ -13,14 +14,16 @@ namespace weir::streams {
 
 class copy_crew {
  public:
-  // Threads share a task a piece at a time, from its first byte on: the first task of many is soon done, and so is the last.
+  // Threads share a task a piece at a time, from its first byte on:
+  // the first task of many is soon done, and so is the last.
   struct task {
     void* dst = nullptr;
     void const* src = nullptr;
     std::size_t bytes = 0;
     stores by = stores::plain;
     std::size_t piece = std::numeric_limits<std::size_t>::max();  // bytes that one thread takes at a time, not 0
-    // Under the crew's lock. Idle and queued: some of it nobody has taken yet. Running: all is taken, `hands` threads are in it.
+    // Under the crew's lock. Idle and queued: some of it nobody has taken yet. Running:
+    // all is taken, `hands` threads are in it.
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;
     std::size_t taken = 0;  // bytes
     int hands = 0;
@@ -31,7 +34,8 @@ class copy_crew {
     std::int64_t spin_ns = 0;   // before a thread sleeps
   };
 
-  // near: the processors that its threads stay on, where the system lets them; empty: where it likes. Throws: bad_alloc
+  // near: the processors that its threads stay on, where the system lets them; empty:
+  // where it likes. Throws: bad_alloc
   explicit copy_crew(int threads, std::vector<int> near = {}) : near_(std::move(near)), how_{threads} {}
   ~copy_crew() { stop(); }
   int threads() const noexcept {
@@ -40,8 +44,9 @@ class copy_crew {
   }
   void work_by(manner) noexcept;  // from the next submit on
 
-  // Threads are made at the first of these. A task that was cancelled stays done. Requires: the task lives until it is done.
-  // Without memory to queue it, it stays with whoever finishes it: a host function submits, too.
+  // Threads are made at the first of these. A task that was cancelled stays done. Requires: the task lives
+  // until it is done. Without memory to queue it, it stays with whoever finishes it:
+  // a host function submits, too.
   void submit(task&) noexcept;
   void finish(task&);          // Blocks: until it is done; does here what nobody has begun, submitted or not
   void cancel(task&) noexcept; // Ensures: done, and nothing touches its ranges any more; what has not begun never will

@@ -15,15 +15,22 @@ clock::clocks& clocks_of(clock::timeline const& t) { return t.owner().part<clock
 
 void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, here at) {
   if (&a.owner() == &b.owner()) return;
-  throw invalid_use(operation, streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " + streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
+  throw invalid_use(operation,
+                    streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
+                        streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
                     "Synchronize with the other runtime's stream on the host", at);
 }
 
-void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what, here at) {
+void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what,
+                  here at) {
   if (s.ok()) return;
   streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
-                s.what == driver::code::not_permitted ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: synchronize with other work on the host before the capture begins" : "", at);
+                s.what == driver::code::not_permitted
+                    ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: "
+                      "synchronize with other work on the host before the capture begins"
+                    : "",
+                at);
 }
 
 }  // namespace
@@ -112,7 +119,8 @@ CUstream_st* stream_ref::native(here at) const {
   auto& line = streams::line_or_throw(*this, "stream::native", at);
   auto& machine = line.owner().machine();
   auto const r = machine.native(line.device(), line.handle());
-  require(r.is, "stream::native", streams::describe(line), "Give work to a simulated stream with weir::launch or parallel_for", at);
+  require(r.is, "stream::native", streams::describe(line),
+          "Give work to a simulated stream with weir::launch or parallel_for", at);
   require(machine.make_current(line.device()), "stream::native", streams::describe(line), "", at);
   return r.value;
 }
@@ -139,20 +147,25 @@ stream::~stream() {
   if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
 
-foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
-  auto& r = streams::current_runtime(at);
-  int const i = streams::resolve(d, r, "foreign_stream", at);
-  if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
-    throw invalid_use("foreign_stream", "CUDA's per-thread default stream, which is another stream on every thread", "Register a stream of your own, or use weir::stream", at);
-  }
-  r.open(i, "foreign_stream", at);
-  auto const s = r.machine().adopt(i, native);
-  if (s.is.what == driver::code::invalid) {
-    throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i), "Name the device the stream was made on", at);
-  }
-  require(s.is, "foreign_stream", "gpu:" + std::to_string(i), "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
-  return r.part<clock::clocks>().enrol(i, s.value);
-}())) {}
+foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at)
+    : ref_(streams::ref_of([&]() -> clock::timeline& {
+        auto& r = streams::current_runtime(at);
+        int const i = streams::resolve(d, r, "foreign_stream", at);
+        if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
+          throw invalid_use("foreign_stream",
+                            "CUDA's per-thread default stream, which is another stream on every thread",
+                            "Register a stream of your own, or use weir::stream", at);
+        }
+        r.open(i, "foreign_stream", at);
+        auto const s = r.machine().adopt(i, native);
+        if (s.is.what == driver::code::invalid) {
+          throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
+                            "Name the device the stream was made on", at);
+        }
+        require(s.is, "foreign_stream", "gpu:" + std::to_string(i),
+                "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
+        return r.part<clock::clocks>().enrol(i, s.value);
+      }())) {}
 
 foreign_stream::~foreign_stream() {
   clock::timeline* const line = clock::find(ref_.id());
@@ -175,7 +188,9 @@ clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
   auto& line = streams::line_or_throw(s, operation, at);
   auto& r = streams::current_runtime(at);
   if (&line.owner() != &r) {
-    throw invalid_use(operation, streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) + ", the thread's is " + std::to_string(r.id()),
+    throw invalid_use(operation,
+                      streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                          ", the thread's is " + std::to_string(r.id()),
                       "Enter the stream's runtime with a runtime_guard first", at);
   }
   return line;

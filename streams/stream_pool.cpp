@@ -26,7 +26,8 @@ stream_pool::~stream_pool() {
 clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, here at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
-  if (!s.ok()) throw_refusal(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
+  if (!s.ok())
+    throw_refusal(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
   try {
     auto made = made_.lock();
     base::make_room(*made);
@@ -50,7 +51,8 @@ clock::timeline& stream_pool::default_line(int device, here at) {
 clock::timeline& stream_pool::lease(int device, priority p, here at) {
   {
     auto leases = leases_.lock();
-    auto const idle = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
+    auto const idle = std::find_if(leases->begin(), leases->end(),
+                                   [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
     if (idle != leases->end()) {
       idle->out = true;
       return *idle->line;
@@ -65,7 +67,8 @@ clock::timeline& stream_pool::lease(int device, priority p, here at) {
 void stream_pool::give_back(clock::timeline& line) noexcept {
   line.set_carries_collectives(false);
   auto* const memory = runtime_.part_if_made<memory::device_memory>();
-  if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);  // before anybody leases it again
+  // before anybody leases it again
+  if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);
   auto leases = leases_.lock();
   auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
   if (it == leases->end()) return;

@@ -1,4 +1,5 @@
-// The driver streams of one runtime: a default stream a device, and leases by priority that go back to a pool.
+// The driver streams of one runtime: a default stream a device,
+// and leases by priority that go back to a pool.
 // Threads: any. A part of the runtime.
 #pragma once
 #include <memory>

@@ -36,7 +36,8 @@ namespace {
 std::vector<observe::span> spans_of(runtime::impl& r) {
   streams::collect_timed_work(r);
   auto spans = observe::activity::process().spans();
-  std::erase_if(spans, [&](observe::span const& s) { return s.where == observe::span::on::stream && s.runtime != r.id(); });
+  std::erase_if(spans,
+                [&](observe::span const& s) { return s.where == observe::span::on::stream && s.runtime != r.id(); });
   return spans;
 }
 }  // namespace

@@ -22,7 +22,8 @@ class stopwatch {
   explicit stopwatch(runtime::impl& r) : machine_(r.machine()), bases_(static_cast<std::size_t>(r.device_count())) {}
   ~stopwatch() {
     for (auto const& [device, e] : free_) (void)machine_.destroy_event(device, e);
-    for (pending const& p : pending_) (void)machine_.destroy_event(p.what.device, p.start), (void)machine_.destroy_event(p.what.device, p.end);
+    for (pending const& p : pending_)
+      (void)machine_.destroy_event(p.what.device, p.start), (void)machine_.destroy_event(p.what.device, p.end);
     for (base_time const& b : bases_) forget(b);
     for (base_time const& b : old_) forget(b);
   }
@@ -66,7 +67,8 @@ class stopwatch {
     auto const s = machine_.create_stream(device, driver::stream_kind::independent, 0);
     if (!s.ok()) return {};
     base_time made{take(device), 0, device};
-    bool ok = made.event != driver::event_handle::none && machine_.record(device, s.value, made.event).ok() && machine_.synchronize_event(made.event).ok();
+    bool ok = made.event != driver::event_handle::none && machine_.record(device, s.value, made.event).ok() &&
+              machine_.synchronize_event(made.event).ok();
     made.ns = base::now_ns();
     (void)machine_.destroy_stream(device, s.value);
     if (!ok) return {};
@@ -129,17 +131,29 @@ struct timed_work::open {
   std::uint64_t turn = observe::activity::process().turn();
 };
 
-void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t bytes, here at, std::uint64_t waits_for) noexcept {
+void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t bytes, here at,
+                       std::uint64_t waits_for) noexcept {
   try {
     if (line.alive() == clock::life::retired || line.captured().value) return;
     stopwatch& by = line.owner().part<stopwatch>();
     auto made = std::make_unique<open>(open{by, line, {}});
     stopwatch::pending& w = made->work;
-    w.what = {observe::span::on::stream, std::string(name), 0, 0, line.owner().id(), line.device(), line.id(), call_.link(), bytes, waits_for, at};
+    w.what = {observe::span::on::stream,
+              std::string(name),
+              0,
+              0,
+              line.owner().id(),
+              line.device(),
+              line.id(),
+              call_.link(),
+              bytes,
+              waits_for,
+              at};
     w.from = by.base_of(line.device());
     if (w.from.event == driver::event_handle::none) return;
     w.start = by.take(line.device()), w.end = by.take(line.device());
-    if (w.start == driver::event_handle::none || w.end == driver::event_handle::none || !line.owner().machine().record(line.device(), line.handle(), w.start).ok()) {
+    if (w.start == driver::event_handle::none || w.end == driver::event_handle::none ||
+        !line.owner().machine().record(line.device(), line.handle(), w.start).ok()) {
       by.give_back(line.device(), w.start), by.give_back(line.device(), w.end);
       return;
     }
@@ -151,7 +165,8 @@ void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t
 void timed_work::end() noexcept {
   std::unique_ptr<open> const done(std::exchange(open_, nullptr));
   stopwatch::pending& w = done->work;
-  bool const kept = done->turn == observe::activity::process().turn() && done->line.owner().machine().record(done->line.device(), done->line.handle(), w.end).ok();
+  bool const kept = done->turn == observe::activity::process().turn() &&
+                    done->line.owner().machine().record(done->line.device(), done->line.handle(), w.end).ok();
   try {
     if (kept) return done->by.add(std::move(w));
     done->by.give_back(w.what.device, w.start), done->by.give_back(w.what.device, w.end);

@@ -1,18 +1,21 @@
 // When a stream did its work: timing events before and after it, while a timeline is recorded.
 // Threads: any; one object belongs to one thread.
 //
-// Device time becomes the host's by an event recorded on a stream of its own and waited for at once: good to about 20 us, and
-// between two spans of one device to the events' own half microsecond.
+// Device time becomes the host's by an event recorded on a stream of its own and waited for at once: good to
+// about 20 us, and between two spans of one device to the events' own half microsecond.
 #pragma once
 #include "runtime/clock/timeline.h"
 #include "runtime/observe/activity.h"
 
 namespace weir::streams {
 
-// Work given to the stream while one lives, and the call that gave it. Nothing on a captured stream: a graph runs whenever it is launched.
+// Work given to the stream while one lives, and the call that gave it. Nothing on a captured stream:
+// a graph runs whenever it is launched.
 class [[nodiscard]] timed_work {
  public:
-  timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, here at, std::uint64_t waits_for = 0) noexcept : call_(name, at, bytes, line.id()) {
+  timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, here at,
+             std::uint64_t waits_for = 0) noexcept
+      : call_(name, at, bytes, line.id()) {
     if (observe::activity::on()) [[unlikely]] begin(line, name, bytes, at, waits_for);
   }
   ~timed_work() {

@@ -6,7 +6,8 @@ namespace weir {
 namespace {
 
 // out = op(a, b, scalar); `other` is what a two-operand form calls b, null for one operand.
-void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const* other, double scalar, std::string_view operation, here at) {
+void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const* other, double scalar,
+           std::string_view operation, here at) {
   char const* const first = other ? "left" : "tensor";
   tensors::require_defined(a, operation, first, at);
   if (other) tensors::require_defined(*other, operation, "right", at);
@@ -17,7 +18,8 @@ void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const
     tensors::require_same_shape(a, *other, operation, first, "right", at);
     if (out.defined()) tensors::require_no_partial_overlap(out, *other, operation, at);
   }
-  ops::apply(tensors::place_of(out, at), op, tensors::operand_of(out), tensors::operand_of(a), tensors::operand_of(other ? *other : a), scalar, at);
+  ops::apply(tensors::place_of(out, at), op, tensors::operand_of(out), tensors::operand_of(a),
+             tensors::operand_of(other ? *other : a), scalar, at);
   tensors::changed(out);
 }
 
@@ -37,11 +39,13 @@ tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::strin
 tensor summed(tensor const& t, bool averaged, std::string_view operation, here at) {
   tensors::require_defined(t, operation, "tensor", at);
   if (t.dtype() != float32 && t.dtype() != float64) {
-    throw not_supported(std::string(operation), tensors::describe(t), "Sums are of float32 and float64: convert with to(dtype)", at);
+    throw not_supported(std::string(operation), tensors::describe(t),
+                        "Sums are of float32 and float64: convert with to(dtype)", at);
   }
   tensor const whole = t.contiguous(at), out = tensors::empty_at(t, {}, t.dtype(), at);
   tensor const workspace = tensors::empty_at(t, {ops::sum_workspace(t.numel())}, float64, at);
-  ops::sum(tensors::place_of(t, at), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(), averaged ? static_cast<double>(t.numel()) : 1, at);
+  ops::sum(tensors::place_of(t, at), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(),
+           averaged ? static_cast<double>(t.numel()) : 1, at);
   return out;
 }
 

@@ -12,28 +12,39 @@ namespace weir::tensors {
 
 std::string describe(tensor const& t) {
   if (!t.defined()) return "an undefined tensor";
-  return std::string(name_of(t.dtype())) + " " + t.shape().str() + " on " + (t.is_pinned() ? "pinned cpu" : t.device().str());
+  return std::string(name_of(t.dtype())) + " " + t.shape().str() + " on " +
+         (t.is_pinned() ? "pinned cpu" : t.device().str());
 }
 
 void require_defined(tensor const& t, std::string_view operation, char const* name, here at) {
-  if (!t.defined()) throw invalid_use(std::string(operation), std::string(name) + " is undefined", "Make it with a factory first, for example weir::empty", at);
+  if (!t.defined())
+    throw invalid_use(std::string(operation), std::string(name) + " is undefined",
+                      "Make it with a factory first, for example weir::empty", at);
   storage::state const& block = tensor_access::block_of(t);
-  if (block.kind == memory_kind::device && !block.owner.if_alive()) [[unlikely]] (void)block.owner.get(operation, std::string(name) + " " + describe(t), at);
+  if (block.kind == memory_kind::device && !block.owner.if_alive()) [[unlikely]]
+    (void)block.owner.get(operation, std::string(name) + " " + describe(t), at);
 }
 
-void require_same_shape(tensor const& a, tensor const& b, std::string_view operation, char const* first, char const* second, here at) {
+void require_same_shape(tensor const& a, tensor const& b, std::string_view operation, char const* first,
+                        char const* second, here at) {
   if (a.shape() == b.shape()) return;
-  throw invalid_use(std::string(operation), std::string(first) + " " + a.shape().str() + ", " + second + " " + b.shape().str(), "Shapes must be the same; nothing is broadcast", at);
+  throw invalid_use(std::string(operation),
+                    std::string(first) + " " + a.shape().str() + ", " + second + " " + b.shape().str(),
+                    "Shapes must be the same; nothing is broadcast", at);
 }
 
-void require_same_device(tensor const& a, tensor const& b, std::string_view operation, char const* first, char const* second, here at) {
+void require_same_device(tensor const& a, tensor const& b, std::string_view operation, char const* first,
+                         char const* second, here at) {
   if (a.device() == b.device()) return;
-  throw invalid_use(std::string(operation), std::string(first) + " on " + a.device().str() + ", " + second + " on " + b.device().str(), "Bring them together with to(device) or copy_", at);
+  throw invalid_use(std::string(operation),
+                    std::string(first) + " on " + a.device().str() + ", " + second + " on " + b.device().str(),
+                    "Bring them together with to(device) or copy_", at);
 }
 
 void require_float32(tensor const& t, std::string_view operation, char const* name, here at) {
   if (t.dtype() == float32) return;
-  throw not_supported(std::string(operation), std::string(name) + " is " + describe(t), "Arithmetic is float32: convert with to(weir::float32)", at);
+  throw not_supported(std::string(operation), std::string(name) + " is " + describe(t),
+                      "Arithmetic is float32: convert with to(weir::float32)", at);
 }
 
 base::byte_range memory_of(tensor const& t) noexcept {
@@ -45,7 +56,8 @@ base::byte_range memory_of(tensor const& t) noexcept {
 
 namespace {
 
-// Bytes of two tensors are the same where a sum of terms is the distance between their first ones: a step times a whole number.
+// Bytes of two tensors are the same where a sum of terms is the distance between their first ones:
+// a step times a whole number.
 struct term { std::int64_t step, low, high; };
 class sums {
  public:
@@ -58,7 +70,8 @@ class sums {
   void add(tensor const& t, int sign) {
     auto const size = static_cast<std::int64_t>(size_of(t.dtype()));
     for (int i = 0; i < t.dim(); ++i) {
-      if (std::int64_t const most = t.shape()[i] - 1; most > 0 && t.strides()[i] > 0) add(t.strides()[i] * size, sign < 0 ? -most : 0, sign < 0 ? 0 : most);
+      if (std::int64_t const most = t.shape()[i] - 1; most > 0 && t.strides()[i] > 0)
+        add(t.strides()[i] * size, sign < 0 ? -most : 0, sign < 0 ? 0 : most);
     }
     add(1, sign < 0 ? 1 - size : 0, sign < 0 ? 0 : size - 1);
   }
@@ -68,12 +81,14 @@ class sums {
   }
 
  private:
-  // The widest step first: what those behind it can add leaves few numbers of it, in tensors that are cut from one.
+  // The widest step first: what those behind it can add leaves few numbers of it,
+  // in tensors that are cut from one.
   bool search(size_t k, std::int64_t distance) {
     if (k == all_.size()) return distance == 0;
     if (++tried_ > most_tried) return true;
     std::int64_t least = 0, most = 0;
-    for (size_t i = k + 1; i < all_.size(); ++i) least += all_[i].step * all_[i].low, most += all_[i].step * all_[i].high;
+    for (size_t i = k + 1; i < all_.size(); ++i)
+      least += all_[i].step * all_[i].low, most += all_[i].step * all_[i].high;
     term const& t = all_[k];
     auto const below = [&](std::int64_t bytes) { return bytes / t.step - (bytes % t.step < 0); };  // rounded down
     std::int64_t const last = std::min(t.high, below(distance - least));
@@ -92,7 +107,9 @@ class sums {
 
 bool may_share_elements(tensor const& a, tensor const& b) {
   auto const first = memory_of(a), second = memory_of(b);
-  if (first.bytes == 0 || second.bytes == 0 || first.at + first.bytes <= second.at || second.at + second.bytes <= first.at) return false;
+  if (first.bytes == 0 || second.bytes == 0 || first.at + first.bytes <= second.at ||
+      second.at + second.bytes <= first.at)
+    return false;
   sums between;
   between.add(a, 1);
   between.add(b, -1);
@@ -104,8 +121,9 @@ void require_no_partial_overlap(tensor const& written, tensor const& read, std::
   for (int i = 0; i < written.dim(); ++i) same &= written.shape()[i] == 1 || written.strides()[i] == read.strides()[i];
   if (same || !may_share_elements(written, read)) return;
   throw invalid_use(std::string(operation),
-                    written.shape().str() + " with strides " + written.strides().str() + " is written, " + read.shape().str() + " with strides " +
-                        read.strides().str() + " is read: they overlap, and are not the same elements",
+                    written.shape().str() + " with strides " + written.strides().str() + " is written, " +
+                        read.shape().str() + " with strides " + read.strides().str() +
+                        " is read: they overlap, and are not the same elements",
                     "clone() what is read first", at);
 }
 
@@ -114,12 +132,14 @@ strides row_major(shape const& s) noexcept {
   std::int64_t step = 1;
   for (int i = s.rank() - 1; i >= 0; --i) {
     by[i] = step;
-    if (s[i] > 0 && __builtin_mul_overflow(step, s[i], &step)) step = std::numeric_limits<std::int64_t>::max();  // of no elements
+    // of no elements
+    if (s[i] > 0 && __builtin_mul_overflow(step, s[i], &step)) step = std::numeric_limits<std::int64_t>::max();
   }
   return by;
 }
 
-// Runs of dimensions that lie together without gaps are cut anew; a run that the new extents do not fill exactly forbids the view.
+// Runs of dimensions that lie together without gaps are cut anew;
+// a run that the new extents do not fill exactly forbids the view.
 std::optional<strides> strides_of_view(tensor const& t, shape const& s) noexcept {
   if (t.numel() == 0 || t.is_contiguous()) return row_major(s);
   strides by = s;
@@ -150,7 +170,8 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
   bool overflows = false;
   for (int i = 0; i < s.rank(); ++i) {
     if (s[i] == -1 && unknown < 0) unknown = i;
-    else if (s[i] < 0) throw invalid_use(std::string(operation), asked.str(), "Extents are 0 or more, and one may be -1", at);
+    else if (s[i] < 0)
+      throw invalid_use(std::string(operation), asked.str(), "Extents are 0 or more, and one may be -1", at);
     else overflows |= __builtin_mul_overflow(known, s[i], &known);
   }
   if (unknown >= 0 && !overflows && known != 0 && numel % known == 0) {
@@ -158,7 +179,8 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
     known = numel;
   }
   if (overflows || known != numel || (unknown >= 0 && s[unknown] < 0)) {
-    throw invalid_use(std::string(operation), std::to_string(numel) + " elements as " + asked.str(), "The extents must multiply to the number of elements", at);
+    throw invalid_use(std::string(operation), std::to_string(numel) + " elements as " + asked.str(),
+                      "The extents must multiply to the number of elements", at);
   }
   return s;
 }
@@ -175,7 +197,10 @@ ops::operand operand_of(tensor const& t) noexcept { return {t.data(), t.dtype(),
 
 void on_host(uses u, char const* operation, here at) noexcept {
   for (use const& one : u.all()) {
-    if (one.address) driver::check::host_uses(one.address, one.bytes, one.how == access::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation, at);
+    if (one.address)
+      driver::check::host_uses(
+          one.address, one.bytes,
+          one.how == access::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation, at);
   }
 }
 

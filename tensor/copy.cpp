@@ -10,7 +10,8 @@ namespace weir {
 namespace {
 
 bool are_same_elements(tensor const& a, tensor const& b) {
-  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset() && a.strides() == b.strides() && a.dtype() == b.dtype();
+  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset() && a.strides() == b.strides() &&
+         a.dtype() == b.dtype();
 }
 
 // The bytes as they stand. Requires: both contiguous, of one dtype.
@@ -21,7 +22,8 @@ stamp copy_bytes(tensor const& to, tensor const& from, blocking b, here at) {
     std::memcpy(to.data(), from.data(), to.nbytes());
     return {};
   }
-  return copy(*tensors::place_of(target >= 0 ? to : from, at), to.data(), from.data(), to.nbytes(), b, at);  // between devices it orders both current streams
+  // between devices it orders both current streams
+  return copy(*tensors::place_of(target >= 0 ? to : from, at), to.data(), from.data(), to.nbytes(), b, at);
 }
 
 }  // namespace
@@ -94,7 +96,9 @@ tensor tensor::to(weir::dtype type, here at) const {
 
 tensor tensor::pin_memory(here at) const {
   tensors::require_defined(*this, "tensor::pin_memory", "tensor", at);
-  if (!device().is_cpu()) throw invalid_use("tensor::pin_memory", tensors::describe(*this), "Only host memory can be pinned: cpu() first", at);
+  if (!device().is_cpu())
+    throw invalid_use("tensor::pin_memory", tensors::describe(*this), "Only host memory can be pinned: cpu() first",
+                      at);
   if (is_pinned()) return *this;
   tensor there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, shape(), dtype(), at);
   there.copy_(*this, blocking::yes, at);
@@ -105,13 +109,16 @@ namespace {
 struct element { alignas(8) unsigned char bytes[8]; };
 element only_element(tensor const& t, here at) {
   tensors::require_defined(t, "tensor::item", "tensor", at);
-  if (t.numel() != 1) throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements", "item() is of one element: index first", at);
+  if (t.numel() != 1)
+    throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements",
+                      "item() is of one element: index first", at);
   element e{};
   if (t.device().is_cpu()) {
     tensors::on_host({reads(t)}, "tensor::item", at);
     std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
   } else {  // straight to a pinned block: no staging for a few bytes
-    tensor const landed = tensors::make_at(tensor_access::block_of(t).owner.if_alive(), -1, memory_kind::pinned, {}, t.dtype(), at);
+    tensor const landed =
+        tensors::make_at(tensor_access::block_of(t).owner.if_alive(), -1, memory_kind::pinned, {}, t.dtype(), at);
     copy(*tensors::place_of(t, at), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);
     std::memcpy(e.bytes, landed.data(), size_of(t.dtype()));
   }
@@ -125,7 +132,8 @@ double tensor::item_as_double(here at) const {
 }
 std::int64_t tensor::item_as_integer(here at) const {
   element const e = only_element(*this, at);
-  return ops::is_integer(dtype()) ? ops::load_integer(dtype(), e.bytes, 0) : ops::integer_of(ops::load(dtype(), e.bytes, 0));
+  return ops::is_integer(dtype()) ? ops::load_integer(dtype(), e.bytes, 0)
+                                  : ops::integer_of(ops::load(dtype(), e.bytes, 0));
 }
 
 }  // namespace weir

@@ -16,7 +16,8 @@ namespace tensors {
 tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, here at) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
-    throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
+    throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
+                      "Ask for fewer elements", at);
   }
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
@@ -46,8 +47,10 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
 
 tensor empty_at(tensor const& like, shape const& s, dtype type, here at) {
   storage::state const& block = tensor_access::block_of(like);
-  auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;  // borrowed pinned memory
-  runtime::impl* const owner = block.owner.any() ? &block.owner.get("empty", "memory like that of " + describe(like), at) : nullptr;
+  // borrowed pinned memory
+  auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;
+  runtime::impl* const owner =
+      block.owner.any() ? &block.owner.get("empty", "memory like that of " + describe(like), at) : nullptr;
   return make_at(owner, device_of(like), kind, s, type, at);
 }
 
@@ -57,11 +60,13 @@ namespace {
 
 tensor make(shape const& s, tensor_options const& o, std::string_view operation, here at) {
   if (o.on.is_cpu()) {
-    if (o.kind == memory_kind::pinned) return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.type, at);
+    if (o.kind == memory_kind::pinned)
+      return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.type, at);
     return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.type, at);
   }
   if (o.kind != memory_kind::device) {
-    throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(), "Say .on = weir::cpu for pinned and pageable tensors", at);
+    throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(),
+                      "Say .on = weir::cpu for pinned and pageable tensors", at);
   }
   runtime::impl& r = streams::current_runtime(at);
   return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.type, at);
@@ -93,12 +98,17 @@ class generators {  // where each device stands in its sequence of random number
 
 void draw_into(tensor const& t, ops::draw how, double mean, double deviation, here at) {  // contiguous float32
   known_runtime const& owner = tensor_access::block_of(t).owner;
-  auto const from = (owner.any() ? owner.get("tensor::normal_", tensors::describe(t), at) : streams::current_runtime(at)).part<generators>().advance(tensors::device_of(t), ops::groups_of(t.numel()));
+  auto const from =
+      (owner.any() ? owner.get("tensor::normal_", tensors::describe(t), at) : streams::current_runtime(at))
+          .part<generators>()
+          .advance(tensors::device_of(t), ops::groups_of(t.numel()));
   ops::random(tensors::place_of(t, at), tensors::operand_of(t), {how, mean, deviation}, from.seed, from.group, at);
 }
 
 void require_random(dtype type, std::string_view operation, here at) {
-  if (type != float32) throw not_supported(std::string(operation), std::string(name_of(type)), "Random numbers are float32: convert with to(dtype)", at);
+  if (type != float32)
+    throw not_supported(std::string(operation), std::string(name_of(type)),
+                        "Random numbers are float32: convert with to(dtype)", at);
 }
 
 tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, here at) {
@@ -137,7 +147,8 @@ void manual_seed(std::uint64_t value, here at) { streams::current_runtime(at).pa
 tensor& tensor::normal_(double mean, double deviation, here at) {
   tensors::require_defined(*this, "tensor::normal_", "tensor", at);
   require_random(dtype(), "tensor::normal_", at);
-  if (!(deviation >= 0)) throw invalid_use("tensor::normal_", "a deviation of " + std::to_string(deviation), "Deviations are 0 or more", at);
+  if (!(deviation >= 0))
+    throw invalid_use("tensor::normal_", "a deviation of " + std::to_string(deviation), "Deviations are 0 or more", at);
   if (is_contiguous()) {
     draw_into(*this, ops::draw::normal, mean, deviation, at);
     tensors::changed(*this);
@@ -164,7 +175,8 @@ tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_optio
 }
 
 void detail::uneven_rows(size_t first, size_t other, here at) {
-  throw invalid_use("tensor_of", "rows of " + std::to_string(first) + " and of " + std::to_string(other) + " values", "Give all rows the same number of values", at);
+  throw invalid_use("tensor_of", "rows of " + std::to_string(first) + " and of " + std::to_string(other) + " values",
+                    "Give all rows the same number of values", at);
 }
 
 tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, here at) const {

@@ -39,22 +39,28 @@ struct extents { std::int64_t m, n, k; };
 extents check(tensor const& a, tensor const& b, transposed how, here at) {
   tensors::require_defined(a, "matmul", "left", at);
   tensors::require_defined(b, "matmul", "right", at);
-  bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
+  bool const left = how == transposed::left || how == transposed::both,
+             right = how == transposed::right || how == transposed::both;
   auto const operands = [&] {
-    return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() + (right ? " transposed" : "");
+    return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() +
+           (right ? " transposed" : "");
   };
-  if (a.dim() != 2 || b.dim() != 2) throw invalid_use("matmul", operands(), "Both must have two dimensions: view them so", at);
+  if (a.dim() != 2 || b.dim() != 2)
+    throw invalid_use("matmul", operands(), "Both must have two dimensions: view them so", at);
   if (!has_product(a.dtype()) || a.dtype() != b.dtype()) {
-    throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())), "Both are float32, float16 or bfloat16: convert with to(dtype)", at);
+    throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())),
+                        "Both are float32, float16 or bfloat16: convert with to(dtype)", at);
   }
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
   extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
   std::int64_t const of_right = b.shape()[right ? 1 : 0];
   if (e.k != of_right) {
-    throw invalid_use("matmul", operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
+    throw invalid_use("matmul",
+                      operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
                       "The columns of the left must be as many as the rows of the right", at);
   }
-  if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX) throw not_supported("matmul", operands(), "Extents are at most 2^31 - 1: cut the product in parts", at);
+  if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX)
+    throw not_supported("matmul", operands(), "Extents are at most 2^31 - 1: cut the product in parts", at);
   return e;
 }
 
@@ -64,11 +70,15 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   extents const e = check(left, right, how, at);
   tensors::require_defined(out, "matmul_out", "out", at);
   if (out.dtype() != float32 && out.dtype() != left.dtype()) {
-    throw not_supported("matmul_out", "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())), "out has their dtype, or float32", at);
+    throw not_supported(
+        "matmul_out",
+        "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())),
+        "out has their dtype, or float32", at);
   }
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
   if (out.shape() != weir::shape{e.m, e.n}) {
-    throw invalid_use("matmul_out", "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
+    throw invalid_use("matmul_out",
+                      "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
                       "out must be " + weir::shape{e.m, e.n}.str(), at);
   }
   if (e.m == 0 || e.n == 0) return;
@@ -79,7 +89,8 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     return;
   }
   if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right)) {
-    throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand", "Give it memory of its own", at);
+    throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand",
+                      "Give it memory of its own", at);
   }
   std::optional<matrix> const c = as_matrix(out);
   if (!c) {  // no BLAS writes with gaps both ways
@@ -98,8 +109,10 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   dtype const in = left.dtype(), to = out.dtype();
   auto const scale = static_cast<float>(beta);
   // Columns of `out` together: its transpose, which is right' x left', has its rows together.
-  ops::product const p = c->transposed ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
-                                       : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
+  ops::product const p =
+      c->transposed
+          ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
+          : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
   ops::place const where = tensors::place_of(out, at);
   if (size_t const bytes = ops::product_workspace(where)) {
     tensor const workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);

@@ -1,4 +1,5 @@
-// A product by the library of the place: cuBLAS on a GPU, a CBLAS on the simulated machine and on the host; each loaded with the first product.
+// A product by the library of the place: cuBLAS on a GPU, a CBLAS on the simulated machine and on the host;
+// each loaded with the first product.
 // Threads: any; calls for one GPU take turns while they are given to the stream.
 #include <cblas.h>
 
@@ -17,7 +18,8 @@
 namespace weir::ops {
 namespace {
 
-// cuBLAS, as much of it as is used. Its header is not needed: handles are opaque, enumerators numbers of its ABI.
+// cuBLAS, as much of it as is used. Its header is not needed:
+// handles are opaque, enumerators numbers of its ABI.
 struct cublas_functions {
   using handle = void*;
   int (*create)(handle*) = nullptr;
@@ -25,7 +27,8 @@ struct cublas_functions {
   int (*set_stream)(handle, CUstream_st*) = nullptr;
   int (*set_workspace)(handle, void*, size_t) = nullptr;
   int (*set_math_mode)(handle, int) = nullptr;
-  int (*gemm)(handle, int, int, int, int, int, void const*, void const*, int, int, void const*, int, int, void const*, void*, int, int, int, int) = nullptr;
+  int (*gemm)(handle, int, int, int, int, int, void const*, void const*, int, int, void const*, int, int, void const*,
+              void*, int, int, int, int) = nullptr;
   char const* missing = nullptr;
 
   cublas_functions() {
@@ -51,9 +54,11 @@ struct cublas_functions {
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
 constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
-constexpr int sums_in_full = 16;            // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: else a sum's parts may be rounded to halves
+// CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: else a sum's parts may be rounded to halves
+constexpr int sums_in_full = 16;
 constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
-constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }  // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
+// CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
+constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }
 
 class cublas {  // a part of the runtime: a handle a GPU, made on first use
  public:
@@ -62,7 +67,8 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   }
   ~cublas() {
     for (size_t i = 0; i < devices_.size(); ++i) {
-      if (devices_[i]->made && runtime_.machine().make_current(static_cast<int>(i)).ok()) functions_.destroy(devices_[i]->made);
+      if (devices_[i]->made && runtime_.machine().make_current(static_cast<int>(i)).ok())
+        functions_.destroy(devices_[i]->made);
     }
   }
   size_t workspace_bytes(int device) {  // what NVIDIA recommends: 32 MiB from compute capability 9 on, 4 MiB before
@@ -76,11 +82,17 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   }
   // Requires: the device is current.
   void multiply(int device, CUstream_st* s, product const& p, void* workspace, size_t bytes, here at) {
-    if (functions_.missing) throw not_supported("matmul", std::string(functions_.missing) + " was not found", "Install cuBLAS 12 or 13, or name its folder in LD_LIBRARY_PATH", at);
+    if (functions_.missing)
+      throw not_supported("matmul", std::string(functions_.missing) + " was not found",
+                          "Install cuBLAS 12 or 13, or name its folder in LD_LIBRARY_PATH", at);
     of_device& its = *devices_[static_cast<size_t>(device)];
     base::lock_guard const lock(its.turn);
     auto const require = [&](int code, char const* what) {
-      if (code != 0) throw driver_error(code, "matmul", std::string(what) + " on gpu:" + std::to_string(device) + ": cuBLAS status " + std::to_string(code), "An earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 finds the line", at);
+      if (code != 0)
+        throw driver_error(
+            code, "matmul",
+            std::string(what) + " on gpu:" + std::to_string(device) + ": cuBLAS status " + std::to_string(code),
+            "An earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 finds the line", at);
     };
     if (!its.made) {
       require(functions_.create(&its.made), "cublasCreate");
@@ -91,8 +103,9 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
     float const one = 1;
     // Its matrices have their columns together: the transpose of c is op(b)' x op(a)'.
     int const in = code_of(p.in);
-    require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned, static_cast<int>(p.n), static_cast<int>(p.m),
-                            static_cast<int>(p.k), &one, p.b, in, static_cast<int>(p.ldb), p.a, in, static_cast<int>(p.lda), &p.beta, p.c, code_of(p.out),
+    require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned,
+                            static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.b, in,
+                            static_cast<int>(p.ldb), p.a, in, static_cast<int>(p.lda), &p.beta, p.c, code_of(p.out),
                             static_cast<int>(p.ldc), compute_float32, any_algorithm),
             "cublasGemmEx");
   }
@@ -108,15 +121,17 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   std::vector<std::unique_ptr<of_device>> devices_;
 };
 
-// The CBLAS that was found when this was built, or one of its name. Not linked: OpenBLAS starts a thread a core when it is loaded, and all of them
-// spin for tens of milliseconds, also beside a program that never multiplies on the host.
+// The CBLAS that was found when this was built, or one of its name. Not linked: OpenBLAS starts a thread a
+// core when it is loaded, and all of them spin for tens of milliseconds,
+// also beside a program that never multiplies on the host.
 struct host_functions {
   decltype(&cblas_sgemm) gemm = nullptr;
   void (*set_threads)(int) = nullptr;  // OpenBLAS's own; another CBLAS has none and none is called
 };
 base::guarded<host_functions> loaded_host_functions;
 
-// Simulated devices multiply at the same time: each on its share of the cores, or the library's threads fight for them.
+// Simulated devices multiply at the same time:
+// each on its share of the cores, or the library's threads fight for them.
 decltype(&cblas_sgemm) host_gemm(int devices, here at) {
   auto f = loaded_host_functions.lock();
   if (f->gemm) return f->gemm;
@@ -131,7 +146,9 @@ decltype(&cblas_sgemm) host_gemm(int devices, here at) {
 #else
   f->gemm = cblas_sgemm;
 #endif
-  if (!f->gemm) throw not_supported("matmul", "no library with cblas_sgemm was found", "Install OpenBLAS, or name its folder in LD_LIBRARY_PATH", at);
+  if (!f->gemm)
+    throw not_supported("matmul", "no library with cblas_sgemm was found",
+                        "Install OpenBLAS, or name its folder in LD_LIBRARY_PATH", at);
   if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
     f->set_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
   }
@@ -139,33 +156,43 @@ decltype(&cblas_sgemm) host_gemm(int devices, here at) {
 }
 
 using gemm_function = decltype(&cblas_sgemm);
-void multiply_floats(gemm_function gemm, product const& p, float const* a, std::int64_t lda, float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
-  gemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans, static_cast<int>(p.m), static_cast<int>(p.n),
-              static_cast<int>(p.k), 1.0f, a, static_cast<int>(lda), b, static_cast<int>(ldb), p.beta, c, static_cast<int>(ldc));
+void multiply_floats(gemm_function gemm, product const& p, float const* a, std::int64_t lda, float const* b,
+                     std::int64_t ldb, float* c, std::int64_t ldc) {
+  gemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans,
+       static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k), 1.0f, a, static_cast<int>(lda), b,
+       static_cast<int>(ldb), p.beta, c, static_cast<int>(ldc));
 }
 
 std::vector<float> floats_of(dtype type, void const* from, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
   std::vector<float> to(static_cast<size_t>(rows * columns));
   for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < columns; ++j) to[static_cast<size_t>(i * columns + j)] = static_cast<float>(load(type, from, i * ld + j));
+    for (std::int64_t j = 0; j < columns; ++j)
+      to[static_cast<size_t>(i * columns + j)] = static_cast<float>(load(type, from, i * ld + j));
   }
   return to;
 }
 
 // No CBLAS multiplies halves: floats do, and the sum is rounded once, as on a GPU.
 void multiply_on_host(gemm_function gemm, product const& p) {
-  if (p.in == float32) return multiply_floats(gemm, p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb, static_cast<float*>(p.c), p.ldc);
+  if (p.in == float32)
+    return multiply_floats(gemm, p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb,
+                           static_cast<float*>(p.c), p.ldc);
   std::int64_t const a_columns = p.a_transposed ? p.m : p.k, b_columns = p.b_transposed ? p.k : p.n;
-  std::vector<float> const a = floats_of(p.in, p.a, p.m * p.k / a_columns, a_columns, p.lda), b = floats_of(p.in, p.b, p.k * p.n / b_columns, b_columns, p.ldb);
-  if (p.out == float32) return multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, static_cast<float*>(p.c), p.ldc);
-  std::vector<float> c = p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
+  std::vector<float> const a = floats_of(p.in, p.a, p.m * p.k / a_columns, a_columns, p.lda),
+                           b = floats_of(p.in, p.b, p.k * p.n / b_columns, b_columns, p.ldb);
+  if (p.out == float32)
+    return multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, static_cast<float*>(p.c), p.ldc);
+  std::vector<float> c =
+      p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
   multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
   for (std::int64_t i = 0; i < p.m; ++i) {
     for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
   }
 }
 
-size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t ld) { return static_cast<size_t>((rows - 1) * ld + columns) * size_of(type); }
+size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+  return static_cast<size_t>((rows - 1) * ld + columns) * size_of(type);
+}
 
 }  // namespace
 
@@ -181,11 +208,15 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
                      reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
                      reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
                      writes(workspace, workspace_bytes)};
-  if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);  // the caller's thread alone
+  // the caller's thread alone
+  if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);
   clock::timeline const& line = streams::line_of(*where);
   runtime::impl& r = line.owner();
   gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
-  launch(*where, all, [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); }, [p, gemm] { multiply_on_host(gemm, p); }, at);
+  launch(
+      *where, all,
+      [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); },
+      [p, gemm] { multiply_on_host(gemm, p); }, at);
 }
 
 }  // namespace weir::ops

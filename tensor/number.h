@@ -36,7 +36,8 @@ WEIR_FN inline double load(dtype type, void const* p, std::int64_t i) noexcept {
   }
 }
 
-WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {  // the low bits; boolean: is it not 0
+// the low bits; boolean: is it not 0
+WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {
   switch (type) {
     case int16: static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(value); break;
     case int32: static_cast<std::int32_t*>(p)[i] = static_cast<std::int32_t>(value); break;
@@ -46,7 +47,8 @@ WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int6
   }
 }
 
-// Numbers outside an integer dtype's range, and NaN, become the nearest bound of int64 and 0, then its low bits.
+// Numbers outside an integer dtype's range, and NaN,
+// become the nearest bound of int64 and 0, then its low bits.
 WEIR_FN inline std::int64_t integer_of(double value) noexcept {
   if (!(value > -0x1p63)) return value != value ? 0 : INT64_MIN;
   return value >= 0x1p63 ? INT64_MAX : static_cast<std::int64_t>(value);

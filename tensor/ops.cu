@@ -1,8 +1,10 @@
-// Kernels on tensors' memory, but for products: fill, copy and convert, element by element, random numbers, sums.
+// Kernels on tensors' memory, but for products:
+// fill, copy and convert, element by element, random numbers, sums.
 // Threads: any.
 //
-// Compiled by nvcc, or by the host compiler where there is no toolkit. Few and general kernels: where memory is the limit a
-// switch on the dtype inside the loop costs nothing, and each instance costs compile time five times, once for each architecture.
+// Compiled by nvcc, or by the host compiler where there is no toolkit. Few and general kernels: where memory
+// is the limit a switch on the dtype inside the loop costs nothing, and each instance costs compile time five
+// times, once for each architecture.
 #include "tensor/ops.h"
 
 #include <cmath>
@@ -65,7 +67,7 @@ struct walk {
   }
 };
 
-// fill ------------------------------------------------------------------------------------------------------------------
+// fill ------------------------------------------------------------------------------------------------------
 template <class T>
 struct fill_dense {
   T* out;
@@ -88,7 +90,7 @@ void fill_with(place const& where, operand const& out, std::int64_t n, void cons
   run(where, n, {used(out, access::write)}, fill_dense<T>{static_cast<T*>(out.data), *static_cast<T const*>(bits)}, at);
 }
 
-// copy ------------------------------------------------------------------------------------------------------------------
+// copy ------------------------------------------------------------------------------------------------------
 template <class T>
 struct copy_strided {
   walk<2> over;
@@ -102,7 +104,8 @@ struct copy_strided {
 };
 template <class T>
 void copy_as(place const& where, walk<2> const& over, operand const& out, operand const& in, here at) {
-  run(where, over.n, {used(out, access::write), used(in, access::read)}, copy_strided<T>{over, static_cast<T*>(out.data), static_cast<T const*>(in.data)}, at);
+  run(where, over.n, {used(out, access::write), used(in, access::read)},
+      copy_strided<T>{over, static_cast<T*>(out.data), static_cast<T const*>(in.data)}, at);
 }
 struct convert {
   walk<2> over;
@@ -133,7 +136,7 @@ WEIR_FN inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a
 WEIR_FN inline float plus_scaled(float a, float s, float b) { return a + s * b; }
 #endif
 
-// random: Philox 4x32 with 10 rounds, a counter and a key in, four numbers out -----------------------------------------
+// random: Philox 4x32 with 10 rounds, a counter and a key in, four numbers out ------------------------------
 struct drawing {
   float* out;
   size_t n;
@@ -146,7 +149,8 @@ struct drawing {
     std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round) {
       std::uint64_t const a = 0xD2511F53ull * c[0], b = 0xCD9E8D57ull * c[2];
-      std::uint32_t const next0 = static_cast<std::uint32_t>(b >> 32) ^ c[1] ^ k0, next2 = static_cast<std::uint32_t>(a >> 32) ^ c[3] ^ k1;
+      std::uint32_t const next0 = static_cast<std::uint32_t>(b >> 32) ^ c[1] ^ k0,
+                          next2 = static_cast<std::uint32_t>(a >> 32) ^ c[3] ^ k1;
       c[1] = static_cast<std::uint32_t>(b);
       c[3] = static_cast<std::uint32_t>(a);
       c[0] = next0;
@@ -169,7 +173,7 @@ struct drawing {
   }
 };
 
-// element by element ----------------------------------------------------------------------------------------------------
+// element by element ----------------------------------------------------------------------------------------
 template <elementwise Op>
 WEIR_FN inline float result(float a, float b, float s) {
   if constexpr (Op == elementwise::add) return plus_scaled(a, s, b);
@@ -208,8 +212,9 @@ struct apply_strided {
   }
 };
 
-// sum: tiles of 32 lanes x 128 steps. Lane l of a tile adds its elements l, l + 32, l + 64, … in that order, whoever runs it:
-// neighbouring threads of a GPU read neighbouring elements, a host vectorises over the lanes, and both round alike.
+// sum: tiles of 32 lanes x 128 steps. Lane l of a tile adds its elements l, l + 32, l + 64, … in that order,
+// whoever runs it: neighbouring threads of a GPU read neighbouring elements,
+// a host vectorises over the lanes, and both round alike.
 constexpr std::int64_t lanes = 32, steps = 128, tile = lanes * steps, few = 256;
 std::int64_t partials_of(std::int64_t n) noexcept { return (n + tile - 1) / tile * lanes; }
 
@@ -267,10 +272,13 @@ template <class T>
 void sum_level(place const& where, double* out, T const* in, std::int64_t n, here at) {
   sum_lane<T> const all{out, in, n};
   std::int64_t const threads = partials_of(n);
-  use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)), writes(out, static_cast<size_t>(threads) * sizeof(double))};
+  use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)),
+                      writes(out, static_cast<size_t>(threads) * sizeof(double))};
   if (!where) return on_host(both, at), sum_tiles<T>{all}();
-  launch(*where, both,
-         [&](CUstream_st* native) { detail::loop_on_gpu(*where, native, static_cast<size_t>(threads), all, at); }, sum_tiles<T>{all}, at);
+  launch(
+      *where, both,
+      [&](CUstream_st* native) { detail::loop_on_gpu(*where, native, static_cast<size_t>(threads), all, at); },
+      sum_tiles<T>{all}, at);
 }
 
 }  // namespace
@@ -278,7 +286,8 @@ void sum_level(place const& where, double* out, T const* in, std::int64_t n, her
 void fill(place const& where, operand const& out, double value, here at) {
   walk<1> const over({&out});
   if (over.n == 0) return;
-  if (!over.dense()) return run(where, over.n, {used(out, access::write)}, fill_strided{over, out.data, out.type, value}, at);
+  if (!over.dense())
+    return run(where, over.n, {used(out, access::write)}, fill_strided{over, out.data, out.type, value}, at);
   std::uint64_t bits = 0;
   store(out.type, &bits, 0, value);
   switch (size_of(out.type)) {
@@ -292,7 +301,9 @@ void fill(place const& where, operand const& out, double value, here at) {
 void copy(place const& where, operand const& out, operand const& in, here at) {
   walk<2> const over({&out, &in});
   if (over.n == 0) return;
-  if (out.type != in.type) return run(where, over.n, {used(out, access::write), used(in, access::read)}, convert{over, out.data, in.data, out.type, in.type}, at);
+  if (out.type != in.type)
+    return run(where, over.n, {used(out, access::write), used(in, access::read)},
+               convert{over, out.data, in.data, out.type, in.type}, at);
   switch (size_of(out.type)) {
     case 1: return copy_as<std::uint8_t>(where, over, out, in, at);
     case 2: return copy_as<std::uint16_t>(where, over, out, in, at);
@@ -306,12 +317,18 @@ void count_up(place const& where, operand const& out, here at) {
   if (over.n) run(where, over.n, {used(out, access::write)}, counting{out.data, out.type}, at);
 }
 
-void random(place const& where, operand const& out, distribution numbers, std::uint64_t seed, std::uint64_t first_group, here at) {
+void random(place const& where, operand const& out, distribution numbers, std::uint64_t seed, std::uint64_t first_group,
+            here at) {
   walk<1> const over({&out});
-  if (over.n) run(where, groups_of(over.n), {used(out, access::write)}, drawing{static_cast<float*>(out.data), static_cast<size_t>(over.n), seed, first_group, numbers.how, static_cast<float>(numbers.mean), static_cast<float>(numbers.deviation)}, at);
+  if (over.n)
+    run(where, groups_of(over.n), {used(out, access::write)},
+        drawing{static_cast<float*>(out.data), static_cast<size_t>(over.n), seed, first_group, numbers.how,
+                static_cast<float>(numbers.mean), static_cast<float>(numbers.deviation)},
+        at);
 }
 
-void apply(place const& where, elementwise op, operand const& out, operand const& a, operand const& b, double scalar, here at) {
+void apply(place const& where, elementwise op, operand const& out, operand const& a, operand const& b, double scalar,
+           here at) {
   walk<3> const over({&out, &a, &b});
   if (over.n == 0) return;
   auto* const z = static_cast<float*>(out.data);
@@ -351,7 +368,8 @@ void sum(place const& where, operand const& out, operand const& in, void* worksp
     n = partials_of(n);
     std::swap(to, other);
   }
-  use const all[] = {{out.data, access::write, size_of(out.type)}, {n ? from : nullptr, access::read, static_cast<size_t>(n) * size_of(type)}};
+  use const all[] = {{out.data, access::write, size_of(out.type)},
+                     {n ? from : nullptr, access::read, static_cast<size_t>(n) * size_of(type)}};
   run(where, 1, all, sum_last{out.data, from, out.type, type, n, divisor}, at);
 }
 

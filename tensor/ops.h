@@ -1,4 +1,5 @@
-// Kernels on tensors' memory: one source for GPUs, simulated devices and the calling thread. Callers have checked everything.
+// Kernels on tensors' memory: one source for GPUs, simulated devices and the calling thread.
+// Callers have checked everything.
 // Threads: any.
 #pragma once
 #include <optional>
@@ -28,7 +29,8 @@ struct distribution {
   draw how;
   double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32
 };
-void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group, here);  // contiguous float32
+// contiguous float32
+void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group, here);
 
 enum class elementwise : std::uint8_t {
   add,    // a + scalar * b
@@ -37,13 +39,16 @@ enum class elementwise : std::uint8_t {
   relu,   // max(a, 0), NaN stays (b is a)
   sine,   // of a (b is a)
 };
-void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar, here);  // float32, any strides
+// float32, any strides
+void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar, here);
 
-// sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`. Workspace: sum_workspace(n) float64.
+// sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`.
+// Workspace: sum_workspace(n) float64.
 std::int64_t sum_workspace(std::int64_t n) noexcept;
 void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, here);
 
-// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c; row-major; ld in elements. m, n, k > 0. Sums are float32.
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c;
+// row-major; ld in elements. m, n, k > 0. Sums are float32.
 struct product {
   std::int64_t m, n, k;
   dtype in;   // of a and b: float32, float16, bfloat16

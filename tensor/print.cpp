@@ -1,4 +1,5 @@
-// Tensors as text, by torch's rules: one width and one way of writing for all elements, found from those that are shown.
+// Tensors as text, by torch's rules: one width and one way of writing for all elements,
+// found from those that are shown.
 // Threads: as weir/tensor.h.
 #include <algorithm>
 #include <cmath>
@@ -12,7 +13,8 @@
 namespace weir {
 namespace {
 
-constexpr std::int64_t all_shown = 1000, edge = 3;  // more elements are summarised: so many at each end of each dimension
+// more elements are summarised: so many at each end of each dimension
+constexpr std::int64_t all_shown = 1000, edge = 3;
 constexpr size_t line_width = 80;
 
 std::string printed(char const* format, int precision, double value) {
@@ -106,8 +108,10 @@ class page {
       if (i == edge && shown_[d] != whole_[d]) all.push_back(row ? " ..." : "...");
       all.push_back(part(d + 1, first + i * step, indent + 1));
     }
-    size_t const a_line = row ? std::max<size_t>(1, (line_width - std::min(line_width, indent)) / (as_.width() + 2)) : 1;
-    std::string const end = "," + std::string(row ? 1 : static_cast<size_t>(shown_.rank() - d - 1), '\n') + std::string(indent + 1, ' ');
+    size_t const a_line =
+        row ? std::max<size_t>(1, (line_width - std::min(line_width, indent)) / (as_.width() + 2)) : 1;
+    std::string const end =
+        "," + std::string(row ? 1 : static_cast<size_t>(shown_.rank() - d - 1), '\n') + std::string(indent + 1, ' ');
     std::string text = "[";
     for (size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i % a_line ? ", " : end) + all[i];
     return text + "]";
@@ -144,6 +148,7 @@ std::string tensor::str(here at) const {
   return text + ")";
 }
 
-std::ostream& operator<<(std::ostream& out, tensor const& t) { return out << t.str({nullptr, nullptr, 0}); }  // nobody's line
+// nobody's line
+std::ostream& operator<<(std::ostream& out, tensor const& t) { return out << t.str({nullptr, nullptr, 0}); }
 
 }  // namespace weir

@@ -12,7 +12,8 @@
 namespace weir {
 
 struct storage::state {
-  enum class held : std::uint8_t { block, pageable, lent, borrowed };  // of device or pinned memory; by operator new; in `lent_buffer`; the caller's
+  // of device or pinned memory; by operator new; in `lent_buffer`; the caller's
+  enum class held : std::uint8_t { block, pageable, lent, borrowed };
   void* data = nullptr;
   size_t nbytes = 0;
   weir::device device = weir::cpu;  // never the unindexed gpu
@@ -40,18 +41,23 @@ struct tensor_access {  // for functions of this floor that are no members
   static storage::state& block_of(tensor const& t) noexcept;
   static std::shared_ptr<storage::state> const& shared(weir::storage const& s) noexcept { return s.state_; }
   static tensor make(std::shared_ptr<storage::state>, weir::shape, weir::strides, std::int64_t offset, dtype);
-  static tensor with(tensor const&, weir::shape, weir::strides, std::int64_t offset);  // another view of the same storage
+  // another view of the same storage
+  static tensor with(tensor const&, weir::shape, weir::strides, std::int64_t offset);
 };
 
 namespace tensors {
 
-// Throws: invalid_use; of memory whose runtime has ended, too: every operation asks this first. `name`: "source".
+// Throws: invalid_use; of memory whose runtime has ended, too:
+// every operation asks this first. `name`: "source".
 void require_defined(tensor const&, std::string_view operation, char const* name, here);
-void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
-void require_same_device(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second, here);
+void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second,
+                        here);
+void require_same_device(tensor const&, tensor const&, std::string_view operation, char const* first,
+                         char const* second, here);
 void require_float32(tensor const&, std::string_view operation, char const* name, here);
-base::byte_range memory_of(tensor const&) noexcept;                // from the first element's first byte to the last one's last
-bool may_share_elements(tensor const& a, tensor const& b);         // true also where the search for a common one takes too long
+base::byte_range memory_of(tensor const&) noexcept;  // from the first element's first byte to the last one's last
+// true also where the search for a common one takes too long
+bool may_share_elements(tensor const& a, tensor const& b);
 // Operands of one shape of which one is written must be the same elements or none of the same.
 void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here);
 std::string describe(tensor const&);  // "float32 [2, 3] on gpu:1"

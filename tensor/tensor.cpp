@@ -14,7 +14,7 @@
 
 namespace weir {
 
-// shape -----------------------------------------------------------------------------------------------------------------
+// shape -----------------------------------------------------------------------------------------------------
 void shape::too_many(size_t n, here at) {
   throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), at);
 }
@@ -38,7 +38,7 @@ std::string shape::str() const {
   return s + "]";
 }
 
-// storage ---------------------------------------------------------------------------------------------------------------
+// storage ---------------------------------------------------------------------------------------------------
 storage::state::~state() {
   if (!data) return;
   try {
@@ -56,28 +56,33 @@ size_t storage::nbytes() const noexcept { return state_ ? state_->nbytes : 0; }
 weir::device storage::device() const noexcept { return state_ ? state_->device : weir::cpu; }
 memory_kind storage::kind() const noexcept { return state_ ? state_->kind : memory_kind::pageable; }
 long storage::use_count() const noexcept { return state_.use_count(); }
-std::uint64_t storage::version() const noexcept { return state_ ? state_->version.load(base::memory_order_relaxed) : 0; }
+std::uint64_t storage::version() const noexcept {
+  return state_ ? state_->version.load(base::memory_order_relaxed) : 0;
+}
 
 storage storage::pin_memory(here at) const {
   if (!state_) throw invalid_use("storage::pin_memory", "no storage", "Take it of a defined tensor: t.storage()", at);
   if (kind() == memory_kind::device) {
-    throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(), "Only host memory can be pinned: cpu() of its tensor first", at);
+    throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(),
+                      "Only host memory can be pinned: cpu() of its tensor first", at);
   }
   if (kind() == memory_kind::pinned) return *this;
-  tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, {static_cast<std::int64_t>(nbytes())}, uint8, at);
+  tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned,
+                                        {static_cast<std::int64_t>(nbytes())}, uint8, at);
   driver::check::host_uses(data(), nbytes(), driver::check::host_use::reads, "storage::pin_memory", at);
   if (nbytes()) std::memcpy(there.data(), data(), nbytes());
   return there.storage();
 }
 
-// tensor ----------------------------------------------------------------------------------------------------------------
+// tensor ----------------------------------------------------------------------------------------------------
 namespace {
 tensor::state const nothing{{}, shape{0}, strides{1}, 0, float32};
 }
 
 storage::state& tensor_access::block_of(tensor const& t) noexcept { return *t.state_->storage.state_; }
 
-tensor tensor_access::make(std::shared_ptr<storage::state> block, shape extents, strides by, std::int64_t offset, dtype type) {
+tensor tensor_access::make(std::shared_ptr<storage::state> block, shape extents, strides by, std::int64_t offset,
+                           dtype type) {
   tensor t;
   weir::storage s;
   s.state_ = std::move(block);
@@ -93,27 +98,36 @@ tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
-    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(), "Ask for no more elements than the buffer holds", at);
+    throw invalid_use(
+        "tensor::view_of",
+        "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(),
+        "Ask for no more elements than the buffer holds", at);
   }
   block_info const info = b.info();
   if (b.data() && info.kind == memory_kind::device && !info.home) {
-    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended", "A runtime outlives every use of it", at);
+    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended",
+                      "A runtime outlives every use of it", at);
   }
   block->data = b.data();
   block->nbytes = b.size();
   block->kind = info.kind;
   block->device = info.kind == memory_kind::device ? info.on : weir::cpu;
   block->how = storage::state::held::lent;
-  block->owner = known_runtime(info.kind == memory_kind::device && info.home ? streams::line_of(*info.home).owner() : streams::current_runtime(at));
+  block->owner = known_runtime(info.kind == memory_kind::device && info.home ? streams::line_of(*info.home).owner()
+                                                                             : streams::current_runtime(at));
   block->lent_buffer = std::move(b);
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
 }
 
 tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset, here at) {
-  if (!tensor_access::shared(of)) throw invalid_use("tensor::view_of", "no storage", "Take it of a defined tensor: t.storage()", at);
-  auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)), room = of.nbytes() / size_of(type);
+  if (!tensor_access::shared(of))
+    throw invalid_use("tensor::view_of", "no storage", "Take it of a defined tensor: t.storage()", at);
+  auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)),
+             room = of.nbytes() / size_of(type);
   if (offset < 0 || first > room || count > room - first) {
-    throw invalid_use("tensor::view_of", "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " + s.str() + " from element " + std::to_string(offset) + " on",
+    throw invalid_use("tensor::view_of",
+                      "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " +
+                          s.str() + " from element " + std::to_string(offset) + " on",
                       "Ask for no more elements than the storage holds", at);
   }
   return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
@@ -123,16 +137,19 @@ tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on,
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
-    throw invalid_use("tensor::borrow", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes", "Ask for fewer elements", at);
+    throw invalid_use("tensor::borrow", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
+                      "Ask for fewer elements", at);
   }
-  if (!p && bytes) throw invalid_use("tensor::borrow", "a null address for " + s.str(), "Give the address of the memory", at);
+  if (!p && bytes)
+    throw invalid_use("tensor::borrow", "a null address for " + s.str(), "Give the address of the memory", at);
   block->data = p;
   block->nbytes = bytes;
   if (on.is_cpu()) {
     block->kind = memory_kind::pageable;
     if (std::optional<block_info> const known = p ? find_block(p) : std::nullopt) {
       if (known->kind == memory_kind::device) {
-        throw invalid_use("tensor::borrow", "an address on " + known->on.str() + " as memory of the cpu", "Name the device it is on", at);
+        throw invalid_use("tensor::borrow", "an address on " + known->on.str() + " as memory of the cpu",
+                          "Name the device it is on", at);
       }
       block->kind = known->kind;
     }
@@ -148,9 +165,15 @@ tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on,
 tensor tensor::peer_view(weir::device reader, here at) const {
   tensors::require_defined(*this, "tensor::peer_view", "tensor", at);
   storage::state const& block = tensor_access::block_of(*this);
-  if (block.kind == memory_kind::pageable) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory", "Pin it, or bring it over with to(device)", at);
-  if (reader.is_cpu()) throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu", "Use cpu(): the host reads no device memory in place", at);
-  auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at) : streams::current_runtime(at);  // none: borrowed pinned memory
+  if (block.kind == memory_kind::pageable)
+    throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory",
+                      "Pin it, or bring it over with to(device)", at);
+  if (reader.is_cpu())
+    throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu",
+                      "Use cpu(): the host reads no device memory in place", at);
+  // none: borrowed pinned memory
+  auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at)
+                                  : streams::current_runtime(at);
   weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
   if (on == block.device) return *this;
   if (block.data) grant_access(block.data, on, at);
@@ -158,7 +181,8 @@ tensor tensor::peer_view(weir::device reader, here at) const {
   if (block.kind == memory_kind::device) current_stream(on, at).wait(current_stream(block.device, at), at);
   auto seen = std::make_shared<storage::state>();
   seen->data = block.data, seen->nbytes = block.nbytes;
-  seen->device = on, seen->kind = memory_kind::device, seen->owner = block.owner.any() ? block.owner : known_runtime(owner);
+  seen->device = on, seen->kind = memory_kind::device,
+  seen->owner = block.owner.any() ? block.owner : known_runtime(owner);
   seen->of = tensor_access::shared(storage());
   return tensor_access::make(std::move(seen), shape(), strides(), storage_offset(), dtype());
 }
@@ -197,7 +221,8 @@ namespace {
 int dimension(tensor const& t, int dim, std::string_view operation, here at) {
   int const d = dim < 0 ? dim + t.dim() : dim;
   if (d < 0 || d >= t.dim()) {
-    throw invalid_use(std::string(operation), "dimension " + std::to_string(dim) + " of " + t.shape().str(), "Dimensions count from 0, or from -1 backwards", at);
+    throw invalid_use(std::string(operation), "dimension " + std::to_string(dim) + " of " + t.shape().str(),
+                      "Dimensions count from 0, or from -1 backwards", at);
   }
   return d;
 }
@@ -209,27 +234,36 @@ void* tensor::data_as(int code, here at) const {
   tensors::require_defined(*this, "tensor::data", "tensor", at);
   bool const sixteen = dtype() == float16 || dtype() == bfloat16;
   if (code == bits16 ? !sixteen : code != static_cast<int>(dtype())) {
-    throw invalid_use("tensor::data", "asked for " + (code == bits16 ? std::string("uint16_t") : std::string(name_of(static_cast<weir::dtype>(code)))) + " in " + tensors::describe(*this),
-                      "Ask for the tensor's own dtype, or convert with to(dtype)", at);
+    throw invalid_use(
+        "tensor::data",
+        "asked for " +
+            (code == bits16 ? std::string("uint16_t") : std::string(name_of(static_cast<weir::dtype>(code)))) + " in " +
+            tensors::describe(*this),
+        "Ask for the tensor's own dtype, or convert with to(dtype)", at);
   }
   return data();
 }
 
 void* tensor::host_as(int code, here at) const {
   void* const p = data_as(code, at);
-  if (!device().is_cpu()) throw invalid_use("tensor::host", tensors::describe(*this), "The host cannot read device memory: copy it with cpu()", at);
-  if (!is_contiguous()) throw invalid_use("tensor::host", tensors::describe(*this) + " with strides " + strides().str(), "A span has no gaps: use contiguous()", at);
+  if (!device().is_cpu())
+    throw invalid_use("tensor::host", tensors::describe(*this),
+                      "The host cannot read device memory: copy it with cpu()", at);
+  if (!is_contiguous())
+    throw invalid_use("tensor::host", tensors::describe(*this) + " with strides " + strides().str(),
+                      "A span has no gaps: use contiguous()", at);
   driver::check::host_uses(data(), nbytes(), driver::check::host_use::takes_span, "tensor::host", at);
   return p;
 }
 
-// views -----------------------------------------------------------------------------------------------------------------
+// views -----------------------------------------------------------------------------------------------------
 tensor tensor::view(weir::shape s, here at) const {
   tensors::require_defined(*this, "tensor::view", "tensor", at);
   s = tensors::with_inferred_extent(s, numel(), "tensor::view", at);
   std::optional<weir::strides> const by = tensors::strides_of_view(*this, s);
   if (!by) {
-    throw invalid_use("tensor::view", shape().str() + " with strides " + strides().str() + " as " + s.str(), "No strides describe that view: use reshape(), which copies", at);
+    throw invalid_use("tensor::view", shape().str() + " with strides " + strides().str() + " as " + s.str(),
+                      "No strides describe that view: use reshape(), which copies", at);
   }
   return tensor_access::with(*this, s, *by, storage_offset());
 }
@@ -237,7 +271,8 @@ tensor tensor::view(weir::shape s, here at) const {
 tensor tensor::reshape(weir::shape s, here at) const {
   tensors::require_defined(*this, "tensor::reshape", "tensor", at);
   s = tensors::with_inferred_extent(s, numel(), "tensor::reshape", at);
-  if (std::optional<weir::strides> const by = tensors::strides_of_view(*this, s)) return tensor_access::with(*this, s, *by, storage_offset());
+  if (std::optional<weir::strides> const by = tensors::strides_of_view(*this, s))
+    return tensor_access::with(*this, s, *by, storage_offset());
   return clone(at).view(s, at);
 }
 
@@ -268,12 +303,15 @@ tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, here at) const
   std::int64_t const extent = shape()[d];
   std::int64_t const first = from < 0 ? from + extent : from, last = to < 0 ? to + extent : to;
   if (first < 0 || last > extent || first > last) {
-    throw invalid_use("tensor::slice", "[" + std::to_string(from) + ", " + std::to_string(to) + ") of dimension " + std::to_string(d) + " of " + shape().str(),
+    throw invalid_use("tensor::slice",
+                      "[" + std::to_string(from) + ", " + std::to_string(to) + ") of dimension " + std::to_string(d) +
+                          " of " + shape().str(),
                       "Stay within the extent, from not behind to", at);
   }
   weir::shape s = shape();
   s[d] = last - first;
-  return tensor_access::with(*this, s, strides(), s.numel() ? storage_offset() + first * strides()[d] : storage_offset());
+  return tensor_access::with(*this, s, strides(),
+                             s.numel() ? storage_offset() + first * strides()[d] : storage_offset());
 }
 
 tensor tensor::operator[](index which) const {
@@ -281,7 +319,8 @@ tensor tensor::operator[](index which) const {
   tensors::require_defined(*this, "tensor[]", "tensor", at);
   std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
   if (dim() == 0 || k < 0 || k >= shape()[0]) {
-    throw invalid_use("tensor[]", "index " + std::to_string(i) + " of " + shape().str(), "Indices count from 0, or from -1 backwards", at);
+    throw invalid_use("tensor[]", "index " + std::to_string(i) + " of " + shape().str(),
+                      "Indices count from 0, or from -1 backwards", at);
   }
   auto const rest = static_cast<size_t>(dim() - 1);
   weir::shape const s(std::span(shape().begin() + 1, rest));
@@ -293,11 +332,12 @@ void tensor::record_stream(stream_ref user, here at) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
   if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
-  if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;  // not weir's: the caller keeps it alive
+  // not weir's: the caller keeps it alive
+  if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;
   weir::record_stream(block.data, user, at);
 }
 
-// uses ------------------------------------------------------------------------------------------------------------------
+// uses ------------------------------------------------------------------------------------------------------
 namespace {
 use use_of(tensor const& t, access how) noexcept {
   auto const memory = tensors::memory_of(t);

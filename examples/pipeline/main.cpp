@@ -1,6 +1,8 @@
-// pipeline: scrambles a file on a device, or restores it, with all that can overlap overlapping, and proves every byte.
+// pipeline: scrambles a file on a device, or restores it,
+// with all that can overlap overlapping, and proves every byte.
 //   pipeline [--input FILE] [--output FILE] [--bytes N] [--batch BYTES] [--depth N]
-// Without --input a file of --bytes is made; without --output, or with --check, what is written is restored and compared.
+// Without --input a file of --bytes is made;
+// without --output, or with --check, what is written is restored and compared.
 #include <unistd.h>
 
 #include <charconv>
@@ -35,20 +37,24 @@ void make_file(std::filesystem::path const& path, std::size_t bytes) {
 void bar(std::size_t done, std::size_t total) {
   constexpr int width = 40;
   int const full = total ? static_cast<int>(done * width / total) : width;
-  std::fprintf(stderr, "\r[%s%s] %3d %%%s", std::string(static_cast<std::size_t>(full), '=').c_str(), std::string(static_cast<std::size_t>(width - full), ' ').c_str(), full * 100 / width,
+  std::fprintf(stderr, "\r[%s%s] %3d %%%s", std::string(static_cast<std::size_t>(full), '=').c_str(),
+               std::string(static_cast<std::size_t>(width - full), ' ').c_str(), full * 100 / width,
                done == total ? "\n" : "");
 }
 
 std::size_t number(char const* option, char const* text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
   std::size_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
-  if (failed != std::errc() || *end || value == 0) throw std::runtime_error(std::string(option) + " " + text + " is no number above 0");
-  if (value > most) throw std::runtime_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
+  if (failed != std::errc() || *end || value == 0)
+    throw std::runtime_error(std::string(option) + " " + text + " is no number above 0");
+  if (value > most)
+    throw std::runtime_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
 struct scratch {  // files that go with the program
-  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("weir-pipeline-" + std::to_string(::getpid()));
+  std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("weir-pipeline-" + std::to_string(::getpid()));
   scratch() { std::filesystem::create_directories(folder); }
   ~scratch() {
     std::error_code whatever;
@@ -89,19 +95,24 @@ int command(int argc, char** argv) try {
   check |= s.output.empty();
   if (s.input.empty()) {
     s.input = temporary.folder / "input";
-    pipeline::require_room(s.input, s.output.empty() && bytes <= std::numeric_limits<std::size_t>::max() / 2 ? 2 * bytes : bytes);
+    pipeline::require_room(
+        s.input, s.output.empty() && bytes <= std::numeric_limits<std::size_t>::max() / 2 ? 2 * bytes : bytes);
     make_file(s.input, bytes);
   }
   if (s.output.empty()) s.output = temporary.folder / "output";
   if (::isatty(STDERR_FILENO)) s.progress = bar;
 
   auto const o = pipeline::run(s);
-  std::printf("%s: %zu bytes in %.1f ms, %.2f GB/s from file to file; %.0f MiB of the device and %.0f MiB of pinned memory\n%s", weir::runtime::current().description().c_str(), o.bytes, o.ms,
-              static_cast<double>(o.bytes) / o.ms * 1e-6, static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
-              static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20), pipeline::picture(o.spans).c_str());
+  std::printf(
+      "%s: %zu bytes in %.1f ms, %.2f GB/s from file to file; %.0f MiB of the device and %.0f MiB of pinned memory\n%s",
+      weir::runtime::current().description().c_str(), o.bytes, o.ms, static_cast<double>(o.bytes) / o.ms * 1e-6,
+      static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
+      static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20),
+      pipeline::picture(o.spans).c_str());
   if (!check) return 0;
   bool const right = pipeline::checksum_of_restored(s.output) == o.checksum;
-  std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum), right ? "every byte is right" : "WRONG BYTES");
+  std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum),
+              right ? "every byte is right" : "WRONG BYTES");
   return right ? 0 : 1;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "pipeline: %s\n", e.what());

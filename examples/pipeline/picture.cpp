@@ -1,4 +1,5 @@
-// What overlapped with what, as rows of digits: one row a stage, one column a moment, the last digit of the batch that was there.
+// What overlapped with what, as rows of digits:
+// one row a stage, one column a moment, the last digit of the batch that was there.
 #include <algorithm>
 #include <cstdio>
 
@@ -33,7 +34,8 @@ std::string picture(std::vector<span> const& all, int columns) {
     text += name + line + "\n";
   }
   char scale[96];
-  std::snprintf(scale, sizeof scale, "%9s%.1f to %.1f ms, batches %d to %d by their last digit\n", "", from, to, first_shown, last_shown);
+  std::snprintf(scale, sizeof scale, "%9s%.1f to %.1f ms, batches %d to %d by their last digit\n", "", from, to,
+                first_shown, last_shown);
   return text + scale;
 }
 

@@ -1,4 +1,5 @@
-// The pipeline itself: files at both ends, three streams between them, as many batches under way as there are slots, and a checksum of all words.
+// The pipeline itself: files at both ends, three streams between them, as many batches under way as there are
+// slots, and a checksum of all words.
 #include "examples/pipeline/pipeline.h"
 
 #include <algorithm>
@@ -30,11 +31,14 @@ class source {
     std::error_code failed;
     auto const kind = std::filesystem::status(path, failed).type();
     if (kind == std::filesystem::file_type::directory) throw std::runtime_error(path.string() + " is a directory");
-    if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found) throw std::runtime_error(path.string() + " is no file with an end: write it to one first");
+    if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
+      throw std::runtime_error(path.string() + " is no file with an end: write it to one first");
     file_.open(path, std::ios::binary);
     size_ = std::filesystem::file_size(path, failed);
     if (!file_ || failed) throw std::runtime_error(path.string() + " cannot be read");
-    if (size_ == 0 && file_.peek() != std::ifstream::traits_type::eof()) throw std::runtime_error(path.string() + " does not say its size, as files of the kernel do: write it to a file first");
+    if (size_ == 0 && file_.peek() != std::ifstream::traits_type::eof())
+      throw std::runtime_error(path.string() +
+                               " does not say its size, as files of the kernel do: write it to a file first");
   }
   std::size_t size() const { return size_; }
   // The last word is filled up with zeros.
@@ -42,7 +46,9 @@ class source {
     if (bytes % 8) to[bytes / 8] = 0;
     file_.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(bytes));
     auto const got = static_cast<std::size_t>(file_.gcount());
-    if (got != bytes) throw std::runtime_error(path_.string() + " ended at byte " + std::to_string(at_ + got) + ", it had " + std::to_string(size_) + " when it was opened");
+    if (got != bytes)
+      throw std::runtime_error(path_.string() + " ended at byte " + std::to_string(at_ + got) + ", it had " +
+                               std::to_string(size_) + " when it was opened");
     at_ += bytes;
   }
 
@@ -63,7 +69,9 @@ class sink {
   }
   void flush(std::size_t bytes = 0) {
     file_.flush();
-    if (!file_) throw std::runtime_error(path_.string() + " takes no more at byte " + std::to_string(at_) + ": is the disk full?");
+    if (!file_)
+      throw std::runtime_error(path_.string() + " takes no more at byte " + std::to_string(at_) +
+                               ": is the disk full?");
     at_ += bytes;
   }
 
@@ -92,20 +100,24 @@ void require_room(std::filesystem::path const& file, std::size_t bytes) {
   std::size_t const replaced = is_new ? 0 : std::filesystem::file_size(file, failed);
   auto const disk = std::filesystem::space(is_new ? std::filesystem::absolute(file).parent_path() : file, failed);
   if (failed || bytes <= replaced || bytes - replaced <= disk.available) return;
-  throw std::runtime_error(file.string() + " would have " + std::to_string(bytes) + " bytes, and its disk has room for " + std::to_string(disk.available + replaced));
+  throw std::runtime_error(file.string() + " would have " + std::to_string(bytes) +
+                           " bytes, and its disk has room for " + std::to_string(disk.available + replaced));
 }
 
 outcome run(settings const& s) {
-  if (s.batch == 0 || s.batch % 8 || s.depth < 1) throw std::runtime_error("batches are of a multiple of 8 bytes, and at least one is under way");
+  if (s.batch == 0 || s.batch % 8 || s.depth < 1)
+    throw std::runtime_error("batches are of a multiple of 8 bytes, and at least one is under way");
   source from(s.input);
   std::error_code not_there;
-  if (std::filesystem::equivalent(s.input, s.output, not_there)) throw std::runtime_error(s.output.string() + " is " + s.input.string() + " itself: name another output");
+  if (std::filesystem::equivalent(s.input, s.output, not_there))
+    throw std::runtime_error(s.output.string() + " is " + s.input.string() + " itself: name another output");
   require_room(s.output, from.size());
   sink to(s.output);
   weir::stream in, work, out;
   std::vector<weir::buffer> sources, results;  // pinned: a slot for each batch under way
   std::vector<under_way> batches(from.size() / s.batch + (from.size() % s.batch ? 1 : 0));
-  while (sources.size() < std::min(batches.size(), static_cast<std::size_t>(s.depth))) sources.push_back(weir::pinned(s.batch)), results.push_back(weir::pinned(s.batch));
+  while (sources.size() < std::min(batches.size(), static_cast<std::size_t>(s.depth)))
+    sources.push_back(weir::pinned(s.batch)), results.push_back(weir::pinned(s.batch));
 
   outcome o;
   o.bytes = from.size();
@@ -160,7 +172,10 @@ outcome run(settings const& s) {
   o.checksum = sum.is;
   for (auto const* one : {&in, &work, &out}) one->synchronize();
   for (std::size_t i = 0; i < batches.size(); ++i) {
-    auto const add = [&](stage what, lap const& l) { o.spans.push_back({what, static_cast<int>(i), start.elapsed_time(l.from).count(), start.elapsed_time(l.to).count()}); };
+    auto const add = [&](stage what, lap const& l) {
+      o.spans.push_back(
+          {what, static_cast<int>(i), start.elapsed_time(l.from).count(), start.elapsed_time(l.to).count()});
+    };
     add(stage::copy_in, batches[i].in);
     add(stage::work, batches[i].work);
     add(stage::copy_out, batches[i].out);
@@ -177,7 +192,8 @@ std::uint64_t checksum_of_restored(std::filesystem::path const& output) {
     std::size_t const bytes = std::min(left, part.size() * 8);
     from.read(part.data(), bytes);
     for (std::size_t i = 0; i < words_of(bytes); ++i) part[i] = scrambled(part[i], place++);
-    if (bytes % 8) part[bytes / 8] &= (std::uint64_t{1} << (bytes % 8 * 8)) - 1;  // what lay beyond the end was not written
+    // what lay beyond the end was not written
+    if (bytes % 8) part[bytes / 8] &= (std::uint64_t{1} << (bytes % 8 * 8)) - 1;
     sum.add(part.data(), words_of(bytes));
     left -= bytes;
   }

@@ -1,5 +1,5 @@
-// A file through a device and into another file: read into pinned memory, copied in, scrambled, copied out, written, with several
-// batches under way at once on three streams.
+// A file through a device and into another file: read into pinned memory, copied in, scrambled, copied out,
+// written, with several batches under way at once on three streams.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -29,16 +29,19 @@ struct outcome {
   std::vector<span> spans;
 };
 
-// Throws: std::runtime_error (a file that cannot be opened, ends early or takes no more, with the byte; an input that is no file of a
-// known size; an output that is the input, by whatever name, or has no room for it), weir's errors.
+// Throws: std::runtime_error (a file that cannot be opened, ends early or takes no more, with the byte; an
+// input that is no file of a known size; an output that is the input, by whatever name,
+// or has no room for it), weir's errors.
 outcome run(settings const&);
 // Of what the output was before it was scrambled. Throws: as run
 std::uint64_t checksum_of_restored(std::filesystem::path const& output);
 
-// Throws: std::runtime_error, where the file's disk has less room than so many bytes, before one of them is written
+// Throws: std::runtime_error, where the file's disk has less room than so many bytes,
+// before one of them is written
 void require_room(std::filesystem::path const& file, std::size_t bytes);
 
-// What overlapped with what: a row a stage, a column a moment, in it the last digit of the batch that was there.
+// What overlapped with what: a row a stage, a column a moment,
+// in it the last digit of the batch that was there.
 std::string picture(std::vector<span> const&, int columns = 64);
 
 }  // namespace pipeline

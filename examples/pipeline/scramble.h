@@ -1,4 +1,5 @@
-// The work of the pipeline: each word of a file is mixed with a number that hangs on its place; the same again restores it.
+// The work of the pipeline: each word of a file is mixed with a number that hangs on its place;
+// the same again restores it.
 #pragma once
 #include <cstdint>
 

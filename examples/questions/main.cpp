@@ -17,7 +17,8 @@ void usage(std::ostream& to) {
 }
 
 int command(int argc, char** argv) try {
-  if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h"))) return usage(std::cout), 0;
+  if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h")))
+    return usage(std::cout), 0;
   bool found = argc == 1;
   for (questions::question const& q : questions::all()) {
     if (argc > 1 && std::find(argv + 1, argv + argc, q.name) == argv + argc) continue;

@@ -1,4 +1,5 @@
-// Each is a program as a newcomer would have it, and the one or two calls that answer. The documentation quotes these lines.
+// Each is a program as a newcomer would have it, and the one or two calls that answer.
+// The documentation quotes these lines.
 #include "questions.h"
 
 #include <stdlib.h>
@@ -103,7 +104,8 @@ void pending(std::ostream& out) {
   std::string const summary = weir::memory_summary();
   out << summary.substr(summary.find("out of memory"));
   for (weir::stream_memory_use const& u : weir::memory_by_stream()) {
-    for (auto const& w : u.waits_for) out << "stream " << u.stream << ": " << (w.bytes >> 20) << " MiB wait for stream " << w.stream << "\n";
+    for (auto const& w : u.waits_for)
+      out << "stream " << u.stream << ": " << (w.bytes >> 20) << " MiB wait for stream " << w.stream << "\n";
   }
   copies.synchronize();
 }
@@ -125,7 +127,8 @@ struct own_folder {  // of this process alone, for a moment
   std::filesystem::path path;
   own_folder() {
     std::string name = (std::filesystem::temp_directory_path() / "weir-questions-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::runtime_error(name + ": no folder can be made there; TMPDIR names another place");
+    if (!::mkdtemp(name.data()))
+      throw std::runtime_error(name + ": no folder can be made there; TMPDIR names another place");
     path = name;
   }
   ~own_folder() {
@@ -182,7 +185,8 @@ void told(std::ostream& out) {
   weir::on_log({});
 }
 
-constexpr question list[] = {{"reserved", reserved}, {"holds", holds}, {"oom", oom}, {"line", line}, {"pending", pending}, {"overlap", overlap}, {"told", told}};
+constexpr question list[] = {{"reserved", reserved}, {"holds", holds},     {"oom", oom},  {"line", line},
+                             {"pending", pending},   {"overlap", overlap}, {"told", told}};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Small programs about questions of memory, on simulated devices: docs/where-did-my-memory-go.md shows what they print.
+// Small programs about questions of memory, on simulated devices:
+// docs/where-did-my-memory-go.md shows what they print.
 // Threads: one.
 #pragma once
 #include <ostream>

@@ -4,7 +4,11 @@
 namespace seeds {
 
 data_loader::data_loader(options o, std::function<void(std::int64_t, std::span<float>)> make)
-    : with_(o), batches_((o.samples + o.batch - 1) / o.batch), make_(std::move(make)), runtime_(weir::runtime::current()), slots_(static_cast<std::size_t>(o.workers + o.prefetch)) {
+    : with_(o),
+      batches_((o.samples + o.batch - 1) / o.batch),
+      make_(std::move(make)),
+      runtime_(weir::runtime::current()),
+      slots_(static_cast<std::size_t>(o.workers + o.prefetch)) {
   for (slot& s : slots_) s.at = weir::empty({o.batch, o.width}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
   for (int i = 0; i < o.workers; ++i) workers_.emplace_back([this] { work(); });
 }
@@ -23,7 +27,9 @@ void data_loader::work() {
   std::unique_lock in(mutex_);
   try {
     while (true) {
-      changed_.wait(in, [this] { return ends_ || made_ == batches_ || made_ - sent_ < static_cast<std::int64_t>(slots_.size()); });
+      changed_.wait(in, [this] {
+        return ends_ || made_ == batches_ || made_ - sent_ < static_cast<std::int64_t>(slots_.size());
+      });
       if (ends_ || made_ == batches_) return;
       std::int64_t const batch = made_++;
       slot& mine = slots_[static_cast<std::size_t>(batch) % slots_.size()];
@@ -31,7 +37,8 @@ void data_loader::work() {
       mine.read.synchronize();  // its copy before this one
       std::span<float> const all = mine.at.host<float>();
       auto const width = static_cast<std::size_t>(with_.width);
-      for (std::int64_t row = 0; row < rows(batch); ++row) make_(batch * with_.batch + row, all.subspan(static_cast<std::size_t>(row) * width, width));
+      for (std::int64_t row = 0; row < rows(batch); ++row)
+        make_(batch * with_.batch + row, all.subspan(static_cast<std::size_t>(row) * width, width));
       in.lock();
       mine.ready = true;
       changed_.notify_all();

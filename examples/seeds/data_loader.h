@@ -1,4 +1,5 @@
-// A data_loader makes batches with threads of its own, in pinned memory, and copies each to the device while the one before is worked on.
+// A data_loader makes batches with threads of its own, in pinned memory,
+// and copies each to the device while the one before is worked on.
 // Threads: one asks for batches; the workers are the loader's.
 #pragma once
 #include <condition_variable>
@@ -23,7 +24,8 @@ class data_loader {
   data_loader(options, std::function<void(std::int64_t, std::span<float>)> make);
   ~data_loader();
   data_loader(data_loader const&) = delete;
-  // On the current device; ordered before what the current stream is given next. Empty: that was the last. Blocks: until a worker has made it.
+  // On the current device; ordered before what the current stream is given next. Empty: that was the last.
+  // Blocks: until a worker has made it.
   std::optional<weir::tensor> next();
 
  private:

@@ -1,4 +1,5 @@
-// Topic 6: which device a tensor is on, by guards, by name and by what it is made of; and an error that names its line.
+// Topic 6: which device a tensor is on, by guards, by name and by what it is made of;
+// and an error that names its line.
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -16,8 +17,11 @@ void the_articles_lines(table& t) {
   t.holds(x.device() == 0 && y.device() == 0, "x on cuda:0 and y on cuda are on " + x.device().str());
   {
     weir::device_guard const in(1);
-    weir::tensor const a = weir::tensor_of({1.f, 2.f}, {.on = cuda}), b = weir::tensor_of({1.f, 2.f}, {.on = weir::cpu}).gpu(), b2 = weir::tensor_of({1.f, 2.f}, {.on = weir::cpu}).to(cuda);
-    t.holds(a.device() == 1 && b.device() == 1 && b2.device() == 1, "with device(1): a, b and b2 are on " + a.device().str() + ", for cuda is the current one");
+    weir::tensor const a = weir::tensor_of({1.f, 2.f}, {.on = cuda}),
+                       b = weir::tensor_of({1.f, 2.f}, {.on = weir::cpu}).gpu(),
+                       b2 = weir::tensor_of({1.f, 2.f}, {.on = weir::cpu}).to(cuda);
+    t.holds(a.device() == 1 && b.device() == 1 && b2.device() == 1,
+            "with device(1): a, b and b2 are on " + a.device().str() + ", for cuda is the current one");
     weir::tensor const d = weir::randn({2}, {.on = cuda2}), e = weir::randn({2}, {.on = weir::cpu}).to(cuda2);
     t.holds(d.device() == 2 && e.device() == 2, "and d and e on " + d.device().str() + ", as they say");
     weir::tensor const z = weir::add(x, y);
@@ -37,17 +41,24 @@ void the_articles_lines(table& t) {
     said = e.what();
   }
   weir::tensor const z = weir::add(x, weir::full({2}, 10., {.on = 1}).peer_view(0));
-  t.holds(z.device() == 0 && weir::sum(z).item<float>() == 23, "asked for in place, by peer_view(0), it is read over the link: " + z.str());
-  t.holds(said.find("gpu:0") != std::string::npos && said.find("gpu:1") != std::string::npos, "x + one on gpu:1 is refused: " + said);
+  t.holds(z.device() == 0 && weir::sum(z).item<float>() == 23,
+          "asked for in place, by peer_view(0), it is read over the link: " + z.str());
+  t.holds(said.find("gpu:0") != std::string::npos && said.find("gpu:1") != std::string::npos,
+          "x + one on gpu:1 is refused: " + said);
 }
 
 void like_another(table& t) {
-  weir::tensor const x_cpu = weir::empty({2}, {.on = weir::cpu}), x_gpu = weir::empty({2}), x_cpu_long = weir::empty({2}, {.type = weir::int64, .on = weir::cpu});
-  auto const prints = [&](weir::tensor const& x, std::string const& should) { t.holds(x.str() == should, "prints " + x.str()); };
-  prints(x_cpu.new_full({3, 2}, 0.3), "tensor([[0.3000, 0.3000],\n        [0.3000, 0.3000],\n        [0.3000, 0.3000]])");
+  weir::tensor const x_cpu = weir::empty({2}, {.on = weir::cpu}), x_gpu = weir::empty({2}),
+                     x_cpu_long = weir::empty({2}, {.type = weir::int64, .on = weir::cpu});
+  auto const prints = [&](weir::tensor const& x, std::string const& should) {
+    t.holds(x.str() == should, "prints " + x.str());
+  };
+  prints(x_cpu.new_full({3, 2}, 0.3),
+         "tensor([[0.3000, 0.3000],\n        [0.3000, 0.3000],\n        [0.3000, 0.3000]])");
   prints(x_gpu.new_full({3, 2}, -5), "tensor([[-5., -5.],\n        [-5., -5.],\n        [-5., -5.]], device='gpu:0')");
   prints(x_cpu_long.new_tensor({{1, 2, 3}}), "tensor([[1, 2, 3]])");
-  t.holds(weir::ones_like(x_cpu).device().is_cpu() && weir::zeros_like(x_gpu).device() == 0, "ones_like and zeros_like stay with what they are like");
+  t.holds(weir::ones_like(x_cpu).device().is_cpu() && weir::zeros_like(x_gpu).device() == 0,
+          "ones_like and zeros_like stay with what they are like");
 }
 
 // The same lines with and without a GPU: all that is asked is where to be.
@@ -73,17 +84,20 @@ class variable {  // of the environment, for a while
   std::optional<std::string> before_;
 };
 
-// What a process started with CUDA_VISIBLE_DEVICES=2,0 finds. Simulated devices are looked for again here; CUDA reads it once, as a process starts.
+// What a process started with CUDA_VISIBLE_DEVICES=2,0 finds. Simulated devices are looked for again here;
+// CUDA reads it once, as a process starts.
 void chosen_by_the_environment(table& t) {
   variable const visible("CUDA_VISIBLE_DEVICES", "2,0"), simulated("WEIR_DEVICES", "sim:4:1");
   weir::runtime rt{weir::options{}};
   weir::runtime_guard const in{rt};
-  bool const both = weir::device_count() == 2 && weir::get_device_properties(0).uuid == "SIM-2" && weir::get_device_properties(1).uuid == "SIM-0";
-  t.holds(both, "CUDA_VISIBLE_DEVICES=2,0: there are " + std::to_string(weir::device_count()) + " devices, gpu:0 is " + weir::get_device_properties(0).uuid + " and gpu:1 is " +
-                    weir::get_device_properties(1).uuid);
+  bool const both = weir::device_count() == 2 && weir::get_device_properties(0).uuid == "SIM-2" &&
+                    weir::get_device_properties(1).uuid == "SIM-0";
+  t.holds(both, "CUDA_VISIBLE_DEVICES=2,0: there are " + std::to_string(weir::device_count()) + " devices, gpu:0 is " +
+                    weir::get_device_properties(0).uuid + " and gpu:1 is " + weir::get_device_properties(1).uuid);
 }
 
-// Work that fails when it runs, and which line is told. Always on simulated devices: a real one would be lost for good.
+// Work that fails when it runs, and which line is told. Always on simulated devices:
+// a real one would be lost for good.
 struct told {
   unsigned launched, named;  // lines
 };
@@ -111,7 +125,8 @@ int devices(settings const& with) {
   else with.out << "  (" << weir::device_count() << " GPUs: the article's lines want three)\n";
   if (!with.on_gpus) chosen_by_the_environment(t);
   like_another(t);
-  t.holds(anywhere(weir::cpu) == anywhere(weir::is_available() ? weir::gpu : weir::cpu), "code that asks is_available() gives the same on the cpu and on a device");
+  t.holds(anywhere(weir::cpu) == anywhere(weir::is_available() ? weir::gpu : weir::cpu),
+          "code that asks is_available() gives the same on the cpu and on a device");
   told const late = late_error(false), blocking = late_error(true);
   t.holds(late.named == late.launched + 1, "a kernel's error, told by the next wait, names its line: one too late");
   t.holds(blocking.named == blocking.launched, "with launch_blocking (CUDA_LAUNCH_BLOCKING=1) it names the launch");

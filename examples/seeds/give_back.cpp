@@ -17,12 +17,15 @@ void a_to_e(table& t, std::int64_t g) {
   weir::tensor b = one(weir::gpu);
   t.row("b = zeros(1 GiB)", {exactly(2 * g), held_for(2 * g), near(0, off)}, "device +1 GB");
   b = b.to(weir::cpu);
-  t.row("b = b.to(cpu)", {exactly(g), held_for(2 * g), near(g, off)}, "memory +1 GB, device only -0.1: kept for the next");
+  t.row("b = b.to(cpu)", {exactly(g), held_for(2 * g), near(g, off)},
+        "memory +1 GB, device only -0.1: kept for the next");
   weir::tensor c = one(weir::gpu);
   t.row("c = zeros(1 GiB)", {exactly(2 * g), held_for(2 * g), near(0, off)}, "device +0.1: in b's place");
   c = one(weir::gpu);
-  t.row("c = zeros(1 GiB), over the old c", {exactly(2 * g), held_for(3 * g), near(0, off)}, "device +1 GB: both lived for a moment");
-  t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(3 * g), "most allocated is 3 GiB: the new value is made before the old one goes");
+  t.row("c = zeros(1 GiB), over the old c", {exactly(2 * g), held_for(3 * g), near(0, off)},
+        "device +1 GB: both lived for a moment");
+  t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(3 * g),
+          "most allocated is 3 GiB: the new value is made before the old one goes");
   weir::tensor d = one(weir::gpu);
   t.row("d = zeros(1 GiB)", {exactly(3 * g), held_for(3 * g), near(0, off)}, "as before: in the old c's place");
   d = {};
@@ -30,11 +33,13 @@ void a_to_e(table& t, std::int64_t g) {
   weir::tensor e = one(weir::cpu);
   t.row("e = zeros(1 GiB) on the cpu", {exactly(2 * g), held_for(3 * g), near(g, off)}, "memory +1 GB");
   e = e.to(weir::gpu);
-  t.row("e = e.to(gpu)", {exactly(3 * g), held_for(3 * g), near(-g, off)}, "memory -1 GB at once, device as before: in d's place");
+  t.row("e = e.to(gpu)", {exactly(3 * g), held_for(3 * g), near(-g, off)},
+        "memory -1 GB at once, device as before: in d's place");
   weir::reset_peak_memory_stats();
   c = {};
   c = one(weir::gpu);
-  t.row("c dropped first, then zeros(1 GiB)", {exactly(3 * g), held_for(3 * g), near(0, off)}, "its advice: needs no second place");
+  t.row("c dropped first, then zeros(1 GiB)", {exactly(3 * g), held_for(3 * g), near(0, off)},
+        "its advice: needs no second place");
   t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(3 * g), "most allocated since is 3 GiB, not 4");
 }
 
@@ -55,7 +60,8 @@ void tips(table& t) {
   t.holds(whole == batch * width * 4 * layers, "what a step keeps is batch x width x layers: " + in_words(whole));
   t.holds(kept_by_a_step(batch / 2, width, layers, weir::float32) == whole / 2, "tip 1, half the batch: half of it");
   t.holds(kept_by_a_step(batch, width, layers, weir::float16) == whole / 2, "tip 2, half precision: half of it");
-  t.holds(kept_by_a_step(batch, width / 2, layers, weir::float32) == whole / 2, "tip 4, a model of half the width: half of it");
+  t.holds(kept_by_a_step(batch, width / 2, layers, weir::float32) == whole / 2,
+          "tip 4, a model of half the width: half of it");
 
   std::vector<std::int64_t> const lengths = {500, 300, 220, 150, 90, 60, 40, 40};  // of sentences, in words
   std::int64_t const all = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}), wide = 256;
@@ -63,7 +69,8 @@ void tips(table& t) {
   t.row("a batch of 8 sentences, padded to 500", {exactly(8 * 500 * wide * 4), range{}}, "pad_packed_sequence");
   padded = {};
   weir::tensor const packed = weir::empty({all, wide});
-  t.row("tip 7: packed, one after the other", {exactly(1400 * wide * 4), range{}}, "pack_padded_sequence: what is there, no more");
+  t.row("tip 7: packed, one after the other", {exactly(1400 * wide * 4), range{}},
+        "pack_padded_sequence: what is there, no more");
 }
 
 }  // namespace
@@ -71,7 +78,10 @@ void tips(table& t) {
 int give_back(settings const& with) {
   std::int64_t const g = (1 << 30) / static_cast<std::int64_t>(with.touched_part);
   machine const on(with, {.devices = 1, .memory = static_cast<std::size_t>(4 * g)}, {});
-  table t(with, "1. Give back and reuse" + (with.touched_part > 1 ? "; 1 GiB of the article is " + in_words(g) + " here" : std::string()), "Pytorch显存动态分配规律探索; and nine tips");
+  table t(with,
+          "1. Give back and reuse" +
+              (with.touched_part > 1 ? "; 1 GiB of the article is " + in_words(g) + " here" : std::string()),
+          "Pytorch显存动态分配规律探索; and nine tips");
   a_to_e(t, g);
   weir::empty_cache();
   tips(t);

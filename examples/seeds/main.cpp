@@ -11,7 +11,8 @@
 namespace {
 
 int usage(std::ostream& to, int status) {
-  to << "usage: seeds [--full] [--all] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes smaller ones\n"
+  to << "usage: seeds [--full] [--all] [TOPIC...]\n  --full: the articles' own sizes where a simulated device takes "
+        "smaller ones\n"
         "  --all: every row and sentence, as of a topic that is named; without, one page\ntopics:\n";
   for (seeds::topic const& t : seeds::topics()) to << "  " << t.name << "  " << t.about << "\n";
   return status;
@@ -43,7 +44,10 @@ int command(int count, char** arguments) try {
   for (seeds::topic const& t : chosen) {
     auto const began = std::chrono::steady_clock::now();
     failures += t.run(with);
-    std::cout << "  (" << std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count() << " ms)\n" << std::flush;
+    std::cout << "  ("
+              << std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count()
+              << " ms)\n"
+              << std::flush;
   }
   if (failures) std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
   return failures ? 1 : 0;

@@ -15,7 +15,8 @@ void kinds(table& t, std::int64_t bytes) {
   t.row("x = ones(n) on the cpu", {exactly(0), exactly(0), near(bytes, bytes / 4)}, "");
   weir::tensor const p = x.pin_memory();
   t.row("p = x.pin_memory()", {exactly(0), exactly(0)}, "returns a copy in page-locked memory");
-  t.holds(p.is_pinned() && !x.is_pinned() && pinned_now() - before == bytes, "p is pinned and x is not; pinned memory grew by " + in_words(pinned_now() - before));
+  t.holds(p.is_pinned() && !x.is_pinned() && pinned_now() - before == bytes,
+          "p is pinned and x is not; pinned memory grew by " + in_words(pinned_now() - before));
   {
     weir::storage const s = x.storage().pin_memory();
     t.holds(s.kind() == weir::memory_kind::pinned && pinned_now() - before == 2 * bytes, "storages can be pinned, too");
@@ -24,9 +25,13 @@ void kinds(table& t, std::int64_t bytes) {
   t.row("d = p.gpu(non_blocking)", {exactly(bytes), held_for(bytes)}, "asynchronous, for p is pinned");
   weir::tensor const back = d.to(weir::cpu, weir::non_blocking);
   weir::synchronize();
-  t.holds(back.is_pinned() && back.host<float>()[0] == 1, "d.to(cpu, non_blocking) lands in pinned memory and is there when the stream is done");
-  weir::route_choice const fast = weir::explain_copy(d.data(), p.data(), p.nbytes()), slow = weir::explain_copy(d.data(), x.data(), x.nbytes());
-  t.holds(fast.by == weir::route::engine && slow.by == weir::route::staged, "explain_copy: from p by the copy " + std::string(name_of(fast.by)) + ", from x " + std::string(name_of(slow.by)));
+  t.holds(back.is_pinned() && back.host<float>()[0] == 1,
+          "d.to(cpu, non_blocking) lands in pinned memory and is there when the stream is done");
+  weir::route_choice const fast = weir::explain_copy(d.data(), p.data(), p.nbytes()),
+                           slow = weir::explain_copy(d.data(), x.data(), x.nbytes());
+  t.holds(fast.by == weir::route::engine && slow.by == weir::route::staged,
+          "explain_copy: from p by the copy " + std::string(name_of(fast.by)) + ", from x " +
+              std::string(name_of(slow.by)));
 }
 
 // A machine that moves only when it is told to: what has not run is seen, not timed.
@@ -46,7 +51,8 @@ void hidden_behind_work(table& t) {
   }
   t.holds(!there.query(), "a pinned copy with non_blocking: the call has returned and nothing is copied yet");
   while (!there.query() && machine.step(copies)) {}
-  t.holds(there.query() && !compute.query(), "it is done while the work on another stream has not begun: hidden behind it");
+  t.holds(there.query() && !compute.query(),
+          "it is done while the work on another stream has not begun: hidden behind it");
   machine.run();
 }
 
@@ -54,10 +60,11 @@ void loader(table& t, std::int64_t samples) {
   std::int64_t const width = 64, batch = 128;
   std::int64_t const before = pinned_now();
   std::atomic<std::int64_t> made = 0;
-  data_loader from({.samples = samples, .width = width, .batch = batch, .workers = 2, .prefetch = 2}, [&](std::int64_t i, std::span<float> to) {
-    for (float& v : to) v = static_cast<float>(i % 16);
-    ++made;
-  });
+  data_loader from({.samples = samples, .width = width, .batch = batch, .workers = 2, .prefetch = 2},
+                   [&](std::int64_t i, std::span<float> to) {
+                     for (float& v : to) v = static_cast<float>(i % 16);
+                     ++made;
+                   });
   std::int64_t const slots = pinned_now() - before;
   std::int64_t seen = 0, wrong = 0;
   while (std::optional<weir::tensor> const x = from.next()) {
@@ -67,7 +74,8 @@ void loader(table& t, std::int64_t samples) {
     seen += x->size(0);
   }
   t.row("an epoch of the loader, at its end", {between(0, batch * width * 4), range{}}, "DataLoader(pin_memory=True)");
-  t.holds(seen == samples && made == samples && wrong == 0, std::to_string(seen) + " samples in their order, each made once");
+  t.holds(seen == samples && made == samples && wrong == 0,
+          std::to_string(seen) + " samples in their order, each made once");
   t.holds(slots == 4 * batch * width * 4 && pinned_now() - before == slots, "4 pinned batches serve them all");
 }
 

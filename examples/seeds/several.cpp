@@ -23,7 +23,9 @@ weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, i
     replicas.push_back(weights.slice(0, 0, rows).to(weir::device(i)));
     parts.push_back(x.slice(0, i * rows, (i + 1) * rows).to(weir::device(i)));
   }
-  for (int i = 1; i < devices; ++i) t.row("replicated and scattered: gpu:" + std::to_string(i), {exactly(2 * part), range{}}, "a replica and a part of the batch each", i);
+  for (int i = 1; i < devices; ++i)
+    t.row("replicated and scattered: gpu:" + std::to_string(i), {exactly(2 * part), range{}},
+          "a replica and a part of the batch each", i);
   weir::runtime& here = weir::runtime::current();
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -33,7 +35,8 @@ weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, i
     });
   }
   for (std::thread& one : threads) one.join();
-  for (int i = 1; i < devices; ++i) t.row("run, a thread a device: gpu:" + std::to_string(i), {exactly(3 * part), range{}}, "the output, too", i);
+  for (int i = 1; i < devices; ++i)
+    t.row("run, a thread a device: gpu:" + std::to_string(i), {exactly(3 * part), range{}}, "the output, too", i);
   weir::tensor all = weir::empty_like(x);
   for (int i = 0; i < devices; ++i) all.slice(0, i * rows, (i + 1) * rows).copy_(outputs[static_cast<std::size_t>(i)]);
   return all;
@@ -72,7 +75,8 @@ std::string refused(F f) {
   return {};
 }
 
-// What recomputing under data parallel must not do: count a gradient as ready when its layer's forward pass runs again.
+// What recomputing under data parallel must not do:
+// count a gradient as ready when its layer's forward pass runs again.
 void gradients_that_come_twice_or_never(table& t) {
   weir::device const only[] = {0};
   std::vector<weir::communicator> ranks = weir::communicator::in_process(only);
@@ -80,8 +84,10 @@ void gradients_that_come_twice_or_never(table& t) {
   int const first = buckets.add("embedding", 16), last = buckets.add("dense1.weight", 64);
   buckets.build();
   buckets.ready(last, weir::current_stream());
-  std::string const twice = refused([&] { buckets.ready(last, weir::current_stream()); }), never = refused([&] { buckets.finish(weir::current_stream()); });
-  t.holds(twice.find("dense1.weight") != std::string::npos, "a gradient that is ready twice in a step is refused: " + twice);
+  std::string const twice = refused([&] { buckets.ready(last, weir::current_stream()); }),
+                    never = refused([&] { buckets.finish(weir::current_stream()); });
+  t.holds(twice.find("dense1.weight") != std::string::npos,
+          "a gradient that is ready twice in a step is refused: " + twice);
   t.holds(never.find("embedding") != std::string::npos, "and one that never was: " + never);
   buckets.ready(first, weir::current_stream());
   buckets.finish(weir::current_stream());
@@ -95,13 +101,17 @@ int several(settings const& with) {
   int const devices = std::min(4, weir::device_count());
   t.row("", {exactly(0), exactly(0)}, "", 0);
   weir::tensor const x = weir::randn({1024, 256}), weights = weir::randn({1, 256}), all = weir::empty({1024, 256});
-  for (std::int64_t i = 0; i < 1024; ++i) weir::tensor(all.slice(0, i, i + 1)).copy_(weights);  // the same row for every sample
+  // the same row for every sample
+  for (std::int64_t i = 0; i < 1024; ++i) weir::tensor(all.slice(0, i, i + 1)).copy_(weights);
   weir::tensor const y = data_parallel(x, all, devices, t);
-  t.row("gathered on gpu:0", {exactly((3 << 20) + 1024), range{}}, "gpu:0 holds the whole output, too: more than its share", 0);
+  t.row("gathered on gpu:0", {exactly((3 << 20) + 1024), range{}},
+        "gpu:0 holds the whole output, too: more than its share", 0);
   for (int i = 1; i < devices; ++i) t.row("afterwards: gpu:" + std::to_string(i), {exactly(0), range{}}, "", i);
   t.holds(same(y, net(x, all)), "on " + std::to_string(devices) + " devices: the same bits as on one");
   gradients_that_come_twice_or_never(t);
-  t.holds(forked(x) == 0, "a child of fork() is refused with a typed error, and the parent goes on: start workers before the first use, or as programs");
+  t.holds(forked(x) == 0,
+          "a child of fork() is refused with a typed error, and the parent goes on: start workers before the first "
+          "use, or as programs");
   return t.failures();
 }
 

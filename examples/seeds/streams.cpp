@@ -1,5 +1,5 @@
-// Topic 7: the article's program whose second stream does not wait: wrong on a machine that takes what CUDA leaves open, found
-// by the checker whatever the machine takes, and right with one more line.
+// Topic 7: the article's program whose second stream does not wait: wrong on a machine that takes what CUDA
+// leaves open, found by the checker whatever the machine takes, and right with one more line.
 #include "examples/seeds/topics.h"
 #include "weir/tensor.h"
 
@@ -13,8 +13,8 @@ struct outcome {
   std::vector<weir::race_report> races;
 };
 
-// s = torch.cuda.Stream(); A = torch.empty((100, 100), device=cuda).fill_(1); with torch.cuda.stream(s): B = torch.sum(A)
-// The article draws A with normal_(0, 1); ones have a sum that everybody knows.
+// s = torch.cuda.Stream(); A = torch.empty((100, 100), device=cuda).fill_(1); with torch.cuda.stream(s): B =
+// torch.sum(A) The article draws A with normal_(0, 1); ones have a sum that everybody knows.
 outcome program(waits w) {
   weir::stream const s;
   weir::tensor a = weir::empty({100, 100});
@@ -30,7 +30,9 @@ outcome program(waits w) {
 }
 
 outcome run(std::uint64_t seed, waits w) {
-  weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB, .how = weir::simulated::running::seeded, .seed = seed}, {.check_races = true}};
+  weir::runtime rt{
+      weir::simulated{.devices = 1, .memory = 64_MiB, .how = weir::simulated::running::seeded, .seed = seed},
+      {.check_races = true}};
   weir::runtime_guard const in{rt};
   return program(w);
 }
@@ -41,7 +43,8 @@ void rows(table& t) {
   weir::stream const s;
   weir::tensor a = weir::empty({100, 100});
   a.normal_(0.0, 1.0);
-  t.row("A = empty(100, 100).normal_(0, 1)", {exactly(40448), held_for(40448)}, "a stream is given its work, which runs later");
+  t.row("A = empty(100, 100).normal_(0, 1)", {exactly(40448), held_for(40448)},
+        "a stream is given its work, which runs later");
   s.wait(weir::current_stream());
   weir::tensor b;
   {
@@ -50,7 +53,8 @@ void rows(table& t) {
   }
   s.synchronize();
   weir::synchronize();
-  t.row("on s, after s.wait: B = sum(A)", {exactly(40448 + 16), held_for(2 * 40448)}, "without the wait it may begin before normal_ ends");
+  t.row("on s, after s.wait: B = sum(A)", {exactly(40448 + 16), held_for(2 * 40448)},
+        "without the wait it may begin before normal_ ends");
 }
 
 }  // namespace
@@ -62,19 +66,24 @@ int streams(settings const& with) {
   int wrong = 0, reported = 0, right = 0, silent = 0;
   std::string text;
   for (int seed = 1; seed <= with.seeds; ++seed) {
-    outcome const without = run(static_cast<std::uint64_t>(seed), waits::no), waited = run(static_cast<std::uint64_t>(seed), waits::yes);
+    outcome const without = run(static_cast<std::uint64_t>(seed), waits::no),
+                  waited = run(static_cast<std::uint64_t>(seed), waits::yes);
     wrong += without.sum != 10000;
     // Both places: where A was filled, and where it was read.
-    reported += without.races.size() > 0 && without.races[0].first.line != without.races[0].second.line && without.races[0].text.find("streams.cpp:") != std::string::npos;
+    reported += without.races.size() > 0 && without.races[0].first.line != without.races[0].second.line &&
+                without.races[0].text.find("streams.cpp:") != std::string::npos;
     if (text.empty() && !without.races.empty()) text = without.races[0].text;
     right += waited.sum == 10000;
     silent += waited.races.empty();
   }
   std::string const of = " of " + std::to_string(with.seeds) + " seeds";
-  t.holds(wrong > 0 && wrong < with.seeds, "without s.wait(current_stream()) the sum is wrong under " + std::to_string(wrong) + of + ", and right by luck under the rest");
-  t.holds(reported == with.seeds, "the checker reports it, with both places, under " + std::to_string(reported) + of + ":");
+  t.holds(wrong > 0 && wrong < with.seeds, "without s.wait(current_stream()) the sum is wrong under " +
+                                               std::to_string(wrong) + of + ", and right by luck under the rest");
+  t.holds(reported == with.seeds,
+          "the checker reports it, with both places, under " + std::to_string(reported) + of + ":");
   t.holds(!text.empty(), text);
-  t.holds(right == with.seeds && silent == with.seeds, "with s.wait(current_stream()) it is right, and nothing is reported, under " + std::to_string(right) + of);
+  t.holds(right == with.seeds && silent == with.seeds,
+          "with s.wait(current_stream()) it is right, and nothing is reported, under " + std::to_string(right) + of);
   return t.failures();
 }
 

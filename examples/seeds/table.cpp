@@ -33,7 +33,8 @@ std::string line(char const* format, auto... what) {
 
 moment now(weir::device d) {
   weir::memory_info const all = weir::mem_get_info(d);
-  return {static_cast<std::int64_t>(weir::memory_allocated(d)), static_cast<std::int64_t>(weir::memory_reserved(d)), own_memory() - weir::pinned_memory_stats().reserved_bytes.all.current,
+  return {static_cast<std::int64_t>(weir::memory_allocated(d)), static_cast<std::int64_t>(weir::memory_reserved(d)),
+          own_memory() - weir::pinned_memory_stats().reserved_bytes.all.current,
           static_cast<std::int64_t>(all.total - all.free)};
 }
 
@@ -51,7 +52,8 @@ table::table(settings const& with, std::string_view title, std::string_view arti
 }
 
 std::string table::columns() {
-  return line("%-44s%11s%11s%11s%13s  %s\n", "step", "allocated", "reserved", "process", "device used", "what the article saw");
+  return line("%-44s%11s%11s%11s%13s  %s\n", "step", "allocated", "reserved", "process", "device used",
+              "what the article saw");
 }
 
 table::~table() {
@@ -62,8 +64,9 @@ moment table::row(std::string_view step, expected const& e, std::string_view saw
   moment const m = now(d);
   untold_ += with_.brief && saw.empty();
   if (!with_.brief || !saw.empty())
-    with_.out << line("%-44.44s%11s%11s%11s%13s  %s\n", std::string(step).c_str(), in_words(m.allocated).c_str(), in_words(m.reserved).c_str(), in_words(m.process).c_str(),
-                    in_words(m.used).c_str(), std::string(saw).c_str());
+    with_.out << line("%-44.44s%11s%11s%11s%13s  %s\n", std::string(step).c_str(), in_words(m.allocated).c_str(),
+                      in_words(m.reserved).c_str(), in_words(m.process).c_str(), in_words(m.used).c_str(),
+                      std::string(saw).c_str());
   judge("allocated", m.allocated, e.allocated);
   judge("reserved", m.reserved, e.reserved);
   if (with_.process_memory && before_) judge("process memory grew by", m.process - before_->process, e.process_grew);
@@ -77,7 +80,8 @@ void table::judge(std::string_view what, std::int64_t bytes, range r) {
   ++judged_;
   if (bytes >= r.least && bytes <= r.most) return;
   ++failures_;
-  with_.out << line("  NOT AS IT MUST BE: %s %ld B, must be %ld to %ld B\n", std::string(what).c_str(), static_cast<long>(bytes), static_cast<long>(r.least), static_cast<long>(r.most));
+  with_.out << line("  NOT AS IT MUST BE: %s %ld B, must be %ld to %ld B\n", std::string(what).c_str(),
+                    static_cast<long>(bytes), static_cast<long>(r.least), static_cast<long>(r.most));
 }
 
 void table::holds(bool yes, std::string_view sentence) {

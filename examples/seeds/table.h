@@ -1,4 +1,5 @@
-// A table of what an experiment did to memory: every figure is measured, every row says what it must be, and is judged.
+// A table of what an experiment did to memory:
+// every figure is measured, every row says what it must be, and is judged.
 // Threads: one.
 #pragma once
 #include <cstdint>
@@ -16,11 +17,13 @@ using namespace weir::literals;
 struct settings {
   std::ostream& out;
   bool on_gpus = false;         // else on simulated devices of this process
-  size_t part = 1;              // sizes and counts of blocks that nobody touches, and of devices: so-manieths of the articles'
-  size_t touched_part = 1;      // the same of blocks whose bytes are written: on simulated devices these are memory of the host
+  size_t part = 1;  // sizes and counts of blocks that nobody touches, and of devices: so-manieths of the articles'
+  // the same of blocks whose bytes are written: on simulated devices these are memory of the host
+  size_t touched_part = 1;
   bool process_memory = true;   // what the process holds is judged, too; a sanitizer's own memory would be in it
   int seeds = 50;               // of seeded machines, each
-  bool brief = false;           // only the rows that an article says something about, and what is wrong; all else is judged in silence
+  // only the rows that an article says something about, and what is wrong; all else is judged in silence
+  bool brief = false;
 };
 
 // The devices that a topic runs on, current until it ends.
@@ -36,7 +39,9 @@ class machine {
 
 struct moment {  // bytes
   std::int64_t allocated, reserved;
-  std::int64_t process;  // resident memory of the process that is its own: neither files nor shared, as simulated devices' is; without what is page-locked
+  // resident memory of the process that is its own:
+  // neither files nor shared, as simulated devices' is; without what is page-locked
+  std::int64_t process;
   std::int64_t used;     // of the device, by all its users
 };
 moment now(weir::device = weir::gpu);

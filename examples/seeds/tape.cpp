@@ -17,7 +17,9 @@ constexpr double quarter_turn = 1.5707963267948966;
 weir::tensor const& saved::value() const {
   std::uint64_t const is = t_.storage().version();
   if (is == version_) return t_;
-  throw weir::invalid_use("backward", "a saved tensor " + t_.shape().str() + ": its storage is at version " + std::to_string(is) + ", it was saved at " + std::to_string(version_),
+  throw weir::invalid_use("backward",
+                          "a saved tensor " + t_.shape().str() + ": its storage is at version " + std::to_string(is) +
+                              ", it was saved at " + std::to_string(version_),
                           "Change it in place after its last use, or save a clone()", weir::here::current());
 }
 
@@ -58,7 +60,9 @@ var made(weir::tensor value, std::vector<var> const& of, gradients back, char co
 }
 
 void backward_from(var const& last, weir::tensor gradient, bool retained) {
-  if (!last.node_) throw weir::invalid_use("backward", "a value that no parameter leads to", "Compute it from parameters, outside no_grad", weir::here::current());
+  if (!last.node_)
+    throw weir::invalid_use("backward", "a value that no parameter leads to",
+                            "Compute it from parameters, outside no_grad", weir::here::current());
   no_grad const off;
   std::vector<std::shared_ptr<node>> order;
   std::set<node*> seen;
@@ -74,7 +78,9 @@ void backward_from(var const& last, weir::tensor gradient, bool retained) {
       else n.gradient = mine.mapped();
       continue;
     }
-    if (!n.back) throw weir::invalid_use("backward", std::string("the graph behind ") + n.name + " has been released", "Say graph::retained in the pass before", weir::here::current());
+    if (!n.back)
+      throw weir::invalid_use("backward", std::string("the graph behind ") + n.name + " has been released",
+                              "Say graph::retained in the pass before", weir::here::current());
     std::vector<weir::tensor> const to = n.back(mine.mapped());
     if (!retained) n.back = {};
     for (std::size_t i = 0; i < to.size(); ++i) {
@@ -88,16 +94,23 @@ void backward_from(var const& last, weir::tensor gradient, bool retained) {
 void backward(var const& loss, graph g) { backward_from(loss, weir::ones_like(loss.value()), g == graph::retained); }
 
 var mul(var const& a, var const& b, weir::here at) {
-  return made(weir::mul(a.value(), b.value(), at), {a, b}, [x = saved(a.value()), y = saved(b.value())](weir::tensor const& g) { return std::vector{weir::mul(g, y.value()), weir::mul(g, x.value())}; }, "mul");
+  return made(
+      weir::mul(a.value(), b.value(), at), {a, b},
+      [x = saved(a.value()), y = saved(b.value())](weir::tensor const& g) {
+        return std::vector{weir::mul(g, y.value()), weir::mul(g, x.value())};
+      },
+      "mul");
 }
 
 var matmul(var const& a, var const& b, weir::here at) {
   ++products;
-  return made(weir::matmul(a.value(), b.value(), weir::transposed::none, at), {a, b},
-              [x = saved(a.value()), y = saved(b.value())](weir::tensor const& g) {
-                return std::vector{weir::matmul(g, y.value(), weir::transposed::right), weir::matmul(x.value(), g, weir::transposed::left)};
-              },
-              "matmul");
+  return made(
+      weir::matmul(a.value(), b.value(), weir::transposed::none, at), {a, b},
+      [x = saved(a.value()), y = saved(b.value())](weir::tensor const& g) {
+        return std::vector{weir::matmul(g, y.value(), weir::transposed::right),
+                           weir::matmul(x.value(), g, weir::transposed::left)};
+      },
+      "matmul");
 }
 
 var sin(var const& a, weir::here at) {

@@ -1,8 +1,10 @@
-// A tape: what was done to tensors is kept so that gradients can be found going backwards. As small as torch's rules about memory allow.
+// A tape: what was done to tensors is kept so that gradients can be found going backwards. As small as
+// torch's rules about memory allow.
 // Threads: each thread has its own no_grad; one graph belongs to one thread at a time.
 //
-// A var is a value and, unless nothing asks for gradients, the node that made it. Nodes keep the values that their gradient needs,
-// and no others: a value goes when neither a var nor a node has it. The backward pass lets go of them as it comes by.
+// A var is a value and, unless nothing asks for gradients, the node that made it. Nodes keep the values that
+// their gradient needs, and no others: a value goes when neither a var nor a node has it. The backward pass
+// lets go of them as it comes by.
 #pragma once
 #include <functional>
 #include <memory>
@@ -36,7 +38,8 @@ class var {
 
  private:
   friend struct node;
-  friend var made(weir::tensor, std::vector<var> const&, std::function<std::vector<weir::tensor>(weir::tensor const&)>, char const*);
+  friend var made(weir::tensor, std::vector<var> const&, std::function<std::vector<weir::tensor>(weir::tensor const&)>,
+                  char const*);
   friend void backward_from(var const&, weir::tensor, bool);
   weir::tensor value_;
   std::shared_ptr<node> node_;
@@ -49,9 +52,11 @@ var sin(var const&, weir::here = weir::here::current());
 var mean(var const&, weir::here = weir::here::current());
 
 enum class graph : bool { released, retained };
-// Adds to the parameters' gradients. Throws: invalid_use (nothing tracked; released before; a saved value was changed)
+// Adds to the parameters' gradients. Throws:
+// invalid_use (nothing tracked; released before; a saved value was changed)
 void backward(var const& loss, graph = graph::released);
-// The segment's inner values are not kept but made again by the backward pass. Whatever it uses beside `in` is parameters.
+// The segment's inner values are not kept but made again by the backward pass.
+// Whatever it uses beside `in` is parameters.
 var checkpoint(std::function<var(var const&)> segment, var const& in);
 
 class [[nodiscard]] no_grad {  // nothing is kept while one lives on this thread

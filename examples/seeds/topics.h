@@ -1,4 +1,5 @@
-// The nine topics of the articles, each a table. Returns: the rows and sentences that were not as they must be.
+// The nine topics of the articles, each a table. Returns:
+// the rows and sentences that were not as they must be.
 #pragma once
 #include <span>
 #include <string_view>

@@ -26,7 +26,8 @@ struct network {
     return h;
   }
   var forward_checkpointed(var h, std::int64_t segment) const {
-    for (std::int64_t i = 0; i < layers; i += segment) h = checkpoint([this, i, segment](var const& x) { return forward(x, i, i + segment); }, h);
+    for (std::int64_t i = 0; i < layers; i += segment)
+      h = checkpoint([this, i, segment](var const& x) { return forward(x, i, i + segment); }, h);
     return h;
   }
   void clear_gradients() {
@@ -91,7 +92,8 @@ void steps(table& t, network& net, std::int64_t batch) {
   {
     var const loss = mean(net.forward(x));
     // Of each layer what goes into the product and into the sine; the last output is nobody's.
-    t.row("8 layers, batch " + std::to_string(batch) + ": forward", {near(base + (2 * layers - 1) * activation, scalars), range{}}, "activations pile up");
+    t.row("8 layers, batch " + std::to_string(batch) + ": forward",
+          {near(base + (2 * layers - 1) * activation, scalars), range{}}, "activations pile up");
     backward(loss);
   }
   t.row("backward", {near(base + parameters, scalars), range{}}, "they go, the gradients come");
@@ -100,23 +102,30 @@ void steps(table& t, network& net, std::int64_t batch) {
   weir::reset_peak_memory_stats();
   backward(mean(net.forward(x)));
   std::int64_t const plain = peak() - before;
-  std::int64_t const library = weir::runtime::current().is_simulated() ? 0 : 32 << 20;  // bytes: a product's workspace on a GPU, in every peak
+  // bytes: a product's workspace on a GPU, in every peak
+  std::int64_t const library = weir::runtime::current().is_simulated() ? 0 : 32 << 20;
   net.clear_gradients();
   weir::reset_peak_memory_stats();
   std::int64_t const made = products_made();
   backward(mean(net.forward_checkpointed(x, 2)));
   std::int64_t const less = peak() - before;
   t.row("a step with checkpoint(2 layers)", {near(base + parameters, scalars), range{}}, "recomputed, not kept");
-  t.holds(less - library < (plain - library) * 2 / 3, "its peak is " + in_words(less) + " over the parameters, without " + in_words(plain));
-  t.holds(products_made() - made == 2 * layers && net.gradients() == right, "for twice the forward products, and the same gradients to the bit");
+  t.holds(less - library < (plain - library) * 2 / 3,
+          "its peak is " + in_words(less) + " over the parameters, without " + in_words(plain));
+  t.holds(products_made() - made == 2 * layers && net.gradients() == right,
+          "for twice the forward products, and the same gradients to the bit");
   net.clear_gradients();
   weir::reset_peak_memory_stats();
-  for (std::int64_t i = 0; i < 4; ++i) backward(mean(net.forward(var(x.value().slice(0, i * batch / 4, (i + 1) * batch / 4)))));
+  for (std::int64_t i = 0; i < 4; ++i)
+    backward(mean(net.forward(var(x.value().slice(0, i * batch / 4, (i + 1) * batch / 4)))));
   for (var& w : net.weights) w.gradient().mul_(0.25);
   std::int64_t const accumulated = peak() - before;
-  t.row("four steps of a quarter batch, accumulated", {near(base + parameters, scalars), range{}}, "gradient accumulation");
-  // Rounded in another order, a number at relu's edge may come to lie on its other side: seen once in half a million, it moved the whole by 0.02 %.
-  t.holds(accumulated - library < (plain - library) * 2 / 3 && apart(net.gradients(), right) < 0.01, "its peak is " + in_words(accumulated) + ", and the gradients are those of the whole batch but for rounding");
+  t.row("four steps of a quarter batch, accumulated", {near(base + parameters, scalars), range{}},
+        "gradient accumulation");
+  // Rounded in another order, a number at relu's edge may come to lie on its other side: seen once in half a
+  // million, it moved the whole by 0.02 %.
+  t.holds(accumulated - library < (plain - library) * 2 / 3 && apart(net.gradients(), right) < 0.01,
+          "its peak is " + in_words(accumulated) + ", and the gradients are those of the whole batch but for rounding");
   net.clear_gradients();
 }
 
@@ -127,7 +136,8 @@ void by_batch(table& t, network& net) {
   for (std::int64_t const batch : {128, 256, 512}) {
     var const loss = mean(net.forward(var(weir::ones({batch, width}))));
     std::int64_t const kept = allocated() - before;
-    t.holds(last == 0 || std::abs(kept - 2 * last) < scalars, "batch " + std::to_string(batch) + " keeps " + in_words(kept) + (last ? ": twice as much" : ""));
+    t.holds(last == 0 || std::abs(kept - 2 * last) < scalars,
+            "batch " + std::to_string(batch) + " keeps " + in_words(kept) + (last ? ": twice as much" : ""));
     last = kept;
   }
   t.row("the losses dropped", {near(before, scalars), range{}}, "parameters + batch x activations");
@@ -140,11 +150,15 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
   {
     std::vector<var> all_losses;
     for (int i = 0; i < 3; ++i) all_losses.push_back(mean(net.forward(x)));
-    t.row("all_losses.append(loss), three times", {near(before + activation + 3 * (2 * layers - 1) * activation, scalars), range{}}, "each keeps its whole graph");
+    t.row("all_losses.append(loss), three times",
+          {near(before + activation + 3 * (2 * layers - 1) * activation, scalars), range{}},
+          "each keeps its whole graph");
     std::vector<weir::line_statistics> const lines = weir::memory_lines();
     std::string const where = lines.empty() || !lines[0].where.file ? "" : lines[0].where.file;
     t.holds(where.find("training.cpp") != std::string::npos && lines[0].bytes >= 3 * (layers - 1) * activation,
-            "memory_by_line names the line: " + where.substr(where.rfind('/') + 1) + ":" + std::to_string(lines.empty() ? 0 : lines[0].where.line) + ", " + in_words(lines.empty() ? 0 : lines[0].bytes));
+            "memory_by_line names the line: " + where.substr(where.rfind('/') + 1) + ":" +
+                std::to_string(lines.empty() ? 0 : lines[0].where.line) + ", " +
+                in_words(lines.empty() ? 0 : lines[0].bytes));
   }
   weir::stop_memory_history();
   std::vector<var> all_losses;
@@ -154,7 +168,8 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
 
 // A file of parameters, onto a device that has them already.
 void loaded(table& t, network& net) {
-  std::filesystem::path const path = std::filesystem::temp_directory_path() / ("weir_seeds_" + std::to_string(::getpid()));
+  std::filesystem::path const path =
+      std::filesystem::temp_directory_path() / ("weir_seeds_" + std::to_string(::getpid()));
   {
     std::ofstream out(path, std::ios::binary);
     for (var const& w : net.weights) {
@@ -173,8 +188,10 @@ void loaded(table& t, network& net) {
     weir::tensor(w.value()).copy_(staging);
   }
   std::filesystem::remove(path);
-  t.row("parameters loaded from a file, by copy_", {exactly(before), range{}}, "map_location='cpu', then load_state_dict");
-  t.holds(peak() - before < matrix && weir::sum(net.weights[3].value()).item<float>() == weir::sum(was).item<float>(), "no second copy on the device at any moment, and they are the ones that were written");
+  t.row("parameters loaded from a file, by copy_", {exactly(before), range{}},
+        "map_location='cpu', then load_state_dict");
+  t.holds(peak() - before < matrix && weir::sum(net.weights[3].value()).item<float>() == weir::sum(was).item<float>(),
+          "no second copy on the device at any moment, and they are the ones that were written");
 }
 
 }  // namespace

@@ -28,18 +28,22 @@ void counters(table& t) {
   t.row("", {exactly(0), exactly(0)}, "");
   {
     weir::tensor const t1 = weir::randn({1024, 1024}), t2 = weir::randn({512, 512});
-    t.row("t1 = randn(1024, 1024), t2 = randn(512, 512)", {exactly(both), held_for(both)}, "allocated and reserved go up");
+    t.row("t1 = randn(1024, 1024), t2 = randn(512, 512)", {exactly(both), held_for(both)},
+          "allocated and reserved go up");
     weir::empty_cache();
     t.row("empty_cache while both live", {exactly(both), held_for(both)}, "frees nothing a tensor has");
   }
   weir::synchronize();
   t.row("both dropped", {exactly(0), held_for(both)}, "allocated falls, reserved stays");
-  t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(both), "max_memory_allocated is still " + in_words(both));
-  t.holds(old_names_agree(), "memory_cached and max_memory_cached, torch's old names, are the reserved ones (and are deprecated)");
+  t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(both),
+          "max_memory_allocated is still " + in_words(both));
+  t.holds(old_names_agree(),
+          "memory_cached and max_memory_cached, torch's old names, are the reserved ones (and are deprecated)");
   weir::empty_cache();
   t.row("empty_cache", {exactly(0), exactly(0)}, "reserved falls, perhaps not to 0");
   weir::reset_peak_memory_stats();
-  t.holds(weir::max_memory_allocated() == 0 && weir::max_memory_reserved() == 0, "reset_peak_memory_stats: both maxima begin again");
+  t.holds(weir::max_memory_allocated() == 0 && weir::max_memory_reserved() == 0,
+          "reset_peak_memory_stats: both maxima begin again");
 }
 
 void fragmented(table& t, std::size_t room) {
@@ -48,9 +52,11 @@ void fragmented(table& t, std::size_t room) {
     std::vector<weir::buffer> const rest = every_other(4_MiB, room);
     t.row("full of 4 MiB blocks, every other one dropped", {exactly(half), exactly(2 * half)}, "");
     weir::memory_report const report = weir::memory_report_now();
-    t.holds(report.largest_hole < room / 4, "memory_report_now: half is free, the largest hole is " + in_words(static_cast<std::int64_t>(report.largest_hole)));
+    t.holds(report.largest_hole < room / 4, "memory_report_now: half is free, the largest hole is " +
+                                                in_words(static_cast<std::int64_t>(report.largest_hole)));
     weir::buffer const large(room / 4);
-    t.row("a block of a quarter of the device", {exactly(half + half / 2), exactly(2 * half)}, "out of memory, though twice that is free");
+    t.row("a block of a quarter of the device", {exactly(half + half / 2), exactly(2 * half)},
+          "out of memory, though twice that is free");
   }
   weir::empty_cache();
   {  // No page is free as a whole: nothing can be moved, for nobody may move what lives.
@@ -79,7 +85,9 @@ int watching(settings const& with) {
   counters(t);
   fragmented(t, room);
   weir::memory_statistics const all = weir::memory_stats();
-  t.holds(all.reserved_bytes.all.current == all.allocated_bytes.all.current + all.pending_bytes.all.current + all.cached_bytes.all.current && !weir::memory_summary().empty(),
+  t.holds(all.reserved_bytes.all.current ==
+                  all.allocated_bytes.all.current + all.pending_bytes.all.current + all.cached_bytes.all.current &&
+              !weir::memory_summary().empty(),
           "memory_stats and memory_summary: reserved = allocated + pending + cached");
   return t.failures();
 }

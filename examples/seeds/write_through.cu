@@ -1,4 +1,5 @@
-// The kernels: one source for GPUs and for simulated devices. They declare the addresses alone: the blocks are too many to name.
+// The kernels: one source for GPUs and for simulated devices. They declare the addresses alone:
+// the blocks are too many to name.
 #include "examples/seeds/write_through.h"
 
 #include "weir/copy.h"
@@ -17,7 +18,8 @@ struct counting {  // a part of the blocks each
   std::uint32_t* wrong;
   WEIR_FN void operator()(std::size_t k) const {
     std::uint32_t n = 0;
-    for (std::size_t i = k * part; i < (k + 1) * part && i < count; ++i) n += *blocks[i] != static_cast<std::uint32_t>(i);
+    for (std::size_t i = k * part; i < (k + 1) * part && i < count; ++i)
+      n += *blocks[i] != static_cast<std::uint32_t>(i);
     wrong[k] = n;
   }
 };
@@ -29,7 +31,8 @@ void write_through(std::uint32_t* const* blocks, std::size_t count) {
 }
 
 void count_wrong(std::uint32_t* const* blocks, std::size_t count, std::uint32_t* wrong, std::size_t parts) {
-  weir::parallel_for(weir::current_stream(), parts, {weir::reads(blocks, count * sizeof *blocks), weir::writes(wrong, parts * sizeof *wrong)},
+  weir::parallel_for(weir::current_stream(), parts,
+                     {weir::reads(blocks, count * sizeof *blocks), weir::writes(wrong, parts * sizeof *wrong)},
                      counting{blocks, count, (count + parts - 1) / parts, wrong});
 }
 

@@ -1,4 +1,5 @@
-// share: two processes, on two GPUs where there are two, and one ring of buffers in the memory of the first; every word is checked.
+// share: two processes, on two GPUs where there are two,
+// and one ring of buffers in the memory of the first; every word is checked.
 //   share [--bytes N] [--buffers N] [--rounds N] [--lease MS] [--kill writer|reader | --stop writer|reader]
 // With --kill or --stop one of them meets that half way, and the other has to notice within the lease.
 #include <signal.h>
@@ -28,21 +29,26 @@ constexpr int line_of_child = 50;
 constexpr std::uint64_t most_int = std::numeric_limits<int>::max();
 using mishap = share::settings::mishap;
 
-std::uint64_t number(std::string const& option, char const* text, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
+std::uint64_t number(std::string const& option, char const* text,
+                     std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
   std::uint64_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
-  if (failed != std::errc() || *end || value == 0) throw std::runtime_error(option + " " + text + " is no number above 0");
+  if (failed != std::errc() || *end || value == 0)
+    throw std::runtime_error(option + " " + text + " is no number above 0");
   if (value > most) throw std::runtime_error(option + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
-// One of the two. Its exit status: 0, all was right; 3, the other one was gone; 4, it said nothing for the whole lease.
+// One of the two. Its exit status: 0, all was right; 3, the other one was gone;
+// 4, it said nothing for the whole lease.
 int play(std::string const& role, share::settings const& s) try {
   bool const writes = role == "writer";
   auto const [sum, seconds] = writes ? share::write(line_of_child, s) : share::read(line_of_child, s);
   double const gb = static_cast<double>(s.bytes) * static_cast<double>(s.rounds) * 1e-9;
-  std::printf("%s: process %d on gpu:%d of %s: %.2f GB in %.2f s, %.1f GB/s; checksum %016llx%s\n", role.c_str(), static_cast<int>(::getpid()), writes || weir::device_count() < 2 ? 0 : 1,
-              weir::runtime::current().description().c_str(), gb, seconds, gb / seconds, static_cast<unsigned long long>(sum.sum), writes ? "" : ", as the writer's: every byte is right");
+  std::printf("%s: process %d on gpu:%d of %s: %.2f GB in %.2f s, %.1f GB/s; checksum %016llx%s\n", role.c_str(),
+              static_cast<int>(::getpid()), writes || weir::device_count() < 2 ? 0 : 1,
+              weir::runtime::current().description().c_str(), gb, seconds, gb / seconds,
+              static_cast<unsigned long long>(sum.sum), writes ? "" : ", as the writer's: every byte is right");
   return 0;
 } catch (weir::peer_gone const& e) {
   std::printf("%s: %s\n", role.c_str(), e.what());
@@ -72,7 +78,8 @@ std::string ending(int status) {
 // Starts both, waits for both. A stopped one is killed once the other has ended.
 int run(std::vector<std::string> const& options, std::string const& victim, mishap meets) {
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("no socket can be made");
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw std::runtime_error("no socket can be made");
   pid_t processes[2];
   char const* const roles[2] = {"writer", "reader"};
   for (int i = 0; i < 2; ++i) {
@@ -87,10 +94,12 @@ int run(std::vector<std::string> const& options, std::string const& victim, mish
     if (i == bad && meets == mishap::stopped) ::kill(processes[i], SIGKILL);
     ::waitpid(processes[i], &status[i], 0);
   }
-  if (meets == mishap::none) return WIFEXITED(status[0]) && WIFEXITED(status[1]) ? WEXITSTATUS(status[0]) | WEXITSTATUS(status[1]) : 1;
+  if (meets == mishap::none)
+    return WIFEXITED(status[0]) && WIFEXITED(status[1]) ? WEXITSTATUS(status[0]) | WEXITSTATUS(status[1]) : 1;
   int const wanted = meets == mishap::killed ? 3 : 4;
   bool const noticed = WIFEXITED(status[1 - bad]) && WEXITSTATUS(status[1 - bad]) == wanted && WIFSIGNALED(status[bad]);
-  std::printf("the %s was %s half way; the %s %s (%s)\n", roles[bad], meets == mishap::killed ? "killed" : "stopped", roles[1 - bad], noticed ? "noticed, and ended" : "DID NOT NOTICE", ending(status[1 - bad]).c_str());
+  std::printf("the %s was %s half way; the %s %s (%s)\n", roles[bad], meets == mishap::killed ? "killed" : "stopped",
+              roles[1 - bad], noticed ? "noticed, and ended" : "DID NOT NOTICE", ending(status[1 - bad]).c_str());
   return noticed ? 0 : 1;
 }
 
@@ -117,10 +126,12 @@ int command(int argc, char** argv) try {
     else if (option == "--rounds") s.rounds = number(option, value);
     else if (option == "--lease") s.lease = std::chrono::milliseconds(number(option, value, most_int));
     else if (option == "--as") role = value;
-    else if (option == "--kill" || option == "--stop") victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
+    else if (option == "--kill" || option == "--stop")
+      victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
     else throw std::runtime_error(option + " is no option: --bytes, --buffers, --rounds, --lease, --kill, --stop");
   }
-  if (!victim.empty() && victim != "writer" && victim != "reader") throw std::runtime_error(victim + " is neither writer nor reader");
+  if (!victim.empty() && victim != "writer" && victim != "reader")
+    throw std::runtime_error(victim + " is neither writer nor reader");
   if (s.bytes == 0) throw std::runtime_error("a buffer has at least one word of 8 bytes");
   if (role.empty()) return run({argv + 1, argv + argc}, victim, meets);
   if (victim == role) s.meets = meets;

@@ -1,5 +1,5 @@
-// The two ends of the ring. Each gives its device the next round before it waits for the one before: while a message is on its way,
-// both devices have work.
+// The two ends of the ring. Each gives its device the next round before it waits for the one before: while a
+// message is on its way, both devices have work.
 #include "examples/share/ring.h"
 
 #include <signal.h>
@@ -21,7 +21,9 @@ void half_way(settings const& s, std::uint64_t round) {
   if (s.meets == settings::mishap::stopped) ::raise(SIGSTOP);
 }
 
-double since(std::chrono::steady_clock::time_point t) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count(); }
+double since(std::chrono::steady_clock::time_point t) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
+}
 
 }  // namespace
 

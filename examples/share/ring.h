@@ -23,6 +23,7 @@ struct outcome {
 };
 // Both throw what weir throws when the other one is gone, or says nothing for the whole lease.
 outcome write(int socket, settings const&);
-outcome read(int socket, settings const&);  // after the last round compares with the writer's. Throws: std::runtime_error (they differ)
+// after the last round compares with the writer's. Throws: std::runtime_error (they differ)
+outcome read(int socket, settings const&);
 
 }  // namespace share

@@ -51,7 +51,8 @@ checksum::checksum(weir::stream_ref s, weir::device on) : lanes_(lanes * sizeof(
 
 void checksum::add(weir::stream_ref s, std::uint64_t const* words, std::size_t count, std::uint64_t round) {
   auto* const into = lanes_.data<result>();
-  weir::parallel_for(s, lanes, {weir::reads(words, count * 8), weir::updates(into, lanes_.size())}, sum_words{into, words, count, round});
+  weir::parallel_for(s, lanes, {weir::reads(words, count * 8), weir::updates(into, lanes_.size())},
+                     sum_words{into, words, count, round});
 }
 
 checksum::result checksum::read(weir::stream_ref s) const {

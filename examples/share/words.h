@@ -11,7 +11,8 @@ namespace share {
 // Every word becomes a number that hangs on its place and the round.
 void fill(weir::stream_ref, std::uint64_t* words, std::size_t count, std::uint64_t round);
 
-// A checksum of every word of every round, in their order, kept on a device; and how many words were not what fill() writes.
+// A checksum of every word of every round, in their order, kept on a device;
+// and how many words were not what fill() writes.
 class checksum {
  public:
   checksum(weir::stream_ref, weir::device);

@@ -30,7 +30,9 @@ void put(std::string& bytes, T const& value) {
 class reader {
  public:
   reader(std::string const& bytes, std::string file) : bytes_(bytes), file_(std::move(file)) {}
-  [[noreturn]] void refuse(std::string const& why) const { throw std::runtime_error("checkpoint: " + file_ + " " + why); }
+  [[noreturn]] void refuse(std::string const& why) const {
+    throw std::runtime_error("checkpoint: " + file_ + " " + why);
+  }
   char const* take(std::size_t count) {
     if (count > bytes_.size() - at_) refuse("is damaged: it ends too early");
     char const* const p = bytes_.data() + at_;
@@ -57,7 +59,8 @@ class reader {
 void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
   std::string bytes(magic, 8);
   put(bytes, version);
-  for (std::int32_t const n : {c.shape.context, c.shape.vocabulary, c.shape.embedding, c.shape.hidden, c.shape.layers}) put(bytes, n);
+  for (std::int32_t const n : {c.shape.context, c.shape.vocabulary, c.shape.embedding, c.shape.hidden, c.shape.layers})
+    put(bytes, n);
   put(bytes, c.step);
   bytes += c.characters;
   put(bytes, static_cast<std::uint64_t>(c.values.size()));
@@ -70,7 +73,9 @@ void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
     std::ofstream out(beside, std::ios::binary | std::ios::trunc);
     out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     out.close();
-    if (!out) throw std::runtime_error("checkpoint: " + beside.string() + " cannot be written: is the disk full, or the folder not writable?");
+    if (!out)
+      throw std::runtime_error("checkpoint: " + beside.string() +
+                               " cannot be written: is the disk full, or the folder not writable?");
   }
   std::error_code failed;
   std::filesystem::rename(beside, file, failed);
@@ -83,24 +88,32 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   reader from(bytes, file.string());
   if (!in.is_open() || in.bad()) from.refuse("cannot be read");
   if (bytes.size() < 8 || std::memcmp(from.take(8), magic, 8) != 0) from.refuse("is no checkpoint of this trainer");
-  if (std::uint32_t const v = from.get<std::uint32_t>(); v != version) from.refuse("has version " + std::to_string(v) + ", this trainer reads version " + std::to_string(version));
+  if (std::uint32_t const v = from.get<std::uint32_t>(); v != version)
+    from.refuse("has version " + std::to_string(v) + ", this trainer reads version " + std::to_string(version));
   if (bytes.size() < from.at() + 4) from.refuse("is damaged: it ends too early");
   std::uint32_t said;
   std::memcpy(&said, bytes.data() + bytes.size() - 4, 4);
   if (said != crc_of(bytes, bytes.size() - 4)) from.refuse("is damaged: its checksum does not match");
 
   checkpoint c;
-  for (int* const n : {&c.shape.context, &c.shape.vocabulary, &c.shape.embedding, &c.shape.hidden, &c.shape.layers}) *n = from.get<std::int32_t>();
+  for (int* const n : {&c.shape.context, &c.shape.vocabulary, &c.shape.embedding, &c.shape.hidden, &c.shape.layers})
+    *n = from.get<std::int32_t>();
   c.step = from.get<std::int64_t>();
-  if (c.shape.vocabulary < 1 || c.shape.vocabulary > 256) from.refuse("is damaged: no vocabulary has " + std::to_string(c.shape.vocabulary) + " characters");
-  c.characters.assign(from.take(static_cast<std::size_t>(c.shape.vocabulary)), static_cast<std::size_t>(c.shape.vocabulary));
+  if (c.shape.vocabulary < 1 || c.shape.vocabulary > 256)
+    from.refuse("is damaged: no vocabulary has " + std::to_string(c.shape.vocabulary) + " characters");
+  c.characters.assign(from.take(static_cast<std::size_t>(c.shape.vocabulary)),
+                      static_cast<std::size_t>(c.shape.vocabulary));
   std::uint64_t const count = from.get<std::uint64_t>();
-  if (from.left() < 4 || count != (from.left() - 4) / sizeof(float)) from.refuse("is damaged: it says " + std::to_string(count) + " values and holds " + std::to_string(from.left() / sizeof(float)));
+  if (from.left() < 4 || count != (from.left() - 4) / sizeof(float))
+    from.refuse("is damaged: it says " + std::to_string(count) + " values and holds " +
+                std::to_string(from.left() / sizeof(float)));
   c.values.resize(count);
   std::memcpy(c.values.data(), from.take(count * sizeof(float)), count * sizeof(float));
   std::int64_t expected = 0;
   for (auto const& row : parameter_table(c.shape)) expected += 2 * row.count();
-  if (expected != static_cast<std::int64_t>(count)) from.refuse("is damaged: a model of its shape has " + std::to_string(expected) + " values, not " + std::to_string(count));
+  if (expected != static_cast<std::int64_t>(count))
+    from.refuse("is damaged: a model of its shape has " + std::to_string(expected) + " values, not " +
+                std::to_string(count));
   return c;
 }
 

@@ -1,8 +1,9 @@
 // A trained model in a file: written whole or not at all, refused when damaged.
 // Threads: one at a time a file.
 //
-// Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32 each), step (i64),
-// the characters (vocabulary bytes), the number of floats (u64), the floats, CRC-32 of all that came before (u32).
+// Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32
+// each), step (i64), the characters (vocabulary bytes), the number of floats (u64), the floats,
+// CRC-32 of all that came before (u32).
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,5 @@
-// The model's kernels: one source for GPUs and for simulated devices. T is what activations are kept in: float, or a half.
-// Every number is computed as float and rounded when it is kept.
+// The model's kernels: one source for GPUs and for simulated devices. T is what activations are kept in:
+// float, or a half. Every number is computed as float and rounded when it is kept.
 // Threads: kernels write places of their own, but for `found`, where all who write write the same.
 #pragma once
 #include <cmath>
@@ -55,8 +55,9 @@ struct relu_backward {  // dh is zero where the activation was
   }
 };
 
-// What makes gradients of halves large enough to be kept, and how often that was too much. Numbers on the device, so that no
-// step waits for the host: every replica sees the same gradients and comes to the same ones.
+// What makes gradients of halves large enough to be kept, and how often that was too much. Numbers on the
+// device, so that no step waits for the host:
+// every replica sees the same gradients and comes to the same ones.
 struct loss_scale {
   enum place { scale, good_steps, found, skipped, count };
   static constexpr float at_first = 32768, most = 16777216;
@@ -108,7 +109,8 @@ struct embedding_gradient {  // the sum over the places where character i / embe
   WEIR_FN void operator()(size_t i) const {
     size_t const character = i / embedding, e = i % embedding;
     float sum = more ? out[i] : 0;
-    for (int32_t k = starts[character]; k < starts[character + 1]; ++k) sum += dx[static_cast<size_t>(places[k]) * embedding + e];
+    for (int32_t k = starts[character]; k < starts[character + 1]; ++k)
+      sum += dx[static_cast<size_t>(places[k]) * embedding + e];
     out[i] = sum;
   }
 };
@@ -135,7 +137,8 @@ struct look_for_overflow {
   float* scaling;
   WEIR_FN void operator()(size_t i) const {
     float const g = gradient[i];
-    if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;  // infinite, or no number; written once or a few times
+    // infinite, or no number; written once or a few times
+    if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;
   }
 };
 

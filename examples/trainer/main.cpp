@@ -1,5 +1,5 @@
-// A data-parallel trainer: a character-level language model on real text, a worker a device, gradients shared in buckets
-// while the backward pass still runs. Runs alike on GPUs and on simulated devices.
+// A data-parallel trainer: a character-level language model on real text, a worker a device, gradients shared
+// in buckets while the backward pass still runs. Runs alike on GPUs and on simulated devices.
 // Threads: a worker a device, and this one, which watches.
 #include <algorithm>
 #include <boost/program_options.hpp>
@@ -50,7 +50,8 @@ std::size_t edits(std::string const& a, std::string const& b) {  // letters to c
 }
 
 weir::dtype type_of(std::string const& name) {
-  for (auto const& [known, type] : {std::pair{"fp32", weir::float32}, std::pair{"bf16", weir::bfloat16}, std::pair{"fp16", weir::float16}}) {
+  for (auto const& [known, type] :
+       {std::pair{"fp32", weir::float32}, std::pair{"bf16", weir::bfloat16}, std::pair{"fp16", weir::float16}}) {
     if (name == known) return type;
   }
   throw std::runtime_error("--dtype " + name + ": choose fp32, bf16 or fp16");
@@ -71,12 +72,20 @@ std::optional<asked> parse(int argc, char** argv) {
       ("embedding", po::value(&s.shape.embedding)->default_value(s.shape.embedding), "numbers a character becomes")
       ("hidden", po::value(&s.shape.hidden)->default_value(s.shape.hidden), "width of a dense layer")
       ("layers", po::value(&s.shape.layers)->default_value(s.shape.layers), "dense layers before the last one")
-      ("dtype", po::value(&a.type)->default_value(a.type), "fp32 | bf16 | fp16: what products read and activations are kept in; parameters stay fp32, and with fp16 losses are scaled")
-      ("checkpoint", po::bool_switch(&s.how.recompute), "keep few activations and make the others again in the backward pass")
-      ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate), "parts that a replica's share of a batch is worked off in")
-      ("table", po::bool_switch(&a.table), "memory and time of a step in each of these ways, and no more (--steps: 20 unless given)")
-      ("timeline", po::value(&a.timeline_file), "file for what every stream did and when: ui.perfetto.dev opens it (take few --steps)")
-      ("memory", po::value(&a.memory_file), "file for what memory was taken by which line: a page for a browser if it ends in .html, else a snapshot for torch.cuda._memory_viz")
+      ("dtype", po::value(&a.type)->default_value(a.type),
+          "fp32 | bf16 | fp16: what products read and activations are kept in; parameters stay fp32, and with fp16 "
+          "losses are scaled")
+      ("checkpoint", po::bool_switch(&s.how.recompute),
+          "keep few activations and make the others again in the backward pass")
+      ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate),
+          "parts that a replica's share of a batch is worked off in")
+      ("table", po::bool_switch(&a.table),
+          "memory and time of a step in each of these ways, and no more (--steps: 20 unless given)")
+      ("timeline", po::value(&a.timeline_file),
+          "file for what every stream did and when: ui.perfetto.dev opens it (take few --steps)")
+      ("memory", po::value(&a.memory_file),
+          "file for what memory was taken by which line: a page for a browser if it ends in .html, else a snapshot "
+          "for torch.cuda._memory_viz")
       ("rate", po::value(&s.rate)->default_value(s.rate, "0.2"), "learning rate, at its highest")
       ("momentum", po::value(&s.momentum)->default_value(s.momentum, "0.9"), "momentum of SGD")
       ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
@@ -90,7 +99,9 @@ std::optional<asked> parse(int argc, char** argv) {
   } catch (po::unknown_option const& e) {
     std::string const name = e.get_option_name();
     auto const& known = all.options();
-    auto const best = std::min_element(known.begin(), known.end(), [&](auto const& x, auto const& y) { return edits(name, "--" + x->long_name()) < edits(name, "--" + y->long_name()); });
+    auto const best = std::min_element(known.begin(), known.end(), [&](auto const& x, auto const& y) {
+      return edits(name, "--" + x->long_name()) < edits(name, "--" + y->long_name());
+    });
     throw std::runtime_error("no option is called " + name + "; did you mean --" + (*best)->long_name() + "?");
   }
   if (values.count("help")) {
@@ -101,12 +112,14 @@ std::optional<asked> parse(int argc, char** argv) {
   auto const positive = [](char const* name, std::int64_t v) {
     if (v < 1) throw std::runtime_error(std::string("--") + name + " " + std::to_string(v) + ": must be at least 1");
   };
-  positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context), positive("embedding", s.shape.embedding);
+  positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context),
+      positive("embedding", s.shape.embedding);
   positive("hidden", s.shape.hidden), positive("layers", s.shape.layers), positive("accumulate", s.accumulate);
   if (a.table && values["steps"].defaulted()) s.steps = 20;
   if (a.table) positive("steps", s.steps - 1);
   s.how.type = type_of(a.type);
-  if (!std::isfinite(s.rate) || !std::isfinite(s.momentum)) throw std::runtime_error("--rate and --momentum: must be numbers");
+  if (!std::isfinite(s.rate) || !std::isfinite(s.momentum))
+    throw std::runtime_error("--rate and --momentum: must be numbers");
   return a;
 }
 
@@ -145,21 +158,32 @@ int run(asked a) {
   std::optional<trainer::checkpoint> from;
   if (!s.load_file.empty()) {
     from = trainer::read_checkpoint(s.load_file);
-    if (from->shape != s.shape || from->characters != text.characters()) throw std::runtime_error("checkpoint: " + s.load_file + " is of another model or text; use the same options and text");
-    if (from->step >= s.steps) throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) + " steps; ask for more with --steps");
+    if (from->shape != s.shape || from->characters != text.characters())
+      throw std::runtime_error("checkpoint: " + s.load_file +
+                               " is of another model or text; use the same options and text");
+    if (from->step >= s.steps)
+      throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) +
+                               " steps; ask for more with --steps");
   }
 
   std::printf("%s\n", weir::runtime::current().description().c_str());
   int const available = weir::device_count();
   int const replicas = a.replicas ? a.replicas : available;
-  if (replicas < 1 || replicas > available) throw std::runtime_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
-  if (s.batch % replicas) throw std::runtime_error("--batch " + std::to_string(s.batch) + " cannot be divided among " + std::to_string(replicas) + " replicas; take a multiple");
+  if (replicas < 1 || replicas > available)
+    throw std::runtime_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) +
+                             " devices");
+  if (s.batch % replicas)
+    throw std::runtime_error("--batch " + std::to_string(s.batch) + " cannot be divided among " +
+                             std::to_string(replicas) + " replicas; take a multiple");
   if (s.batch / replicas % s.accumulate) {
-    throw std::runtime_error("--accumulate " + std::to_string(s.accumulate) + ": a replica's " + std::to_string(s.batch / replicas) + " rows cannot be cut in so many parts; take a divisor");
+    throw std::runtime_error("--accumulate " + std::to_string(s.accumulate) + ": a replica's " +
+                             std::to_string(s.batch / replicas) +
+                             " rows cannot be cut in so many parts; take a divisor");
   }
   std::int64_t count = 0;
   for (auto const& row : trainer::parameter_table(s.shape)) count += row.count();
-  std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(), s.shape.vocabulary, static_cast<long long>(count), s.batch, replicas, replicas == 1 ? "" : "s");
+  std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(),
+              s.shape.vocabulary, static_cast<long long>(count), s.batch, replicas, replicas == 1 ? "" : "s");
 
   if (a.table) {
     std::printf("%s", trainer::table_of(trainer::compare_ways(s, text, replicas)).c_str());
@@ -188,9 +212,14 @@ int run(asked a) {
     else weir::dump_memory_snapshot(a.memory_file);
     std::printf("memory written to %s\n", a.memory_file.c_str());
   }
-  std::printf("validation loss %.4f over %lld characters\n", out.validation_loss, static_cast<long long>(out.validation_rows));
-  std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets, out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s", static_cast<unsigned long long>(out.fingerprints[0]));
-  if (s.how.type == weir::float16) std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by), out.scale.steps_skipped, out.scale.steps_skipped == 1 ? " was" : "s were");
+  std::printf("validation loss %.4f over %lld characters\n", out.validation_loss,
+              static_cast<long long>(out.validation_rows));
+  std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets,
+              out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s",
+              static_cast<unsigned long long>(out.fingerprints[0]));
+  if (s.how.type == weir::float16)
+    std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by),
+                out.scale.steps_skipped, out.scale.steps_skipped == 1 ? " was" : "s were");
   if (s.sample > 0) std::printf("\n--- a sample ---\n%s\n----------------\n\n", out.sample.c_str());
   if (!s.losses_file.empty()) {
     std::ofstream file(s.losses_file);

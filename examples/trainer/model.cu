@@ -60,13 +60,15 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
   if (!how.recompute) return true;
   int const segment = static_cast<int>(std::ceil(std::sqrt(static_cast<double>(s.layers))));
-  return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;  // the last segment's backward pass begins at once
+  // the last segment's backward pass begins at once
+  return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;
 }
 
 std::size_t bucket_bytes(model_shape const& s) {
   std::size_t all = 0;
   for (auto const& row : parameter_table(s)) all += static_cast<std::size_t>(row.count()) * sizeof(float);
-  return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);  // smaller ones cost more to start than to send
+  // smaller ones cost more to start than to send
+  return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);
 }
 
 device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
@@ -80,21 +82,26 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
   return b;
 }
 
-model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets, std::uint64_t seed)
+model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets,
+             std::uint64_t seed)
     : shape_(shape), options_(options), buckets_(buckets), table_(parameter_table(shape)) {
   for (auto const& row : table_) buckets_.add(row.name, row.count(), weir::float32);
   buckets_.build();
   std::uint64_t place = 0;
   for (int i = 0; i < static_cast<int>(table_.size()); ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
-    parameter p{look_at(buckets_.parameter(i), row, ranks.device()), look_at(buckets_.gradient(i), row, ranks.device()), weir::zeros({row.rows, row.columns}), {}};
+    parameter p{look_at(buckets_.parameter(i), row, ranks.device()),
+                look_at(buckets_.gradient(i), row, ranks.device()),
+                weir::zeros({row.rows, row.columns}),
+                {}};
     weir::tensor first = weir::empty({row.rows, row.columns}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
     bool const is_bias = row.rows == 1;
     float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
     for (float& v : first.host<float>()) v = is_bias ? 0 : normal(seed, place++, deviation);
     p.value.copy_(first, weir::non_blocking);
     ranks.broadcast(buckets_.parameter(i), 0);
-    if (options_.type != weir::float32 && i % 2 == 1) p.half = weir::empty({row.rows, row.columns}, {.type = options_.type});
+    if (options_.type != weir::float32 && i % 2 == 1)
+      p.half = weir::empty({row.rows, row.columns}, {.type = options_.type});
     parameters_.push_back(std::move(p));
   }
   if (options_.type == weir::float16) {
@@ -116,7 +123,8 @@ void model::hidden(trace& t, int layer) const {
   weir::matmul_out(h, in, factor(layer));
   weir::tensor const& b = bias(layer).value;
   with_type(options_.type, [&]<class T>(T) {
-    run(h.numel(), {weir::reads(b), weir::updates(h)}, add_bias_relu<T>{h.data<T>(), b.data<float>(), static_cast<index>(shape_.hidden)});
+    run(h.numel(), {weir::reads(b), weir::updates(h)},
+        add_bias_relu<T>{h.data<T>(), b.data<float>(), static_cast<index>(shape_.hidden)});
   });
   t.h[static_cast<size_t>(layer)] = std::move(h);
 }
@@ -127,17 +135,20 @@ model::trace model::forward(device_batch const& b, bool for_training) const {
   t.x = weir::empty({b.rows, width}, {.type = options_.type});
   weir::tensor const& table = parameters_[0].value;
   with_type(options_.type, [&]<class T>(T) {
-    run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)}, look_up<T>{t.x.data<T>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
+    run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)},
+        look_up<T>{t.x.data<T>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
   });
   t.h.resize(static_cast<size_t>(shape_.layers));
   for (int layer = 0; layer < shape_.layers; ++layer) {
     hidden(t, layer);
-    if (layer && !(for_training && kept_until_backward(shape_, options_, layer - 1))) t.h[static_cast<size_t>(layer - 1)] = {};
+    if (layer && !(for_training && kept_until_backward(shape_, options_, layer - 1)))
+      t.h[static_cast<size_t>(layer - 1)] = {};
   }
   t.logits = weir::empty({b.rows, shape_.vocabulary});
   weir::matmul_out(t.logits, t.h.back(), factor(shape_.layers));
   weir::tensor const& last = bias(shape_.layers).value;
-  run(t.logits.numel(), {weir::reads(last), weir::updates(t.logits)}, add_bias{t.logits.data<float>(), last.data<float>(), static_cast<index>(shape_.vocabulary)});
+  run(t.logits.numel(), {weir::reads(last), weir::updates(t.logits)},
+      add_bias{t.logits.data<float>(), last.data<float>(), static_cast<index>(shape_.vocabulary)});
   return t;
 }
 
@@ -153,7 +164,8 @@ weir::tensor model::logits(device_batch const& b) const { return forward(b, fals
 weir::tensor model::loss(device_batch const& b) const {
   trace t = forward(b, false);
   weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)}, softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, 0.f, nullptr});
+  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)},
+      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, 0.f, nullptr});
   return weir::sum(rows);
 }
 
@@ -173,7 +185,8 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
     int const outputs = static_cast<int>(d.size(1));
     weir::tensor& of_bias = bias(layer).gradient;
     with_type(options_.type, [&]<class T>(T) {
-      run(outputs, {weir::reads(d), weir::updates(of_bias)}, column_sums<T>{of_bias.data<float>(), d.data<T>(), b.rows, outputs, !part.first});
+      run(outputs, {weir::reads(d), weir::updates(of_bias)},
+          column_sums<T>{of_bias.data<float>(), d.data<T>(), b.rows, outputs, !part.first});
     });
     ready(2 + 2 * layer);
     weir::matmul_out(weight(layer).gradient, in, d, weir::transposed::left, part.first ? 0 : 1);
@@ -181,7 +194,9 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
     weir::tensor din = weir::empty({b.rows, in.size(1)}, {.type = options_.type});
     weir::matmul_out(din, d, factor(layer), weir::transposed::right);
     if (layer) {
-      with_type(options_.type, [&]<class T>(T) { run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward<T>{din.data<T>(), in.data<T>()}); });
+      with_type(options_.type, [&]<class T>(T) {
+        run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward<T>{din.data<T>(), in.data<T>()});
+      });
       t.h.pop_back();  // with `in`: this activation's memory serves the next allocation
     }
     d = std::move(din);
@@ -198,11 +213,14 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
 void model::update(float rate, float momentum) {
   if (scaling_.defined()) {
     weir::span_of const all = buckets_.gradients();
-    run(all.count, {weir::reads(all.data, static_cast<size_t>(all.count) * sizeof(float)), weir::updates(scaling_)}, look_for_overflow{static_cast<float const*>(all.data), scaling()});
+    run(all.count, {weir::reads(all.data, static_cast<size_t>(all.count) * sizeof(float)), weir::updates(scaling_)},
+        look_for_overflow{static_cast<float const*>(all.data), scaling()});
   }
   for (auto& p : parameters_) {
-    run(p.value.numel(), {weir::updates(p.value), weir::updates(p.velocity), weir::reads(p.gradient), weir::reads(scaling_)},
-        momentum_step{p.value.data<float>(), p.velocity.data<float>(), p.gradient.data<float>(), rate, momentum, scaling()});
+    run(p.value.numel(),
+        {weir::updates(p.value), weir::updates(p.velocity), weir::reads(p.gradient), weir::reads(scaling_)},
+        momentum_step{p.value.data<float>(), p.velocity.data<float>(), p.gradient.data<float>(), rate, momentum,
+                      scaling()});
   }
   if (scaling_.defined()) run(1, {weir::updates(scaling_)}, next_scale{scaling()});
   round_weights();

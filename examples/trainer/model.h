@@ -25,7 +25,8 @@ struct parameter_row {
   std::int64_t count() const noexcept { return rows * columns; }
 };
 std::vector<parameter_row> parameter_table(model_shape const&);
-// How much gradient one reduction takes, bytes: a quarter of all, so that most of it runs behind the backward pass.
+// How much gradient one reduction takes, bytes:
+// a quarter of all, so that most of it runs behind the backward pass.
 std::size_t bucket_bytes(model_shape const&);
 
 // A batch on the device, and the block it lives in.
@@ -40,8 +41,9 @@ struct device_batch {
 device_batch split_batch(weir::tensor storage, int rows, model_shape const&);
 
 struct model_options {
-  weir::dtype type = weir::float32;  // of activations and products; parameters, gradients and sums are float32. float16: losses are scaled
-  bool recompute = false;            // activations but those of every so-manieth layer are made again in the backward pass
+  // of activations and products; parameters, gradients and sums are float32. float16: losses are scaled
+  weir::dtype type = weir::float32;
+  bool recompute = false;  // activations but those of every so-manieth layer are made again in the backward pass
 };
 bool kept_until_backward(model_shape const&, model_options const&, int layer);  // that layer's activation
 
@@ -59,8 +61,8 @@ class model {
   model(model_shape, model_options, weir::communicator&, weir::gradient_buckets&, std::uint64_t seed);
 
   model_shape const& shape() const noexcept { return shape_; }
-  // Sum of the rows' losses times `scale` [1]; the gradients, times `scale`, are added to those of the step's parts before. With
-  // its last part they are marked ready, from the last layer to the first.
+  // Sum of the rows' losses times `scale` [1]; the gradients, times `scale`, are added to those of the step's
+  // parts before. With its last part they are marked ready, from the last layer to the first.
   weir::tensor forward_backward(device_batch const&, float scale, part_of_step);
   weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward only
   weir::tensor logits(device_batch const&) const;  // [R, V], forward only
@@ -90,7 +92,9 @@ class model {
   parameter const& bias(int layer) const { return parameters_[static_cast<std::size_t>(2 + 2 * layer)]; }
   parameter& weight(int layer) { return parameters_[static_cast<std::size_t>(1 + 2 * layer)]; }
   parameter& bias(int layer) { return parameters_[static_cast<std::size_t>(2 + 2 * layer)]; }
-  weir::tensor const& factor(int layer) const { return weight(layer).half.defined() ? weight(layer).half : weight(layer).value; }
+  weir::tensor const& factor(int layer) const {
+    return weight(layer).half.defined() ? weight(layer).half : weight(layer).value;
+  }
 
   model_shape shape_;
   model_options options_;

@@ -13,7 +13,9 @@
 namespace trainer {
 namespace {
 
-weir::tensor pinned(weir::shape shape, weir::dtype type) { return weir::empty(shape, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned}); }
+weir::tensor pinned(weir::shape shape, weir::dtype type) {
+  return weir::empty(shape, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned});
+}
 
 }  // namespace
 
@@ -25,12 +27,19 @@ std::int64_t report::steps_done() const noexcept {
 
 double report::loss(std::int64_t step) const noexcept {
   double sum = 0;
-  for (std::size_t i = 0; i < replicas; ++i) sum += static_cast<double>(losses[static_cast<std::size_t>(step) * replicas + i]);
+  for (std::size_t i = 0; i < replicas; ++i)
+    sum += static_cast<double>(losses[static_cast<std::size_t>(step) * replicas + i]);
   return sum;
 }
 
 replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
-    : settings_(s), text_(t), ranks_(ranks), report_(r), rows_(s.batch / ranks.size() / s.accumulate), buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}), model_(s.shape, s.how, ranks, buckets_, s.seed) {
+    : settings_(s),
+      text_(t),
+      ranks_(ranks),
+      report_(r),
+      rows_(s.batch / ranks.size() / s.accumulate),
+      buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}),
+      model_(s.shape, s.how, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
   for (slot& at : slots_) at.host = pinned({elements}, weir::int32);
   for (weir::tensor& at : loss_) at = pinned({}, weir::float32);
@@ -38,11 +47,12 @@ replica::replica(settings const& s, text const& t, weir::communicator& ranks, re
 
 replica::~replica() = default;
 
-// Sends the slot's host memory to the device on the copy stream. The slot's block on the device is made there, used on the
-// compute stream and given back when that use is over: nobody waits for it.
+// Sends the slot's host memory to the device on the copy stream. The slot's block on the device is made
+// there, used on the compute stream and given back when that use is over: nobody waits for it.
 void replica::send(slot& at, int rows) {
   weir::stream_guard in{copies_};
-  auto const elements = static_cast<std::int64_t>(batch_elements(rows, settings_.shape.context, settings_.shape.vocabulary));
+  auto const elements =
+      static_cast<std::int64_t>(batch_elements(rows, settings_.shape.context, settings_.shape.vocabulary));
   at.device = weir::empty({elements}, {.type = weir::int32});
   at.arrived = at.device.copy_(at.host.slice(0, 0, elements), weir::non_blocking);
 }
@@ -50,9 +60,11 @@ void replica::send(slot& at, int rows) {
 void replica::prefetch(std::int64_t part) {
   slot& at = slot_of(part);
   at.arrived.synchronize();  // the copy of two parts ago has read this memory; long over
-  batch_view const into = view_batch(at.host.host<std::int32_t>(), rows_, settings_.shape.context, settings_.shape.vocabulary);
+  batch_view const into =
+      view_batch(at.host.host<std::int32_t>(), rows_, settings_.shape.context, settings_.shape.vocabulary);
   auto const of_share = static_cast<int>(part % settings_.accumulate);
-  draw_batch(text_, settings_.seed, part / settings_.accumulate, (ranks_.rank() * settings_.accumulate + of_share) * rows_, into);
+  draw_batch(text_, settings_.seed, part / settings_.accumulate,
+             (ranks_.rank() * settings_.accumulate + of_share) * rows_, into);
   send(at, rows_);
 }
 
@@ -88,7 +100,8 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
     for (int i = 0; i < parts; ++i, ++part) {
       device_batch const batch = take(part);
       if (part + 1 < last_step * parts) prefetch(part + 1);
-      weir::tensor const more = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch), {.first = i == 0, .last = i + 1 == parts});
+      weir::tensor const more = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch),
+                                                        {.first = i == 0, .last = i + 1 == parts});
       if (i == 0) loss = more;
       else loss.add_(more);
     }
@@ -99,7 +112,9 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
     told[step % 2] = loss_[step % 2].copy_(loss, weir::non_blocking);
     if (step + 1 == last_step) tell(step);
   }
-  if (last_step - first_step > 1) seconds_a_step_ = std::chrono::duration<double>(clock::now() - first_done).count() / static_cast<double>(last_step - first_step - 1);
+  if (last_step - first_step > 1)
+    seconds_a_step_ = std::chrono::duration<double>(clock::now() - first_done).count() /
+                      static_cast<double>(last_step - first_step - 1);
 }
 
 double replica::validation_loss_sum(std::int64_t& rows) {
@@ -109,12 +124,15 @@ double replica::validation_loss_sum(std::int64_t& rows) {
   std::size_t const stride = places / wanted;
   double sum = 0;
   rows = 0;
-  for (std::size_t chunk = static_cast<std::size_t>(ranks_.rank()); chunk * static_cast<std::size_t>(rows_) < wanted; chunk += static_cast<std::size_t>(ranks_.size())) {
+  for (std::size_t chunk = static_cast<std::size_t>(ranks_.rank()); chunk * static_cast<std::size_t>(rows_) < wanted;
+       chunk += static_cast<std::size_t>(ranks_.size())) {
     std::size_t const first = chunk * static_cast<std::size_t>(rows_);
     int const here = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(rows_), wanted - first));
     slot& at = slot_of(static_cast<std::int64_t>(chunk / static_cast<std::size_t>(ranks_.size())));
     at.arrived.synchronize();
-    validation_batch(text_, first * stride, stride, view_batch(at.host.host<std::int32_t>(), here, settings_.shape.context, settings_.shape.vocabulary));
+    validation_batch(
+        text_, first * stride, stride,
+        view_batch(at.host.host<std::int32_t>(), here, settings_.shape.context, settings_.shape.vocabulary));
     send(at, here);
     weir::current_stream().wait(at.arrived);
     sum += static_cast<double>(model_.loss(split_batch(std::move(at.device), here, settings_.shape)).item<float>());
@@ -132,7 +150,8 @@ std::string replica::generate(int characters) {
   for (int i = 0; i < characters; ++i) {
     slot& at = slots_[0];
     at.arrived.synchronize();
-    batch_view const into = view_batch(at.host.host<std::int32_t>(), 1, settings_.shape.context, settings_.shape.vocabulary);
+    batch_view const into =
+        view_batch(at.host.host<std::int32_t>(), 1, settings_.shape.context, settings_.shape.vocabulary);
     std::copy(context.begin(), context.end(), into.inputs.begin());
     into.targets[0] = 0;
     send(at, 1);

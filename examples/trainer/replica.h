@@ -1,4 +1,5 @@
-// One worker a device: it feeds itself batches one ahead, trains its part of each global batch, and shares the gradients.
+// One worker a device: it feeds itself batches one ahead,
+// trains its part of each global batch, and shares the gradients.
 // Threads: each replica belongs to the thread that made it; report is written by all of them.
 #pragma once
 #include <atomic>
@@ -30,7 +31,10 @@ struct settings {
 // What the replicas tell whoever watches. Losses are written before `done` is raised.
 struct report {
   report(int replicas, std::int64_t steps, std::int64_t first)
-      : replicas(static_cast<std::size_t>(replicas)), first_step(first), losses(this->replicas * static_cast<std::size_t>(steps)), done(this->replicas) {}
+      : replicas(static_cast<std::size_t>(replicas)),
+        first_step(first),
+        losses(this->replicas * static_cast<std::size_t>(steps)),
+        done(this->replicas) {}
   std::int64_t steps_done() const noexcept;             // by all replicas
   double loss(std::int64_t step) const noexcept;        // of the global batch. Requires: step < steps_done()
 

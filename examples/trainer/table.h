@@ -1,5 +1,5 @@
-// What memory a training step takes, and how long, in each way of training the same model: beside what its parameters and the
-// activations that it keeps make out.
+// What memory a training step takes, and how long, in each way of training the same model: beside what its
+// parameters and the activations that it keeps make out.
 // Threads: one; no other run meanwhile.
 #pragma once
 #include <cstdint>

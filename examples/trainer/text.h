@@ -12,7 +12,8 @@ namespace trainer {
 class text {
  public:
   // Reads the file. The last tenth is kept for validation.
-  // Throws: std::runtime_error naming the file and what is wrong with it (cannot be read, too short, not text)
+  // Throws: std::runtime_error naming the file and what is wrong with it (cannot be read,
+  // too short, not text)
   text(std::filesystem::path const&, int context);
 
   int vocabulary() const noexcept { return static_cast<int>(characters_.size()); }  // distinct characters
@@ -31,8 +32,8 @@ class text {
   std::size_t split_;
 };
 
-// Rows of context characters each, the character that follows each row, and for every character of the vocabulary the
-// places where it stands, so that the gradient of its embedding is a sum in a fixed order.
+// Rows of context characters each, the character that follows each row, and for every character of the
+// vocabulary the places where it stands, so that the gradient of its embedding is a sum in a fixed order.
 struct batch_view {
   std::span<std::int32_t> inputs;   // rows x context
   std::span<std::int32_t> targets;  // rows
@@ -42,7 +43,8 @@ struct batch_view {
 std::size_t batch_elements(int rows, int context, int vocabulary);
 batch_view view_batch(std::span<std::int32_t> storage, int rows, int context, int vocabulary);
 
-// Rows first_row … first_row + rows - 1 of the global batch of this step. The same for every number of replicas.
+// Rows first_row … first_row + rows - 1 of the global batch of this step.
+// The same for every number of replicas.
 void draw_batch(text const&, std::uint64_t seed, std::int64_t step, int first_row, batch_view into);
 // Rows that start at `first`, `first + stride`, … of the validation part.
 void validation_batch(text const&, std::size_t first, std::size_t stride, batch_view into);

@@ -16,7 +16,8 @@ struct share {  // of one replica
   std::exception_ptr failure;
 };
 
-void work(settings const& s, text const& t, checkpoint const* from, weir::communicator& ranks, report& told, share& mine, outcome& all) {
+void work(settings const& s, text const& t, checkpoint const* from, weir::communicator& ranks, report& told,
+          share& mine, outcome& all) {
   weir::device_guard on{ranks.device()};
   replica r(s, t, ranks, told);
   if (from) r.load(from->values);
@@ -75,7 +76,8 @@ outcome train(settings const& s, text const& t, checkpoint const* from, report& 
   }
   for (std::thread& w : workers) w.join();
   if (int const i = first_failure.load(); i >= 0) {
-    auto const cause = std::find_if(shares.begin(), shares.end(), [](share const& p) { return p.failure && !of_another(p.failure); });
+    auto const cause =
+        std::find_if(shares.begin(), shares.end(), [](share const& p) { return p.failure && !of_another(p.failure); });
     std::rethrow_exception(cause != shares.end() ? cause->failure : shares[static_cast<std::size_t>(i)].failure);
   }
   for (share const& part : shares) {

@@ -1,5 +1,5 @@
-// weir/copy.h: one call; the addresses decide the route. docs/copies.md says for every pair of places what blocks and when
-// the source may be touched; each line there is a test.
+// weir/copy.h: one call; the addresses decide the route. docs/copies.md says for every pair of places what
+// blocks and when the source may be touched; each line there is a test.
 // Threads: any; two threads that copy on one stream decide between them who comes first.
 #pragma once
 #include <cstddef>
@@ -11,12 +11,15 @@
 
 namespace weir {
 
-// Requires: nothing of the ranges is freed before this call; after it they may be freed at once, memory waits for its copies.
-// Without a stream: the current stream of the device that the copy concerns; between two devices that of the source's.
-// Between two devices the copy is ordered after the current streams of both, and they after it.
-// Ensures: blocking::yes: the host may touch both when it returns (between devices: at once, there is nothing of the host's).
-// Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another device's stream),
-// out_of_memory (no room for staging), device_lost, driver_error, not_supported. Zero bytes are fine, wherever they lie.
+// Requires: nothing of the ranges is freed before this call;
+// after it they may be freed at once, memory waits for its copies.
+// Without a stream: the current stream of the device that the copy concerns; between two devices that of the
+// source's. Between two devices the copy is ordered after the current streams of both, and they after it.
+// Ensures: blocking::yes: the host may touch both when it returns (between devices:
+// at once, there is nothing of the host's).
+// Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another
+// device's stream), out_of_memory (no room for staging), device_lost, driver_error, not_supported.
+// Zero bytes are fine, wherever they lie.
 stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
 stamp copy(stream_ref, void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
 
@@ -28,7 +31,8 @@ struct copy_item {
 // Many as one: all are looked at before the first is enqueued, in order.
 stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no, here = here::current());
 
-// Every byte becomes that one. On the current stream of dst's device; memory of the host: when this thread's current stream is done.
+// Every byte becomes that one. On the current stream of dst's device; memory of the host:
+// when this thread's current stream is done.
 stamp set(void* dst, std::byte, size_t bytes, here = here::current());
 
 enum class route : std::uint8_t {
@@ -59,9 +63,10 @@ class [[nodiscard]] route_guard {  // copies of this thread take that route; one
   route found_;
 };
 
-// While this lives, large copies of this thread between pinned memory and a device go in parts, at the same time, over that
-// device's own link to the host and over those of the devices lent here, which pass them on between devices. Nothing else of
-// them is used but 24 MiB of their memory for each device copied to or from. Those that do not reach the device are left out.
+// While this lives, large copies of this thread between pinned memory and a device go in parts, at the same
+// time, over that device's own link to the host and over those of the devices lent here, which pass them on
+// between devices. Nothing else of them is used but 24 MiB of their memory for each device copied to or from.
+// Those that do not reach the device are left out.
 class [[nodiscard]] lend_links {
  public:
   // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy makes what it needs

@@ -1,5 +1,5 @@
-// weir/device.h: torch.cuda's device functions. The current device is weir's and per thread; weir::set_device sets
-// CUDA's too, a bare cudaSetDevice is not seen by weir (asking CUDA would cost more than an allocation).
+// weir/device.h: torch.cuda's device functions. The current device is weir's and per thread; weir::set_device
+// sets CUDA's too, a bare cudaSetDevice is not seen by weir (asking CUDA would cost more than an allocation).
 // Threads: any. `gpu` means the calling thread's current device; every thread begins with gpu:0.
 #pragma once
 #include "weir/runtime.h"
@@ -20,15 +20,19 @@ struct memory_info {  // bytes, of the whole device, other processes included
 
 bool is_available() noexcept;  // a GPU, real or simulated. false also where device_count() throws
 // Honours CUDA_VISIBLE_DEVICES, on simulated devices too. Makes no context.
-// Throws: invalid_use (WEIR_CONF, WEIR_DEVICES: a word that is none), not_supported (WEIR_DEVICES=cuda without a usable GPU)
+// Throws: invalid_use (WEIR_CONF, WEIR_DEVICES:
+// a word that is none), not_supported (WEIR_DEVICES=cuda without a usable GPU)
 int device_count(here = here::current());
 device current_device(here = here::current());
 
-// The calling thread's current device from now on, for weir and for CUDA. Makes the device's context. cpu: no effect.
+// The calling thread's current device from now on, for weir and for CUDA.
+// Makes the device's context. cpu: no effect.
 // Throws: invalid_use (no such device), device_lost, driver_error; the current device is as it was then
 void set_device(device, here = here::current());
-device_properties get_device_properties(device = gpu, here = here::current());  // makes no context. Throws: invalid_use (cpu, no such device)
-memory_info mem_get_info(device = gpu, here = here::current());                 // Throws: invalid_use (cpu, no such device), device_lost
+// makes no context. Throws: invalid_use (cpu, no such device)
+device_properties get_device_properties(device = gpu, here = here::current());
+// Throws: invalid_use (cpu, no such device), device_lost
+memory_info mem_get_info(device = gpu, here = here::current());
 // Blocks: host, until all work of all streams of the device is done, that of streams weir does not know too.
 // Throws: invalid_use (cpu, no such device), device_lost
 void synchronize(device = gpu, here = here::current());
@@ -40,9 +44,10 @@ struct guard_mark {  // where a guard stands in the pile of its thread
 }  // namespace detail
 
 // with torch.cuda.device(1):   sets the current device and restores what it found. cpu: no effect.
-// Guards are meant to end on the thread that made them, the youngest first. One that ends too early restores nothing
-// yet: what it found is restored when the younger ones have ended. One that ends on another thread leaves the thread
-// that made it as it is until that thread's next older guard ends, or the next that it makes later. Both are counted.
+// Guards are meant to end on the thread that made them, the youngest first. One that ends too early restores
+// nothing yet: what it found is restored when the younger ones have ended. One that ends on another thread
+// leaves the thread that made it as it is until that thread's next older guard ends,
+// or the next that it makes later. Both are counted.
 class [[nodiscard]] device_guard {
  public:
   explicit device_guard(device, here = here::current());  // Throws: as set_device

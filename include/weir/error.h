@@ -1,5 +1,5 @@
-// weir/error.h: what can be thrown. Every weir exception is an `error`; `error` is no std::exception itself, so that
-// out_of_memory can be a std::bad_alloc and `catch (std::exception const&)` still works.
+// weir/error.h: what can be thrown. Every weir exception is an `error`; `error` is no std::exception itself,
+// so that out_of_memory can be a std::bad_alloc and `catch (std::exception const&)` still works.
 // Threads: exceptions are values; copies share their text.
 #pragma once
 #include <memory>
@@ -52,7 +52,8 @@ class driver_error : public std::runtime_error, public error {
   int code_;
 };
 
-// Sticky: this device is gone for the life of the process; others live. What was enqueued on it may never have run.
+// Sticky: this device is gone for the life of the process; others live.
+// What was enqueued on it may never have run.
 class device_lost : public driver_error {
  public:
   using driver_error::driver_error;

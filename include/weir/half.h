@@ -1,5 +1,7 @@
-// weir/half.h: the element types of float16 and bfloat16 tensors, for kernels. Kept in 16 bits, computed with as float.
-// Threads: any. Rounding: to nearest, ties to even; NaN stays NaN, what is too large becomes infinity (IEEE 754-2019, 4.3.1).
+// weir/half.h: the element types of float16 and bfloat16 tensors, for kernels.
+// Kept in 16 bits, computed with as float.
+// Threads: any. Rounding: to nearest, ties to even;
+// NaN stays NaN, what is too large becomes infinity (IEEE 754-2019, 4.3.1).
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -10,7 +12,9 @@
 namespace weir {
 namespace detail {
 
-WEIR_FN inline float float_of_bfloat16(std::uint16_t bits) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+WEIR_FN inline float float_of_bfloat16(std::uint16_t bits) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 WEIR_FN inline std::uint16_t bfloat16_of_float(float f) noexcept {
   auto const bits = std::bit_cast<std::uint32_t>(f);
@@ -19,7 +23,8 @@ WEIR_FN inline std::uint16_t bfloat16_of_float(float f) noexcept {
 }
 
 WEIR_FN inline float float_of_float16(std::uint16_t bits) noexcept {
-  std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
+  std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu,
+                      fraction = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
   if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
   float const tiny = static_cast<float>(fraction) * 0x1p-24f;
@@ -32,9 +37,11 @@ WEIR_FN inline std::uint16_t float16_of_float(float f) noexcept {
   std::uint32_t const size = bits & 0x7fffffffu;
   if (size > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);    // NaN
   if (size >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);   // rounds to 65536 or more: infinity
-  if (size >= 0x38800000u) return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
+  if (size >= 0x38800000u)
+    return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
   // Below 2^-14 steps are 2^-24: adding 0.5 leaves them in the last bits of the sum, rounded as the sum was.
-  return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u));
+  return static_cast<std::uint16_t>(sign |
+                                    (std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u));
 }
 
 }  // namespace detail

@@ -1,5 +1,6 @@
-// weir/launch.h: your own work on a weir stream, on both drivers. What a piece of work declares to use is kept alive until
-// the work is complete, whatever stream the memory came from, and is what a race check and a timeline read.
+// weir/launch.h: your own work on a weir stream, on both drivers. What a piece of work declares to use is
+// kept alive until the work is complete, whatever stream the memory came from,
+// and is what a race check and a timeline read.
 // Threads: any; two threads that launch on one stream decide between them who comes first.
 #pragma once
 #include <concepts>
@@ -23,11 +24,17 @@ inline use reads(void const* p, size_t bytes = 0) noexcept { return {p, access::
 inline use writes(void const* p, size_t bytes = 0) noexcept { return {p, access::write, bytes}; }
 inline use updates(void const* p, size_t bytes = 0) noexcept { return {p, access::update, bytes}; }
 template <class T> concept has_data = requires(T const& t) { { t.data() } -> std::convertible_to<void const*>; };
-template <class T> concept has_elements = requires(T const& t) { t.begin(); { t.size() } -> std::convertible_to<size_t>; sizeof(*t.data()); };
+template <class T>
+concept has_elements = requires(T const& t) {
+  t.begin();
+  { t.size() } -> std::convertible_to<size_t>;
+  sizeof(*t.data());
+};
 namespace detail {
 template <class T> use use_of(T const& t, access how) noexcept {
   void const* const p = t.data();
-  if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};  // a vector, span, array: as much as it says
+  // a vector, span, array: as much as it says
+  if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};
   else return {p, how};
 }
 }  // namespace detail
@@ -54,24 +61,30 @@ struct queued {
 };
 bool begin_work(stream_ref, std::span<use const>, here);         // checks and records the uses. true: simulated
 void queue_work(stream_ref, std::span<use const>, queued, here);  // simulated: drops also when it throws
-void abandon_work(stream_ref, std::span<use const>) noexcept;    // on_gpu threw: it may have given some work all the same
-void end_work(stream_ref, std::span<use const>, here);           // launch_blocking waits here
+void abandon_work(stream_ref, std::span<use const>) noexcept;  // on_gpu threw: it may have given some work all the same
+void end_work(stream_ref, std::span<use const>, here);         // launch_blocking waits here
 }  // namespace detail
 
-// on_gpu(CUstream_st*): called now, once, with the stream's device current: <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
+// on_gpu(CUstream_st*): called now, once, with the stream's device current:
+// <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
 // on_host(): runs when the simulated stream gets there, on a thread of the machine.
-// Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls nothing of weir, throws nothing.
-// An exception out of it ends the process: the message names this call's line, the stream and what().
-// Uses: device blocks of this runtime and pinned blocks; what the caller keeps alive: shared and opened buffers, pinned ranges, and,
-// with its bytes, memory that is not weir's.
-// Throws: invalid_use (a freed block; more than a block holds; a block of another device without peer access; memory that weir does
-//         not know, without bytes; a foreign stream whose registration ended), device_lost, driver_error. Blocks: only with options::launch_blocking.
+// Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls
+// nothing of weir, throws nothing. An exception out of it ends the process:
+// the message names this call's line, the stream and what().
+// Uses: device blocks of this runtime and pinned blocks; what the caller keeps alive: shared and opened
+// buffers, pinned ranges, and, with its bytes, memory that is not weir's.
+// Throws: invalid_use (a freed block; more than a block holds;
+// a block of another device without peer access; memory that weir does
+//         not know, without bytes; a foreign stream whose registration ended), device_lost, driver_error.
+//         Blocks: only with options::launch_blocking.
 template <class OnGpu, class OnHost>
 void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = here::current()) {
   if (detail::begin_work(s, u.all(), at)) {
     using F = std::decay_t<OnHost>;
     detail::queue_work(s, u.all(),
-                       {[](void* f) { (*static_cast<F*>(f))(); }, [](void* f) { delete static_cast<F*>(f); }, new F(std::forward<OnHost>(on_host))}, at);
+                       {[](void* f) { (*static_cast<F*>(f))(); }, [](void* f) { delete static_cast<F*>(f); },
+                        new F(std::forward<OnHost>(on_host))},
+                       at);
   } else {
     try {
       on_gpu(s.native(at));
@@ -84,8 +97,9 @@ void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = he
 }
 
 // Host code in stream order, on both drivers; it holds its stream. After a device is lost it never runs.
-// Requires: no weir and no CUDA call inside, and no exception out of it: one ends the process, on both drivers, and the message
-// names this call's line, the stream and what(). Throws: invalid_use (an empty function), device_lost, driver_error.
+// Requires: no weir and no CUDA call inside, and no exception out of it: one ends the process, on both
+// drivers, and the message names this call's line, the stream and what(). Throws: invalid_use (an empty
+// function), device_lost, driver_error.
 void launch_host(stream_ref, std::function<void()>, here = here::current());
 
 }  // namespace weir

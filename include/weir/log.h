@@ -16,7 +16,8 @@ struct log_line {
   std::string_view text;
   std::string str() const;  // "weir 14:03:22.123456 warning gpu:0 stream 7, 3 GiB: …"
 };
-// Where lines go from now on, one after the other, from whatever thread; an empty one: to the standard error output, as at first.
+// Where lines go from now on, one after the other, from whatever thread; an empty one:
+// to the standard error output, as at first.
 // Requires of it: calls nothing of weir (locks may be held), throws nothing.
 void on_log(std::function<void(log_line const&)>);
 

@@ -8,21 +8,27 @@
 #include "weir/stream.h"
 
 namespace weir {
-inline constexpr size_t natural = 0;  // alignment by size: 512 B from 16 KiB up, below it the largest power of two that divides the size rounded up to 16 B
+// alignment by size: 512 B from 16 KiB up, below it the largest power of two that divides the size rounded up
+// to 16 B
+inline constexpr size_t natural = 0;
 
-// Device memory of the stream's device. The stream is the block's home: its work may use the block at once, and a block
-// given back serves the home stream's next allocations at once, however much work is still under way.
-// Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a size that overflowed), out_of_memory, device_lost, driver_error
+// Device memory of the stream's device. The stream is the block's home: its work may use the block at once,
+// and a block given back serves the home stream's next allocations at once, however much work is still under
+// way. Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a
+// size that overflowed), out_of_memory, device_lost, driver_error
 void* allocate(size_t bytes, size_t alignment = natural, here = here::current());  // on the current stream
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = natural, here = here::current());
-// Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming what it is instead; nothing has changed then
+// Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming
+// what it is instead; nothing has changed then
 inline void deallocate(void*, here = here::current());
-void deallocate(stream_ref last_use, void*, here = here::current());  // the same, and that stream has used it up to here
-// Work of that stream uses the block too: its memory serves others only after what that stream has been given when it is freed.
-// Interior addresses are fine. No driver call. Throws: invalid_use (no live block)
+// the same, and that stream has used it up to here
+void deallocate(stream_ref last_use, void*, here = here::current());
+// Work of that stream uses the block too: its memory serves others only after what that stream has been given
+// when it is freed. Interior addresses are fine. No driver call. Throws: invalid_use (no live block)
 void record_stream(void const*, stream_ref, here = here::current());
 
-// What this thread keeps of small blocks serves at once, without anybody's line, while no history is kept; all else is asked of the allocator.
+// What this thread keeps of small blocks serves at once, without anybody's line, while no history is kept;
+// all else is asked of the allocator.
 namespace detail {
 void* allocate_quickly(stream_ref, size_t bytes, size_t alignment) noexcept;  // null: not this way
 bool deallocate_quickly(void*) noexcept;                                      // false: not this way
@@ -44,7 +50,8 @@ struct block_info {
   size_t bytes;                    // as requested
   std::optional<stream_ref> home;  // of device memory
 };
-std::optional<block_info> find_block(void const*) noexcept;  // of any live device or pinned block of this process, interior addresses too
+// of any live device or pinned block of this process, interior addresses too
+std::optional<block_info> find_block(void const*) noexcept;
 
 struct buffer_options {
   device on = gpu;                               // cpu: host memory, pageable unless kind says pinned
@@ -54,9 +61,12 @@ struct buffer_options {
 class buffer {  // move-only owner of one block
  public:
   buffer() noexcept = default;
-  explicit buffer(size_t bytes, buffer_options = {}, here = here::current());  // device memory: on that device's current stream
+  // device memory: on that device's current stream
+  explicit buffer(size_t bytes, buffer_options = {}, here = here::current());
   ~buffer() { reset(); }
-  buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_), since_(other.since_) { other.forget(); }
+  buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_), since_(other.since_) {
+    other.forget();
+  }
   buffer& operator=(buffer&& other) noexcept {
     if (this == &other) return *this;
     reset();
@@ -68,16 +78,23 @@ class buffer {  // move-only owner of one block
   size_t size() const noexcept { return size_; }  // bytes, as requested
   memory_kind kind() const noexcept { return static_cast<memory_kind>(kind_); }
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
-  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for. For the address alone: data<T>().
-  template <class T> std::span<T> host(here at = here::current()) const { return {static_cast<T*>(host_data("buffer::host", at)), size() / sizeof(T)}; }  // Throws: invalid_use unless pinned or pageable
+  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for.
+  // For the address alone: data<T>().
+  // Throws: invalid_use unless pinned or pageable
+  template <class T>
+  std::span<T> host(here at = here::current()) const {
+    return {static_cast<T*>(host_data("buffer::host", at)), size() / sizeof(T)};
+  }
   block_info info() const noexcept;
   void record_stream(stream_ref, here = here::current()) const;
-  // Hands the block over to another stream: what uses it so far is ordered before that stream's next work. Blocks: no, the stream waits
+  // Hands the block over to another stream:
+  // what uses it so far is ordered before that stream's next work. Blocks: no, the stream waits
   void rebind(stream_ref home, here = here::current());
   void reset() noexcept;                          // gives the block back now
   [[nodiscard]] void* release() noexcept;         // yours: deallocate() it; a pageable one: std::free()
-  // A live device or pinned block, that no buffer owns: release() it first. A buffer that owned it all the same gives nothing back
-  // when it ends, and says so on stderr. Throws: invalid_use (no such block; a buffer that adopted it owns it)
+  // A live device or pinned block, that no buffer owns: release() it first. A buffer that owned it all the
+  // same gives nothing back when it ends, and says so on stderr. Throws: invalid_use (no such block;
+  // a buffer that adopted it owns it)
   static buffer adopt(void*, here = here::current());
 
  private:
@@ -90,17 +107,22 @@ class buffer {  // move-only owner of one block
 };
 buffer pinned(size_t bytes, here = here::current());                    // page-locked, near the current device
 buffer pin_memory(std::span<std::byte const>, here = here::current());  // a pinned copy
-// Takes that much now, so that the next blocks of as much in all cost no call of the system. Throws: out_of_memory; what could be had stays
+// Takes that much now, so that the next blocks of as much in all cost no call of the system.
+// Throws: out_of_memory; what could be had stays
 void warm_up_pinned_memory(size_t bytes, here = here::current());
-// Gives cached pinned memory back to the system. Blocks: perhaps until all work of all devices is done. Returns: bytes given back
+// Gives cached pinned memory back to the system. Blocks:
+// perhaps until all work of all devices is done. Returns: bytes given back
 size_t empty_pinned_cache(here = here::current());
-// Memory of yours, page-locked where it lies while this lives: copy engines read and write it as they do the pool's. Pages count whole.
+// Memory of yours, page-locked where it lies while this lives:
+// copy engines read and write it as they do the pool's. Pages count whole.
 class [[nodiscard]] pinned_range {
  public:
-  // Throws: invalid_use (null, a page that is pinned already, no memory of the host), device_lost, driver_error (the system locks no more)
+  // Throws: invalid_use (null, a page that is pinned already, no memory of the host), device_lost,
+  // driver_error (the system locks no more)
   explicit pinned_range(std::span<std::byte>, here = here::current());
-  // The pages are unlocked now; what the driver refuses is tried again before the next range is pinned. A runtime that ends first
-  // unlocks them itself. Blocks: until all work of all devices is done. Requires: the memory is still there, at its runtime's end too
+  // The pages are unlocked now; what the driver refuses is tried again before the next range is pinned. A
+  // runtime that ends first unlocks them itself. Blocks: until all work of all devices is done. Requires: the
+  // memory is still there, at its runtime's end too
   ~pinned_range();
   pinned_range(pinned_range const&) = delete;
   pinned_range& operator=(pinned_range const&) = delete;
@@ -110,9 +132,11 @@ class [[nodiscard]] pinned_range {
   std::unique_ptr<state> state_;  // of no bytes: none
 };
 
-// A container's memory that copy engines read and write at full speed: std::vector<float, weir::pinned_allocator<float>>.
+// A container's memory that copy engines read and write at full speed: std::vector<float,
+// weir::pinned_allocator<float>>.
 namespace detail {
-void* allocate_pinned(size_t count, size_t size, size_t alignment, here);  // Throws: out_of_memory, invalid_use when the size overflows
+// Throws: out_of_memory, invalid_use when the size overflows
+void* allocate_pinned(size_t count, size_t size, size_t alignment, here);
 void deallocate_pinned(void*) noexcept;
 }  // namespace detail
 template <class T> struct pinned_allocator {
@@ -124,12 +148,15 @@ template <class T> struct pinned_allocator {
   friend bool operator==(pinned_allocator, pinned_allocator) noexcept = default;
 };
 
-// Gives cached memory of the device back to the driver. Blocks: until what was freed is complete. Returns: bytes given back
+// Gives cached memory of the device back to the driver. Blocks:
+// until what was freed is complete. Returns: bytes given back
 size_t empty_cache(device = gpu, here = here::current());
-void set_memory_limit(size_t bytes, device = gpu, here = here::current());                    // of reserved bytes; 0: none
-void set_per_process_memory_fraction(double of_total, device = gpu, here = here::current());  // Throws: invalid_use outside 0 < of_total <= 1
+void set_memory_limit(size_t bytes, device = gpu, here = here::current());  // of reserved bytes; 0: none
+// Throws: invalid_use outside 0 < of_total <= 1
+void set_per_process_memory_fraction(double of_total, device = gpu, here = here::current());
 
-// Called before an allocation fails, with no lock held: free what you can spare. true: something was freed, search again.
+// Called before an allocation fails, with no lock held: free what you can spare. true:
+// something was freed, search again.
 using out_of_memory_callback = std::function<bool(memory_report const&)>;
 class [[nodiscard]] callback_registration {  // the callback's life; ends before its runtime
  public:

@@ -1,15 +1,20 @@
-// weir/parallel_for.h: one loop body for both drivers. A file that nvcc compiles gets a kernel and a loop; a file of the host
-// compiler only the loop, and a real GPU answers not_supported. CMake: weir_kernels(target file.cu…) picks the compiler.
+// weir/parallel_for.h: one loop body for both drivers. A file that nvcc compiles gets a kernel and a loop; a
+// file of the host compiler only the loop, and a real GPU answers not_supported. CMake:
+// weir_kernels(target file.cu…) picks the compiler.
 // Threads: any.
 //
-// The body is a functor, or a lambda marked WEIR_FN. The rules of nvcc 13.0 for such a lambda; each breach is refused at compile time:
-//   captures   by value, by name or [=]: no init-capture ([x = e]), nothing by reference, no element of a parameter pack, no variable of
-//              a type that is local to a function or private to a class, none that `if constexpr` is the first to mention;
+// The body is a functor, or a lambda marked WEIR_FN. The rules of nvcc 13.0 for such a lambda;
+// each breach is refused at compile time:
+//   captures   by value, by name or [=]: no init-capture ([x = e]), nothing by reference, no element of a
+//              parameter pack, no variable of a type that is local to a function or private to a class, none
+//              that `if constexpr` is the first to mention;
 //   itself     no `auto` parameter; f(i) is a const call, so not `mutable`;
-//   around it  a function with a name whose address can be taken: no constructor, no private or protected member function (a TEST_F's or
-//              TEST_P's body is one), none with a deduced return type, no template with an unnamed parameter; no generic lambda and no
-//              other lambda marked WEIR_FN; a lambda around it has to stand in a function itself.
-// A functor takes none of these but one: its type is not local to a function. [this] compiles, and reads the host's object on a GPU.
+//   around it  a function with a name whose address can be taken: no constructor, no private or protected
+//              member function (a TEST_F's or TEST_P's body is one), none with a deduced return type, no
+//              template with an unnamed parameter; no generic lambda and no other lambda marked WEIR_FN; a
+//              lambda around it has to stand in a function itself.
+// A functor takes none of these but one: its type is not local to a function.
+// [this] compiles, and reads the host's object on a GPU.
 #pragma once
 #include <type_traits>
 
@@ -26,8 +31,8 @@ namespace detail {
 [[noreturn]] void no_device_code(here);                      // this file was compiled without nvcc
 void check_native_launch(stream_ref, int native_code, here);  // 0: fine. Throws: device_lost, driver_error
 
-// The body by value in a local: no store of the loop can then be taken for a change of the body itself, and the blocks
-// of fixed length become vector code at -O2.
+// The body by value in a local: no store of the loop can then be taken for a change of the body itself, and
+// the blocks of fixed length become vector code at -O2.
 template <class F>
 void loop_on_host(size_t n, F f) {
   constexpr size_t block = 64;
@@ -41,7 +46,8 @@ void loop_on_host(size_t n, F f) {
   for (; i < n; ++i) f(i);
 }
 
-// A body reaches a GPU as its bytes. nvcc's host pass has a wrapper in the place of a lambda marked WEIR_FN, its device pass the lambda itself.
+// A body reaches a GPU as its bytes. nvcc's host pass has a wrapper in the place of a lambda marked WEIR_FN,
+// its device pass the lambda itself.
 template <class F>
 inline constexpr bool goes_as_bytes = std::is_trivially_copy_constructible_v<F> && std::is_trivially_destructible_v<F>;
 #if defined(__NVCC__) && !defined(__CUDA_ARCH__)
@@ -52,7 +58,8 @@ template <class F>
 inline constexpr bool may_be_a_body = goes_as_bytes<F>;
 #endif
 
-// The two compilers make different code of one template: their names must differ when both meet in one program.
+// The two compilers make different code of one template:
+// their names must differ when both meet in one program.
 #if defined(__CUDACC__)
 inline namespace with_kernels {
 template <class F>
@@ -64,7 +71,11 @@ void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, here at) {
   if (n == 0) return;
   size_t const blocks = (n + 255) / 256;
   void* arguments[] = {&n, &f};
-  check_native_launch(s, cudaLaunchKernel(reinterpret_cast<void const*>(&for_each_index<F>), dim3(unsigned(blocks < 65535 ? blocks : 65535)), dim3(256), arguments, 0, native), at);
+  check_native_launch(
+      s,
+      cudaLaunchKernel(reinterpret_cast<void const*>(&for_each_index<F>),
+                       dim3(unsigned(blocks < 65535 ? blocks : 65535)), dim3(256), arguments, 0, native),
+      at);
 }
 }  // namespace with_kernels
 #else
@@ -82,15 +93,20 @@ inline namespace with_kernels {
 #else
 inline namespace without_kernels {
 #endif
-// f(size_t i) for every i < n, on the stream. Requires: iterations independent of each other; f copied byte for byte (no vector, tensor
-// or buffer in it: their data<T>()), its operator() WEIR_FN; memory only through what `uses` declares. Throws: as launch; not_supported
-// on a GPU without nvcc's code. An exception out of f ends the process, as in launch.
+// f(size_t i) for every i < n, on the stream. Requires: iterations independent of each other; f copied byte
+// for byte (no vector, tensor or buffer in it: their data<T>()), its operator() WEIR_FN; memory only through
+// what `uses` declares. Throws: as launch; not_supported on a GPU without nvcc's code. An exception out of f
+// ends the process, as in launch.
 template <class F>
 void parallel_for(stream_ref s, size_t n, uses u, F f, here at = here::current()) {
   static_assert(detail::may_be_a_body<F>,
-                "parallel_for: this body owns something (a std::vector, std::string, weir::tensor, weir::buffer, ...): a GPU gets its bytes alone and would read "
-                "memory of the host. Capture plain values and pointers instead: auto* x = tensor.data<float>(); [x] WEIR_FN(size_t i) { ... }");
-  launch(s, u, [&](CUstream_st* native) { detail::loop_on_gpu(s, native, n, f, at); }, [n, f]() { detail::loop_on_host(n, f); }, at);
+                "parallel_for: this body owns something (a std::vector, std::string, weir::tensor, weir::buffer, ...): "
+                "a GPU gets its bytes alone and would read "
+                "memory of the host. Capture plain values and pointers instead: auto* x = tensor.data<float>(); [x] "
+                "WEIR_FN(size_t i) { ... }");
+  launch(
+      s, u, [&](CUstream_st* native) { detail::loop_on_gpu(s, native, n, f, at); },
+      [n, f]() { detail::loop_on_host(n, f); }, at);
 }
 }
 

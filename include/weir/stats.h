@@ -10,14 +10,17 @@
 #include "weir/types.h"
 
 namespace weir {
-struct stat { std::int64_t current, peak, allocated, freed; };  // torch's four; the last two only ever grow, until reset. How exact a peak is: docs/memory.md
+// torch's four; the last two only ever grow, until reset. How exact a peak is: docs/memory.md
+struct stat { std::int64_t current, peak, allocated, freed; };
 struct stat_by_size { stat all, small, large; };                // small: up to 32 KiB, from a slab
-// Where an allocation looks for memory that neither its stream's cache nor the driver has, in this order; at last, for what other threads left meanwhile.
+// Where an allocation looks for memory that neither its stream's cache nor the driver has, in this order; at
+// last, for what other threads left meanwhile.
 inline constexpr std::array<std::string_view, 8> ladder_rungs{
     "pending blocks", "complete blocks of other streams", "blocks behind a device wait", "blocks in caches of threads",
     "free pages returned to the device", "out-of-memory callbacks", "waited for the oldest fence", "another look"};
 
-struct memory_statistics {  // reserved = allocated + pending + cached, in each of all, small and large (asserted, and printed so)
+// reserved = allocated + pending + cached, in each of all, small and large (asserted, and printed so)
+struct memory_statistics {
   stat_by_size allocation;       // live blocks
   stat_by_size segment;          // pieces of memory held of the driver; all count as large, slabs lie inside them
   stat_by_size active;           // live or pending blocks
@@ -28,16 +31,23 @@ struct memory_statistics {  // reserved = allocated + pending + cached, in each 
   stat_by_size active_bytes;     // live or pending
   stat_by_size pending_bytes;    // given back, while streams they were marked for may still use them
   stat_by_size cached_bytes;     // held of the driver and used by nobody (torch's inactive_split_bytes)
-  stat exported_bytes;           // whole pages held for memory that other processes may open (weir/share.h); reserved_bytes are without them
+  // whole pages held for memory that other processes may open (weir/share.h); reserved_bytes are without them
+  stat exported_bytes;
   stat imported_bytes;           // of other processes' memory of that device, mapped here
-  std::uint64_t peer_visible_bytes;      // of reserved_bytes, those in handles that other devices may use: granted block by block, or by open_memory()
+  // of reserved_bytes, those in handles that other devices may use:
+  // granted block by block, or by open_memory()
+  std::uint64_t peer_visible_bytes;
   std::uint64_t num_ooms, num_alloc_retries;
-  std::array<std::uint64_t, ladder_rungs.size()> found_by;  // of these retries, those that found memory: by the rung that did it
+  // of these retries, those that found memory: by the rung that did it
+  std::array<std::uint64_t, ladder_rungs.size()> found_by;
   std::uint64_t cache_hits;              // allocations that asked nothing of the driver
   std::uint64_t fences, waits_inserted;  // events recorded, and device waits, for the sake of memory alone
-  std::uint64_t over_waits;              // of these waits, those for a fence recorded only when somebody asked: behind all that stream had been given by then
+  // of these waits, those for a fence recorded only when somebody asked:
+  // behind all that stream had been given by then
+  std::uint64_t over_waits;
   std::uint64_t pages_mapped;            // pieces of memory asked of the driver
-  std::vector<std::pair<std::string, std::int64_t>> flat() const;  // torch's keys in torch's order; weir's own among them
+  // torch's keys in torch's order; weir's own among them
+  std::vector<std::pair<std::string, std::int64_t>> flat() const;
 };
 struct stream_memory_use {  // what one stream's allocations draw from, of one device
   std::uint64_t stream;
@@ -49,10 +59,13 @@ struct stream_memory_use {  // what one stream's allocations draw from, of one d
 struct rung { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed, or asked-for, moment
   device on = gpu;
-  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;  // other_processes: all that is not reserved: also CUDA's own memory, libraries', and exported_bytes
+  // other_processes: all that is not reserved: also CUDA's own memory, libraries', and exported_bytes
+  size_t requested, rounded, capacity, other_processes, limit, allocated, pending, reserved, largest_hole;
   std::vector<rung> ladder;
   size_t exported = 0;  // of other_processes: what this process holds to share (weir/share.h)
-  size_t host_available = 0, host_kept = 0;  // of page-locked memory without a limit of one's own: what the host had available, and what of that weir leaves to others
+  // of page-locked memory without a limit of one's own:
+  // what the host had available, and what of that weir leaves to others
+  size_t host_available = 0, host_kept = 0;
   std::string text() const;  // what a person reads; ends in the likeliest remedies
 };
 }

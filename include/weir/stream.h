@@ -11,7 +11,8 @@ struct CUevent_st;
 
 namespace weir {
 using milliseconds = std::chrono::duration<float, std::milli>;
-enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };  // torch: lower runs first; clamped to what the device has
+// torch: lower runs first; clamped to what the device has
+enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
 class event;
 namespace clock {
 class timeline;
@@ -20,7 +21,9 @@ namespace detail {
 struct stream_access;
 }
 
-class stamp {  // "all work given to that stream up to here". 16 bytes, copyable; taking one is no driver call. A default one is complete
+// "all work given to that stream up to here".
+// 16 bytes, copyable; taking one is no driver call. A default one is complete
+class stamp {
  public:
   // Blocks: no. At most a few driver calls, none once the answer was yes. Throws: device_lost, driver_error
   bool query(here = here::current()) const;
@@ -32,23 +35,27 @@ class stamp {  // "all work given to that stream up to here". 16 bytes, copyable
   std::uint64_t stream_ = 0, n_ = 0;
 };
 
-// Borrows a stream until that is given back, its registration ends or its runtime does. Calls after that throw invalid_use;
-// allocate and deallocate of small blocks, and record_stream, may still serve a stream that was given back.
+// Borrows a stream until that is given back, its registration ends or its runtime does. Calls after that
+// throw invalid_use; allocate and deallocate of small blocks, and record_stream,
+// may still serve a stream that was given back.
 class stream_ref {
  public:
   weir::device device() const noexcept;
-  // Never reused in a process for another stream of the driver. A leased stream keeps its id from lease to lease: what
-  // was known of its order stays true.
+  // Never reused in a process for another stream of the driver. A leased stream keeps its id from lease to
+  // lease: what was known of its order stays true.
   std::uint64_t id() const noexcept;
-  bool query(here = here::current()) const;         // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
+  // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
+  bool query(here = here::current()) const;
   void synchronize(here = here::current()) const;   // Blocks: host, until it is
   weir::stamp stamp() const noexcept;               // a complete one when its runtime has ended
-  // Work given to this stream from now on runs after that: after the stamped work, after the event's last record (nothing
-  // when it was never recorded), after all work given so far to the other stream. No driver call when the order is known
-  // already. Blocks: the stream, not the host.
-  // Inside a capture streams wait for streams and events of the same capture: a wait for a captured stream, or for an event
-  // recorded inside, captures this one too. Other work must be known to be complete: synchronize with it before.
-  // Throws: invalid_use (of another runtime; a foreign stream that has ended; into or out of a capture), device_lost, driver_error
+  // Work given to this stream from now on runs after that: after the stamped work, after the event's last
+  // record (nothing when it was never recorded), after all work given so far to the other stream. No driver
+  // call when the order is known already. Blocks: the stream, not the host.
+  // Inside a capture streams wait for streams and events of the same capture: a wait for a captured stream,
+  // or for an event recorded inside, captures this one too.
+  // Other work must be known to be complete: synchronize with it before.
+  // Throws: invalid_use (of another runtime; a foreign stream that has ended;
+  // into or out of a capture), device_lost, driver_error
   void wait(weir::stamp, here = here::current()) const;
   void wait(event const&, here = here::current()) const;  // torch: wait_event
   void wait(stream_ref, here = here::current()) const;    // torch: wait_stream
@@ -93,12 +100,15 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
   stream_ref ref_;
 };
 
-// torch.cuda.ExternalStream: a handle of yours, registered while this object lives; registered twice it is one stream. Destroy this first, then your stream.
+// torch.cuda.ExternalStream: a handle of yours, registered while this object lives; registered twice it is
+// one stream. Destroy this first, then your stream.
 class foreign_stream {
  public:
-  // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream among them, and on
-  // simulated devices too. The per-thread default stream is refused: it is another stream on every thread.
-  // Throws: invalid_use (the stream is of another device; per-thread default), not_supported (another stream, on a simulated device)
+  // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream
+  // among them, and on simulated devices too. The per-thread default stream is refused:
+  // it is another stream on every thread.
+  // Throws: invalid_use (the stream is of another device;
+  // per-thread default), not_supported (another stream, on a simulated device)
   foreign_stream(weir::device, CUstream_st*, here = here::current());
   ~foreign_stream();  // records a last event on your stream
   foreign_stream(foreign_stream const&) = delete;
@@ -108,13 +118,17 @@ class foreign_stream {
   stream_ref ref_;
 };
 
-// The default stream of each device is ordered with CUDA's legacy stream, both ways: bare <<<>>> launches are ordered with it.
+// The default stream of each device is ordered with CUDA's legacy stream, both ways:
+// bare <<<>>> launches are ordered with it.
 stream_ref default_stream(device = gpu, here = here::current());
-stream_ref current_stream(device = gpu, here = here::current());  // the default stream, until the thread chooses another
-// Makes it current for this thread, and its device too. Throws: invalid_use (of another runtime than the thread's)
+// the default stream, until the thread chooses another
+stream_ref current_stream(device = gpu, here = here::current());
+// Makes it current for this thread, and its device too. Throws:
+// invalid_use (of another runtime than the thread's)
 void set_stream(stream_ref, here = here::current());
 
-class [[nodiscard]] stream_guard {  // with torch.cuda.stream(s): sets the stream's device too, restores both. Out of order: as device_guard
+// with torch.cuda.stream(s): sets the stream's device too, restores both. Out of order: as device_guard
+class [[nodiscard]] stream_guard {
  public:
   explicit stream_guard(stream_ref, here = here::current());  // Throws: as set_stream
   ~stream_guard();
@@ -134,16 +148,18 @@ class event {  // the driver's object is made at the first record, on that strea
   ~event();  // cancels nothing, makes no driver call
   event(event&&) noexcept;
   event& operator=(event&&) noexcept;
-  // Stands from now on for all work given to the stream so far; waits enqueued before keep what they waited for.
-  // Inside a capture it is good for waits inside alone, until it is recorded again outside.
-  // Throws: invalid_use (recorded on another device before), device_lost, driver_error: it stands for what it did then
+  // Stands from now on for all work given to the stream so far; waits enqueued before keep what they waited
+  // for. Inside a capture it is good for waits inside alone, until it is recorded again outside.
+  // Throws: invalid_use (recorded on another device before), device_lost, driver_error:
+  // it stands for what it did then
   void record(stream_ref, here = here::current());
   void record(here = here::current());                    // on the current stream
-  bool query(here = here::current()) const;               // true when never recorded, as torch. Blocks: no. Throws: device_lost
+  bool query(here = here::current()) const;  // true when never recorded, as torch. Blocks: no. Throws: device_lost
   void synchronize(here = here::current()) const;         // Blocks: host, until it would answer true
   // Throws: invalid_use unless both were made with timing, recorded on one device, and are complete
   milliseconds elapsed_time(event const& end, here = here::current()) const;
-  // Null when never recorded. From then on weir concludes nothing from this event: you may record it yourself.
+  // Null when never recorded. From then on weir concludes nothing from this event:
+  // you may record it yourself.
   // Throws: not_supported on a simulated device
   CUevent_st* native(here = here::current()) const;
 

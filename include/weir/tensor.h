@@ -1,8 +1,11 @@
-// weir/tensor.h: what the memory needs and no more: a shared storage and how to read it. No autograd, no broadcasting.
-// Threads: a tensor is a handle; copies of it may be used on any thread, one and the same object on one thread at a time.
+// weir/tensor.h: what the memory needs and no more:
+// a shared storage and how to read it. No autograd, no broadcasting.
+// Threads: a tensor is a handle; copies of it may be used on any thread,
+// one and the same object on one thread at a time.
 //
-// Work on a tensor runs where the tensor is, on that device's current stream, whatever the current device; on cpu tensors it
-// runs at once, on the calling thread. Tensors of different devices do not mix, except in copy_ and to.
+// Work on a tensor runs where the tensor is, on that device's current stream, whatever the current device; on
+// cpu tensors it runs at once, on the calling thread.
+// Tensors of different devices do not mix, except in copy_ and to.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -21,8 +24,10 @@ class shape {  // up to 8 extents, no heap. No extents: one element
  public:
   static constexpr int max_rank = 8;
   constexpr shape() noexcept = default;
-  constexpr shape(std::initializer_list<std::int64_t> extents, here at = here::current()) : shape(std::span(extents.begin(), extents.size()), at) {}
-  constexpr explicit shape(std::span<std::int64_t const> extents, here at = here::current()) {  // Throws: invalid_use for more than max_rank
+  constexpr shape(std::initializer_list<std::int64_t> extents, here at = here::current())
+      : shape(std::span(extents.begin(), extents.size()), at) {}
+  // Throws: invalid_use for more than max_rank
+  constexpr explicit shape(std::span<std::int64_t const> extents, here at = here::current()) {
     if (extents.size() > max_rank) too_many(extents.size(), at);
     for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
   }
@@ -33,7 +38,9 @@ class shape {  // up to 8 extents, no heap. No extents: one element
   constexpr std::int64_t const* end() const noexcept { return at_.data() + rank_; }
   std::int64_t numel(here = here::current()) const;  // Throws: invalid_use on overflow or a negative extent
   std::string str() const;     // "[2, 3]"
-  friend constexpr bool operator==(shape const& a, shape const& b) noexcept { return a.rank_ == b.rank_ && a.at_ == b.at_; }
+  friend constexpr bool operator==(shape const& a, shape const& b) noexcept {
+    return a.rank_ == b.rank_ && a.at_ == b.at_;
+  }
 
  private:
   [[noreturn]] static void too_many(size_t, here);
@@ -53,19 +60,24 @@ template <class T> inline constexpr dtype dtype_of = float32;
 #define WEIR_DTYPE(T, name) \
   template <> inline constexpr bool has_dtype<T> = true; \
   template <> inline constexpr dtype dtype_of<T> = name;
-WEIR_DTYPE(float, float32) WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
-WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64) WEIR_DTYPE(bool, boolean)
+WEIR_DTYPE(float, float32)
+WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
+    WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64)
+        WEIR_DTYPE(bool, boolean)
 #undef WEIR_DTYPE
 
-class storage {  // a counted block; several tensors may look at it. Threads: the count is atomic, the bytes are yours
+            class
+    storage {  // a counted block; several tensors may look at it. Threads: the count is atomic, the bytes are yours
  public:
   void* data() const noexcept;
   size_t nbytes() const noexcept;
   weir::device device() const noexcept;  // cpu for pinned and pageable
   memory_kind kind() const noexcept;
   long use_count() const noexcept;
-  storage pin_memory(here = here::current()) const;  // a pinned copy of host memory; itself when pinned. Throws: invalid_use (none, device memory)
-  std::uint64_t version() const noexcept;  // up by one at each change through a tensor: a tape can tell that a saved value has changed
+  // a pinned copy of host memory; itself when pinned. Throws: invalid_use (none, device memory)
+  storage pin_memory(here = here::current()) const;
+  // up by one at each change through a tensor: a tape can tell that a saved value has changed
+  std::uint64_t version() const noexcept;
   friend bool operator==(storage const&, storage const&) noexcept = default;  // the same block
 
   struct state;
@@ -78,9 +90,12 @@ class storage {  // a counted block; several tensors may look at it. Threads: th
 class tensor {
  public:
   tensor() noexcept = default;                                                  // undefined
-  static tensor view_of(buffer, shape, dtype, here = here::current());          // takes the buffer. Throws: invalid_use when it is too small
-  static tensor view_of(weir::storage, shape, dtype, std::int64_t offset = 0, here = here::current());  // shares it; offset in elements. Throws: invalid_use when it is too small
-  static tensor borrow(void*, shape, dtype, device, here = here::current());    // the caller keeps the memory alive. cpu, or the device it is on
+  // takes the buffer. Throws: invalid_use when it is too small
+  static tensor view_of(buffer, shape, dtype, here = here::current());
+  // shares it; offset in elements. Throws: invalid_use when it is too small
+  static tensor view_of(weir::storage, shape, dtype, std::int64_t offset = 0, here = here::current());
+  // the caller keeps the memory alive. cpu, or the device it is on
+  static tensor borrow(void*, shape, dtype, device, here = here::current());
   bool defined() const noexcept { return state_ != nullptr; }
   // Of an undefined tensor everything below throws invalid_use; the noexcept ones answer empty.
   weir::shape const& shape() const noexcept;
@@ -94,11 +109,14 @@ class tensor {
   weir::storage const& storage() const noexcept;
   std::int64_t storage_offset() const noexcept;  // in elements
   void* data() const noexcept;             // of the first element
-  template <class T> T* data(here at = here::current()) const {  // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
+  // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
+  template <class T> T* data(here at = here::current()) const {
     return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
   }
-  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for. For the address alone: data<T>().
-  template <class T> std::span<T> host(here at = here::current()) const {  // Throws: invalid_use on device memory or a view with gaps
+  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for.
+  // For the address alone: data<T>().
+  // Throws: invalid_use on device memory or a view with gaps
+  template <class T> std::span<T> host(here at = here::current()) const {
     return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
   }
   bool is_contiguous() const noexcept;     // row-major without gaps
@@ -110,42 +128,51 @@ class tensor {
     here from;
   };
   // Views share the storage.
-  tensor view(weir::shape, here = here::current()) const;     // one extent may be -1. Throws: invalid_use, with the strides that forbid it
+  // one extent may be -1. Throws: invalid_use, with the strides that forbid it
+  tensor view(weir::shape, here = here::current()) const;
   tensor reshape(weir::shape, here = here::current()) const;  // a view where possible, else a copy
   tensor transpose(int a, int b, here = here::current()) const;
   tensor t(here = here::current()) const;                     // of two dimensions
-  tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;  // [from, to); negative: from the end
+  // [from, to); negative: from the end
+  tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;
   tensor operator[](index) const;                             // the first dimension goes
-  tensor detach(here = here::current()) const;                // the same elements. There is no graph to leave: for code that is read beside torch's
+  // the same elements. There is no graph to leave: for code that is read beside torch's
+  tensor detach(here = here::current()) const;
   tensor contiguous(here = here::current()) const;            // itself, or a copy
   tensor clone(here = here::current()) const;                 // a contiguous copy in the same kind of memory
 
-  tensor to(weir::device, blocking = blocking::yes, here = here::current()) const;  // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
+  // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
+  tensor to(weir::device, blocking = blocking::yes, here = here::current()) const;
   tensor to(weir::dtype, here = here::current()) const;                             // itself when it is that already
-  // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is copied. Of another device's
-  // memory or of pinned memory. The reader's current stream waits for what the owner's current stream was given so far; what the owner
-  // is given later, and other streams, are yours to order. The view holds the memory, and operations on it are uses of it as any
-  // launch's are. It counts its own version.
-  // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link); see grant_access of weir/peer.h
+  // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is
+  // copied. Of another device's memory or of pinned memory. The reader's current stream waits for what the
+  // owner's current stream was given so far; what the owner is given later, and other streams, are yours to
+  // order. The view holds the memory, and operations on it are uses of it as any launch's are.
+  // It counts its own version.
+  // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link);
+  // see grant_access of weir/peer.h
   tensor peer_view(weir::device reader, here = here::current()) const;
   tensor gpu(blocking b = blocking::yes, here at = here::current()) const { return to(weir::gpu, b, at); }
   tensor cpu(here at = here::current()) const { return to(weir::cpu, blocking::yes, at); }
   tensor pin_memory(here = here::current()) const;            // a pinned copy of a cpu tensor; itself when pinned
 
-  // Any strides, any dtypes, any two devices; same shape. On the target's current stream (the source's when the target is cpu).
-  // Between devices ordered after the current streams of both, and before what they are given next.
-  // non_blocking to or from contiguous pinned memory of the same dtype does not block; the stamp says when it is done.
+  // Any strides, any dtypes, any two devices; same shape. On the target's current stream (the source's when
+  // the target is cpu). Between devices ordered after the current streams of both, and before what they are
+  // given next. non_blocking to or from contiguous pinned memory of the same dtype does not block;
+  // the stamp says when it is done.
   stamp copy_(tensor const& src, blocking = blocking::yes, here = here::current());
   void record_stream(stream_ref, here = here::current()) const;  // also used there. Implied by launch
   template <class T> T item(here at = here::current()) const {  // of one element, converted. Blocks: host
     static_assert(std::is_arithmetic_v<T>);
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at)); else return static_cast<T>(item_as_double(at));
+    if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at));
+    else return static_cast<T>(item_as_double(at));
   }
 
   tensor& fill_(double, here = here::current());              // any dtype
   tensor& zero_(here = here::current());                      // any dtype
   tensor& normal_(double mean = 0, double deviation = 1, here = here::current());  // float32: drawn as randn draws
-  tensor& add_(tensor const&, double alpha = 1, here = here::current());  // self + alpha * other. float32, as the rest of the arithmetic
+  // self + alpha * other. float32, as the rest of the arithmetic
+  tensor& add_(tensor const&, double alpha = 1, here = here::current());
   tensor& mul_(double, here = here::current());
   tensor& mul_(tensor const&, here = here::current());
   tensor& relu_(here = here::current());
@@ -156,10 +183,12 @@ class tensor {
   tensor new_ones(weir::shape, here = here::current()) const;
   tensor new_full(weir::shape, double, here = here::current()) const;
   template <class T> tensor new_tensor(std::initializer_list<T> values, here at = here::current()) const;
-  template <class T> tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at = here::current()) const;
+  template <class T>
+  tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at = here::current()) const;
 
-  // As torch prints: widths and precision from the values, scientific where they are far apart, three at each edge beyond 1000
-  // elements. Device and dtype by weir's names. Blocks: until what is shown has come from its device
+  // As torch prints: widths and precision from the values, scientific where they are far apart, three at each
+  // edge beyond 1000 elements. Device and dtype by weir's names. Blocks:
+  // until what is shown has come from its device
   std::string str(here = here::current()) const;
 
   struct state;
@@ -190,8 +219,8 @@ tensor zeros(shape, tensor_options = {}, here = here::current());
 tensor ones(shape, tensor_options = {}, here = here::current());
 tensor full(shape, double, tensor_options = {}, here = here::current());
 tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 0, 1, … n - 1
-// float32. Values follow from the seed and from what was drawn on that device since: devices that draw alike get the same
-// numbers, simulated or not (randn: to the last bit or two).
+// float32. Values follow from the seed and from what was drawn on that device since: devices that draw alike
+// get the same numbers, simulated or not (randn: to the last bit or two).
 tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
 void manual_seed(std::uint64_t, here = here::current());           // of every device of the current runtime
@@ -216,7 +245,9 @@ template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_opti
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return detail::tensor_from(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, o, at);
 }
-template <class T> tensor tensor_of(std::initializer_list<std::initializer_list<T>> rows, tensor_options o = {}, here at = here::current()) {
+template <class T>
+tensor tensor_of(std::initializer_list<std::initializer_list<T>> rows, tensor_options o = {},
+                 here at = here::current()) {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   detail::matrix<T> const m(rows, at);
   return detail::tensor_from(m.values.get(), m.extents, dtype_of<T>, o, at);
@@ -243,18 +274,21 @@ tensor add(tensor const&, tensor const&, here = here::current());
 tensor mul(tensor const&, tensor const&, here = here::current());
 tensor relu(tensor const&, here = here::current());
 tensor sin(tensor const&, here = here::current());  // to the last bit or two the same on every machine
-// Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number of elements
-// alone: the same bits every time, on every machine.
+// Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number
+// of elements alone: the same bits every time, on every machine.
 tensor sum(tensor const&, here = here::current());
 tensor mean(tensor const&, here = here::current());
 
-// Products of two dimensions. float32 in full precision; float16 and bfloat16 by float16 or bfloat16, summed in float32. Which operand is read transposed; strides say the same: views made
-// by t() are read as they are, without a copy.
+// Products of two dimensions. float32 in full precision; float16 and bfloat16 by float16 or bfloat16, summed
+// in float32. Which operand is read transposed; strides say the same:
+// views made by t() are read as they are, without a copy.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here = here::current());
-// out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a GPU, the
-// library's workspace. out has the operands' dtype (with beta, a GPU may round the product, too), or float32. Requires: out shares no element with the operands.
-void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0, here = here::current());
+// out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a
+// GPU, the library's workspace. out has the operands' dtype (with beta, a GPU may round the product, too), or
+// float32. Requires: out shares no element with the operands.
+void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0,
+                here = here::current());
 
 std::ostream& operator<<(std::ostream&, tensor const&);  // str()
 

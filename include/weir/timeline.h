@@ -1,4 +1,5 @@
-// weir/timeline.h: what a program did with its devices, by time: a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+// weir/timeline.h: what a program did with its devices, by time:
+// a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 // Threads: any; a range belongs to one.
 #pragma once
 #include <string>
@@ -8,7 +9,8 @@
 
 namespace weir {
 
-// A part of the program, named in the timeline and to tools that listen to NVTX (Nsight Systems). Ranges of a thread lie in each other.
+// A part of the program, named in the timeline and to tools that listen to NVTX (Nsight Systems).
+// Ranges of a thread lie in each other.
 class [[nodiscard]] range {
  public:
   explicit range(std::string_view name, here = here::current());
@@ -22,15 +24,17 @@ class [[nodiscard]] range {
 struct timeline_options {
   size_t spans = size_t{1} << 18;  // the newest are kept
 };
-// From now on: copies, launches, fills, collectives and waits, on the host's side and when the device did them (by timing events:
-// about 2 us each), ranges, and allocations: with it a history of memory begins, where there is none. Off until it is asked for.
+// From now on: copies, launches, fills, collectives and waits, on the host's side and when the device did
+// them (by timing events: about 2 us each), ranges, and allocations: with it a history of memory begins,
+// where there is none. Off until it is asked for.
 void record_timeline(timeline_options = {}, here = here::current());  // anew: what was recorded before is forgotten
 void stop_timeline();                         // and what was recorded stays to be written
-// Of the current runtime's devices and all threads, as trace-event JSON. Blocks: until the devices have done what was recorded.
+// Of the current runtime's devices and all threads, as trace-event JSON. Blocks:
+// until the devices have done what was recorded.
 // Throws: invalid_use (the file cannot be written, and why)
 void dump_timeline(std::string const& path, here = here::current());
-// Of each device: how long its streams copied, computed and waited, and what of the copies went on while a kernel ran; and the line whose
-// copies were longest alone. Of the current runtime. Blocks: as dump_timeline
+// Of each device: how long its streams copied, computed and waited, and what of the copies went on while a
+// kernel ran; and the line whose copies were longest alone. Of the current runtime. Blocks: as dump_timeline
 std::string timeline_summary(here = here::current());
 
 }  // namespace weir

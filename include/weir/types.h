@@ -7,12 +7,14 @@
 
 namespace weir {
 using std::size_t;
-// The caller's line: the last parameter of every call that can throw. (std::source_location is missing in clang 14.)
+// The caller's line: the last parameter of every call that can throw.
+// (std::source_location is missing in clang 14.)
 struct here {
   char const* file;
   char const* function;
   unsigned line;
-  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(), unsigned l = __builtin_LINE()) noexcept {
+  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(),
+                                unsigned l = __builtin_LINE()) noexcept {
     return {f, fn, l};
   }
 };
@@ -23,11 +25,13 @@ consteval size_t operator""_MiB(unsigned long long n) { return n << 20; }
 consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
 }
 
-// cpu, gpu (the thread's current one, resolved when used), gpu:i. Says nothing about the driver: a simulated GPU is a gpu.
+// cpu, gpu (the thread's current one, resolved when used), gpu:i.
+// Says nothing about the driver: a simulated GPU is a gpu.
 class device {
  public:
   constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
-  explicit device(std::string_view text, here = here::current());  // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
+  // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
+  explicit device(std::string_view text, here = here::current());
   static constexpr device make_cpu() noexcept { return device(-2); }
   static constexpr device make_current() noexcept { return device(-1); }
   constexpr bool is_cpu() const noexcept { return index_ == -2; }

@@ -1,5 +1,5 @@
-// What a thread is doing when it makes a driver call: the public call it is in, and whether anybody was promised what it
-// finds out or orders there. Kept only while a checker looks on.
+// What a thread is doing when it makes a driver call: the public call it is in, and whether anybody was
+// promised what it finds out or orders there. Kept only while a checker looks on.
 // Threads: each has its own.
 #pragma once
 #include <string>
@@ -59,7 +59,8 @@ class [[nodiscard]] call_site {
   call_context* set_ = nullptr;
 };
 
-// While one lives, what this thread learns from the driver and orders there is weir's own affair: another run may do without.
+// While one lives, what this thread learns from the driver and orders there is weir's own affair:
+// another run may do without.
 class [[nodiscard]] unpromised {
  public:
   explicit unpromised(bool wanted) noexcept {

@@ -31,15 +31,18 @@ std::string sentence(std::string const& operation, std::string const& operands, 
 }  // namespace
 
 invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, here at)
-    : std::logic_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+    : std::logic_error(sentence(operation, operands, remedy, at)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 not_supported::not_supported(std::string operation, std::string operands, std::string remedy, here at)
-    : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+    : std::runtime_error(sentence(operation, operands, remedy, at)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 driver_error::driver_error(int code, std::string operation, std::string operands, std::string remedy, here at)
     : std::runtime_error(sentence(operation, operands, remedy, at)),
       error(std::move(operation), std::move(operands), std::move(remedy), at),
       code_(code) {}
 timed_out::timed_out(std::string operation, std::string operands, std::string remedy, here at)
-    : std::runtime_error(sentence(operation, operands, remedy, at)), error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+    : std::runtime_error(sentence(operation, operands, remedy, at)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
 namespace {
 constexpr std::string_view remedy_word = "Remedy: ";
@@ -51,7 +54,9 @@ std::string after_remedy(std::string const& report) {
 }  // namespace
 
 race_found::race_found(std::string report, here first, here second)
-    : std::logic_error(sentence("check_races", report, "", second)), error("check_races", before_remedy(report), after_remedy(report), second), first_(first) {}
+    : std::logic_error(sentence("check_races", report, "", second)),
+      error("check_races", before_remedy(report), after_remedy(report), second),
+      first_(first) {}
 
 namespace {
 std::string last_line(std::string text) {  // of a report: what to do
@@ -61,7 +66,8 @@ std::string last_line(std::string text) {  // of a report: what to do
 }  // namespace
 
 out_of_memory::out_of_memory(memory_report report, here at)
-    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B", last_line(report.text()), at),
+    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B",
+            last_line(report.text()), at),
       report_(std::make_shared<memory_report const>(std::move(report))),
       what_(std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at))) {}
 char const* out_of_memory::what() const noexcept { return what_->c_str(); }

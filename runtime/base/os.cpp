@@ -58,15 +58,19 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
-bool return_addresses(void* at, std::size_t bytes) noexcept { return !refused(call::return_addresses) && ::munmap(at, bytes) == 0; }
+bool return_addresses(void* at, std::size_t bytes) noexcept {
+  return !refused(call::return_addresses) && ::munmap(at, bytes) == 0;
+}
 
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages p) noexcept {
   int const how = MAP_SHARED | MAP_FIXED | (p == pages::now ? MAP_POPULATE : 0);
-  return !refused(call::map_file) && ::mmap(at, bytes, PROT_READ | PROT_WRITE, how, file, static_cast<off_t>(offset)) != MAP_FAILED;
+  return !refused(call::map_file) &&
+         ::mmap(at, bytes, PROT_READ | PROT_WRITE, how, file, static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept {
-  return !refused(call::unmap_to_nothing) && ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  return !refused(call::unmap_to_nothing) &&
+         ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 bool protect(void* at, std::size_t bytes, reach r) noexcept {
@@ -105,7 +109,9 @@ std::string code_text(void const* code) {
   std::string_view file = its.dli_fname;
   file = file.substr(file.rfind('/') + 1);
   char offset[24];
-  std::snprintf(offset, sizeof offset, "+0x%llx", static_cast<unsigned long long>(static_cast<char const*>(code) - static_cast<char const*>(its.dli_fbase)));
+  std::snprintf(
+      offset, sizeof offset, "+0x%llx",
+      static_cast<unsigned long long>(static_cast<char const*>(code) - static_cast<char const*>(its.dli_fbase)));
   return std::string(file) + offset;
 }
 
@@ -141,12 +147,17 @@ bool advise(void* at, std::size_t bytes, advice what) noexcept {
   return !refused(call::advise) && ::madvise(at, bytes, how) == 0;
 }
 
-int make_memory_file(char const* name) noexcept { return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); }
+int make_memory_file(char const* name) noexcept {
+  return refused(call::make_memory_file) ? -1 : ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+}
 
-bool resize_file(int file, std::uint64_t bytes) noexcept { return !refused(call::resize_file) && ::ftruncate(file, static_cast<off_t>(bytes)) == 0; }
+bool resize_file(int file, std::uint64_t bytes) noexcept {
+  return !refused(call::resize_file) && ::ftruncate(file, static_cast<off_t>(bytes)) == 0;
+}
 
 bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
-  return !refused(call::punch_hole) && ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  return !refused(call::punch_hole) && ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                                   static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void close_file(int file) noexcept { ::close(file); }
@@ -169,29 +180,37 @@ std::vector<std::string> environment_names(std::string_view prefix) {
 void keep_this_code_loaded() noexcept {
   Dl_info here{};
   if (::dladdr(reinterpret_cast<void const*>(&keep_this_code_loaded), &here) == 0 || !here.dli_fname) return;
-  if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();  // the program itself: it stays anyway
+  // the program itself: it stays anyway
+  if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();
 }
 
 int process_id() noexcept { return ::getpid(); }
 
 // membarrier(2): the private expedited kind, since Linux 4.14.
 bool can_fence_other_threads() noexcept {
-  return !refused(call::can_fence_other_threads) && ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+  return !refused(call::can_fence_other_threads) &&
+         ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 void fence_other_threads() noexcept {
-  while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM) ::sched_yield();  // whoever asks relies on it
+  // whoever asks relies on it
+  while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM) ::sched_yield();
 }
 
 std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
 
-bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept { return pthread_atfork(before, in_parent, in_child) == 0; }
+bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept {
+  return pthread_atfork(before, in_parent, in_child) == 0;
+}
 
-void sleep_while(int const& word, int value) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0); }
+void sleep_while(int const& word, int value) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
 void wake_one(int const& word) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 
 std::uint64_t random_number() noexcept {
   std::uint64_t number = 0;
-  if (refused(call::random_number) || ::getrandom(&number, sizeof number, 0) != sizeof number) number = static_cast<std::uint64_t>(base::now_ns()) ^ (static_cast<std::uint64_t>(::getpid()) << 32);
+  if (refused(call::random_number) || ::getrandom(&number, sizeof number, 0) != sizeof number)
+    number = static_cast<std::uint64_t>(base::now_ns()) ^ (static_cast<std::uint64_t>(::getpid()) << 32);
   return number;
 }
 
@@ -203,7 +222,8 @@ std::size_t memory_of_host() noexcept {
 int usable_processors() noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (refused(call::usable_processors) || ::sched_getaffinity(0, sizeof set, &set) != 0) return base::hardware_threads();
+  if (refused(call::usable_processors) || ::sched_getaffinity(0, sizeof set, &set) != 0)
+    return base::hardware_threads();
   return std::max(1, CPU_COUNT(&set));
 }
 

@@ -10,13 +10,14 @@
 
 namespace weir::os {
 
-// What the system may refuse. A thread is made in base::thread, which asks here, too. Of the rest of this file nothing is lost when
-// it is refused: what cannot be known is said to be unknown, and sleeping for no reason is allowed.
-#define WEIR_SYSTEM_CALLS(X)                                                                                                    \
-  X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)               \
-  X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)                        \
-  X(duplicate_file) X(make_sockets) X(send_message) X(receive_message) X(seal_size) X(compare_files)                            \
-  /* asked once in a process; then: asked where there is no other way on */                                                      \
+// What the system may refuse. A thread is made in base::thread, which asks here, too. Of the rest of this
+// file nothing is lost when it is refused:
+// what cannot be known is said to be unknown, and sleeping for no reason is allowed.
+#define WEIR_SYSTEM_CALLS(X)                                                                                           \
+  X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)      \
+  X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)               \
+  X(duplicate_file) X(make_sockets) X(send_message) X(receive_message) X(seal_size) X(compare_files)                   \
+  /* asked once in a process; then: asked where there is no other way on */                                            \
   X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)
 enum class call : std::uint8_t {
 #define WEIR_ONE(name) name,
@@ -26,13 +27,14 @@ enum class call : std::uint8_t {
 inline constexpr int call_count = static_cast<int>(call::give_access) + 1;
 constexpr bool made_often(call c) noexcept { return c < call::on_bad_access; }
 constexpr bool made_once(call c) noexcept { return !made_often(c) && c < call::give_access; }
-// Asked before each of these calls; where it answers true, the call is not made and fails as the system's would. Null, as it is
-// unless a test says so: all are made. Threads: any; set while nobody else is inside weir.
+// Asked before each of these calls; where it answers true, the call is not made and fails as the system's
+// would. Null, as it is unless a test says so: all are made. Threads: any;
+// set while nobody else is inside weir.
 using refuser = bool (*)(call) noexcept;
 void refuse_by(refuser) noexcept;
 bool refused(call) noexcept;
 
-// Pages and addresses --------------------------------------------------------------------------------------------
+// Pages and addresses ---------------------------------------------------------------------------------------
 std::size_t page_size() noexcept;  // bytes
 
 // Address space without memory: touching it faults. Requires: alignment a power of two.
@@ -40,7 +42,8 @@ std::size_t page_size() noexcept;  // bytes
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept;
 bool return_addresses(void* at, std::size_t bytes) noexcept;                  // whatever lies there, mapped or not
 enum class pages : std::uint8_t { when_touched, now };
-bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages = pages::when_touched) noexcept;  // shared, readable and writable, in place of what was there
+// shared, readable and writable, in place of what was there
+bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages = pages::when_touched) noexcept;
 bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // addresses stay reserved
 enum class reach : std::uint8_t { nothing, reading, all };
 bool protect(void* at, std::size_t bytes, reach) noexcept;                    // of mapped pages
@@ -49,38 +52,42 @@ struct bad_access {
   void const* code = nullptr;  // the instruction; null: not known
   enum class kind : std::uint8_t { touch, read, write } how = kind::touch;  // touch: not known which
 };
-// Calls explain(a) at each bad access, on its thread. It answers true: the access is made again. false: it ends the process as it
-// would have; a handler that stood there before is called after this one.
+// Calls explain(a) at each bad access, on its thread. It answers true: the access is made again. false: it
+// ends the process as it would have; a handler that stood there before is called after this one.
 bool on_bad_access(bool (*explain)(bad_access const&)) noexcept;
-bool bad_accesses_are_explained() noexcept;                                   // false: on_bad_access was refused, or another handler took its place
-std::string code_text(void const* code);                                      // "program+0x1a2b", what addr2line reads. Empty: not known
-void* map_memory(std::size_t bytes) noexcept;                                 // private zeroed pages of one's own. Null: none left
+bool bad_accesses_are_explained() noexcept;    // false: on_bad_access was refused, or another handler took its place
+std::string code_text(void const* code);       // "program+0x1a2b", what addr2line reads. Empty: not known
+void* map_memory(std::size_t bytes) noexcept;  // private zeroed pages of one's own. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;
-std::size_t memory_of_host() noexcept;                                        // bytes of physical memory; 0: not known
+std::size_t memory_of_host() noexcept;         // bytes of physical memory; 0: not known
 
-// Files without a name -------------------------------------------------------------------------------------------
+// Files without a name --------------------------------------------------------------------------------------
 int make_memory_file(char const* name) noexcept;                              // closed on exec; -1: refused
 bool resize_file(int file, std::uint64_t bytes) noexcept;
-bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept;  // gives the pages back; they read as zero
+// gives the pages back; they read as zero
+bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept;
 void close_file(int file) noexcept;
 
-// The process ----------------------------------------------------------------------------------------------------
+// The process -----------------------------------------------------------------------------------------------
 std::optional<std::string> environment(char const* name);                     // none: not set
 std::vector<std::string> environment_names(std::string_view prefix);          // of the variables that begin so
-void keep_this_code_loaded() noexcept;                                        // a library that holds weir stays although it is closed: threads and exit handlers run in it
+// a library that holds weir stays although it is closed: threads and exit handlers run in it
+void keep_this_code_loaded() noexcept;
 int process_id() noexcept;
 std::uint64_t fork_generation() noexcept;                                     // one more in every child; costs a load
-bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept;  // called from now on, on the thread that forks
-void sleep_while(int const& word, int value) noexcept;                        // until woken, or for no reason; at once if it has another value. Spins never
-void wake_one(int const& word) noexcept;                                      // of those that sleep on it
-std::uint64_t random_number() noexcept;                                       // from the system, not to be repeated
-int usable_processors() noexcept;                                             // that this process may run on, at least 1
-std::vector<int> processors_near(int numa_node);                              // empty: not known
-bool can_fence_other_threads() noexcept;                                      // registers for it; false: the system has no such call
-void fence_other_threads() noexcept;                                          // a full memory fence in every running thread of this process
+// called from now on, on the thread that forks
+bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept;
+// until woken, or for no reason; at once if it has another value. Spins never
+void sleep_while(int const& word, int value) noexcept;
+void wake_one(int const& word) noexcept;             // of those that sleep on it
+std::uint64_t random_number() noexcept;              // from the system, not to be repeated
+int usable_processors() noexcept;                    // that this process may run on, at least 1
+std::vector<int> processors_near(int numa_node);     // empty: not known
+bool can_fence_other_threads() noexcept;             // registers for it; false: the system has no such call
+void fence_other_threads() noexcept;                 // a full memory fence in every running thread of this process
 bool run_this_thread_on(std::vector<int> const& processors) noexcept;
-void print_error(std::string const& line) noexcept;                           // to stderr, in one piece
-[[noreturn]] void end_process(int status) noexcept;                           // now: files are flushed, no exit handler runs any more
+void print_error(std::string const& line) noexcept;  // to stderr, in one piece
+[[noreturn]] void end_process(int status) noexcept;  // now: files are flushed, no exit handler runs any more
 
 }  // namespace weir::os

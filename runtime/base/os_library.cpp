@@ -9,7 +9,9 @@
 namespace weir::os {
 
 // Local: what one library exports must not answer for another's missing name.
-void* load_library(char const* name) noexcept { return refused(call::load_library) ? nullptr : ::dlopen(name, RTLD_NOW | RTLD_LOCAL); }
+void* load_library(char const* name) noexcept {
+  return refused(call::load_library) ? nullptr : ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+}
 void* find_symbol(void* library, char const* name) noexcept { return ::dlsym(library, name); }
 
 }  // namespace weir::os

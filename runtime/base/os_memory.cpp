@@ -24,12 +24,14 @@ class text_file {
   // Its path in parts, one after the other.
   text_file(std::string_view root, std::string_view folder, std::string_view group, std::string_view name) noexcept {
     char path[1024];
-    int const n = std::snprintf(path, sizeof path, "%.*s%.*s%.*s%.*s", static_cast<int>(root.size()), root.data(), static_cast<int>(folder.size()), folder.data(), static_cast<int>(group.size()),
+    int const n = std::snprintf(path, sizeof path, "%.*s%.*s%.*s%.*s", static_cast<int>(root.size()), root.data(),
+                                static_cast<int>(folder.size()), folder.data(), static_cast<int>(group.size()),
                                 group.data(), static_cast<int>(name.size()), name.data());
     if (n < 0 || static_cast<std::size_t>(n) >= sizeof path) return;
     int const file = ::open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
-    for (ssize_t got = 0; size_ < sizeof text_ && (got = ::read(file, text_ + size_, sizeof text_ - size_)) > 0;) size_ += static_cast<std::size_t>(got);
+    for (ssize_t got = 0; size_ < sizeof text_ && (got = ::read(file, text_ + size_, sizeof text_ - size_)) > 0;)
+      size_ += static_cast<std::size_t>(got);
     close_file(file);
   }
   std::string_view text() const noexcept { return {text_, size_}; }
@@ -37,8 +39,10 @@ class text_file {
   std::optional<std::size_t> number() const noexcept { return first_number(text()); }
   // The number after the word that a line begins with.
   std::optional<std::size_t> number(std::string_view word) const noexcept {
-    for (std::string_view left = text(); !left.empty(); left.remove_prefix(std::min(left.size(), left.find('\n') + 1))) {
-      if (left.starts_with(word) && left.substr(word.size()).find_first_of(" \t") == 0) return first_number(left.substr(word.size()));
+    for (std::string_view left = text(); !left.empty();
+         left.remove_prefix(std::min(left.size(), left.find('\n') + 1))) {
+      if (left.starts_with(word) && left.substr(word.size()).find_first_of(" \t") == 0)
+        return first_number(left.substr(word.size()));
       if (left.find('\n') == left.npos) break;
     }
     return {};
@@ -48,7 +52,8 @@ class text_file {
   static std::optional<std::size_t> first_number(std::string_view text) noexcept {
     text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
     std::size_t n = 0;
-    return std::from_chars(text.data(), text.data() + text.size(), n).ec == std::errc{} ? std::optional(n) : std::nullopt;
+    return std::from_chars(text.data(), text.data() + text.size(), n).ec == std::errc{} ? std::optional(n)
+                                                                                        : std::nullopt;
   }
   char text_[8192];
   std::size_t size_ = 0;
@@ -58,7 +63,8 @@ class text_file {
 struct kind {
   std::string_view folder, limit, used, inactive, active;
 };
-constexpr kind v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file", "total_active_file"};
+constexpr kind v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file",
+                  "total_active_file"};
 constexpr kind v2{"/sys/fs/cgroup", "/memory.max", "/memory.current", "inactive_file", "active_file"};
 
 void look_at(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
@@ -72,7 +78,8 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 
-// A group may have what each group above it may have. One that a container sees by another path than its own is looked for at the top.
+// A group may have what each group above it may have.
+// One that a container sees by another path than its own is looked for at the top.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   if (group.find("..") != group.npos) group = {};
   for (; !group.empty() && group != "/"; group = group.substr(0, group.rfind('/'))) look_at(root, names, group, out);

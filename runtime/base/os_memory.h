@@ -6,13 +6,14 @@
 
 namespace weir::os {
 
-// Of all there is, or of what this process' control groups (cgroup v1 and v2) may have, whichever is less. Available: what can be taken
-// without swapping; file caches are given up for it.
+// Of all there is, or of what this process' control groups (cgroup v1 and v2) may have, whichever is less.
+// Available: what can be taken without swapping; file caches are given up for it.
 struct host_memory {
   std::size_t total = 0, available = 0;  // bytes
 };
 
-// Now. Costs some 50 us: files of the kernel are read. `root`: the folder in which proc and sys are looked for.
+// Now. Costs some 50 us: files of the kernel are read. `root`:
+// the folder in which proc and sys are looked for.
 // Returns: nothing where the system does not say.
 std::optional<host_memory> memory_available(char const* root = "") noexcept;
 

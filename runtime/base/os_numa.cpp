@@ -48,7 +48,9 @@ nodes& asked() noexcept {
 
 void nodes_by(nodes* them) noexcept { in_place = them; }
 
-bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept { return numa_node >= 0 && asked().prefer(at, bytes, numa_node); }
+bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept {
+  return numa_node >= 0 && asked().prefer(at, bytes, numa_node);
+}
 
 std::vector<int> usable_processors_near(int numa_node) {
   std::vector<int> both;

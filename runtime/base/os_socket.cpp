@@ -22,7 +22,9 @@
 namespace weir::os {
 namespace {
 
-struct control {  // room for the descriptors of one message, and for what options of the socket add: SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP
+// room for the descriptors of one message, and for what options of the socket add:
+// SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP
+struct control {
   alignas(cmsghdr) std::array<char, 512> bytes;
 };
 
@@ -33,8 +35,8 @@ constexpr int pidfd_of_sender = 4;     // SCM_PIDFD, since Linux 6.5
 constexpr int most_ms = 1'000'000'000;
 constexpr std::int64_t at_once = INT64_MIN;  // the call itself has just looked
 
-// Until the socket may be read (or written), or something is wrong with it, which the call itself will tell. false: the limit came first.
-// A process that was stopped looks once more before it says so.
+// Until the socket may be read (or written), or something is wrong with it, which the call itself will tell.
+// false: the limit came first. A process that was stopped looks once more before it says so.
 bool wait_for(int socket, short what, std::int64_t end) noexcept {
   if (end == at_once) return false;
   while (true) {
@@ -74,17 +76,22 @@ bool has_ended(int socket) noexcept {
 
 int duplicate_file(int file) noexcept { return refused(call::duplicate_file) ? -1 : ::fcntl(file, F_DUPFD_CLOEXEC, 3); }
 
-bool seal_size(int file) noexcept { return !refused(call::seal_size) && ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0; }
+bool seal_size(int file) noexcept {
+  return !refused(call::seal_size) && ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
+}
 
 // Seals are asked first: once there is F_SEAL_SEAL, none is added, and what is found here stays so.
 char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
   struct statfs in {};
   struct stat about {};
   int const seals = ::fcntl(file, F_GET_SEALS), mode = ::fcntl(file, F_GETFL);
-  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0) return "no memory that processes share";
+  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0)
+    return "no memory that processes share";
   if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC) return "no memory that processes share";
-  if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_SEAL) == 0) return "a file that may be cut short: F_SEAL_SHRINK and F_SEAL_SEAL must be set";
-  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0 || (mode & O_ACCMODE) != O_RDWR) return "a file that may not be written";
+  if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_SEAL) == 0)
+    return "a file that may be cut short: F_SEAL_SHRINK and F_SEAL_SEAL must be set";
+  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0 || (mode & O_ACCMODE) != O_RDWR)
+    return "a file that may not be written";
   if (static_cast<std::uint64_t>(about.st_size) != bytes) return "a file of another size";
   return nullptr;
 }
@@ -93,8 +100,10 @@ sameness same_open_file(int a, int b) noexcept {
   if (refused(call::compare_files)) return sameness::unknown;
   if (int const is = ::fcntl(a, query_same_file, b); is >= 0) return is ? sameness::same : sameness::different;
   auto const self = ::getpid();
-  if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0) return is == 0 ? sameness::same : sameness::different;
-  struct stat one {}, other {};  // no such call, or none that this process may make: of files in memory the kernel's number says it
+  if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0)
+    return is == 0 ? sameness::same : sameness::different;
+  // no such call, or none that this process may make: of files in memory the kernel's number says it
+  struct stat one {}, other {};
   if (::fstat(a, &one) != 0 || ::fstat(b, &other) != 0) return sameness::unknown;
   if (one.st_dev != other.st_dev || one.st_ino != other.st_ino) return sameness::different;
   return S_ISREG(one.st_mode) ? sameness::same : sameness::unknown;
@@ -102,7 +111,8 @@ sameness same_open_file(int a, int b) noexcept {
 
 std::pair<int, int> make_sockets() noexcept {
   int both[2] = {-1, -1};
-  if (refused(call::make_sockets) || ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both) != 0) return {-1, -1};
+  if (refused(call::make_sockets) || ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both) != 0)
+    return {-1, -1};
   return {both[0], both[1]};
 }
 
@@ -119,7 +129,8 @@ bool has_hung_up(int socket) noexcept {
   return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP)) != 0;
 }
 
-heard send_message(int socket, std::span<std::byte const> bytes, std::span<int const> files, base::time_limit limit) noexcept {
+heard send_message(int socket, std::span<std::byte const> bytes, std::span<int const> files,
+                   base::time_limit limit) noexcept {
   if (refused(call::send_message) || files.size() > most_files) return heard::refused;
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   control room;
@@ -140,7 +151,8 @@ heard send_message(int socket, std::span<std::byte const> bytes, std::span<int c
     ssize_t const n = ::sendmsg(socket, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n == static_cast<ssize_t>(bytes.size())) return heard::message;
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN || errno == ECONNREFUSED)) return heard::closed;
+    if (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN || errno == ECONNREFUSED))
+      return heard::closed;
     if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return heard::refused;
     if (!wait_for(socket, POLLOUT, end)) return heard::too_late;
   }

@@ -1,4 +1,5 @@
-// Messages and descriptors between processes: sockets that keep messages apart, and what the kernel says of a descriptor.
+// Messages and descriptors between processes:
+// sockets that keep messages apart, and what the kernel says of a descriptor.
 // Threads: any; of two threads that receive from one socket, each gets other messages.
 #pragma once
 #include <array>
@@ -39,10 +40,11 @@ int duplicate_file(int file) noexcept;  // closed on exec; -1: refused
 
 // Memory files, for other processes to map ----
 bool seal_size(int file) noexcept;      // nothing cuts it short, or lets it grow, from now on. false: refused
-// Why a file of another process may not be mapped as that many bytes of memory; null: it may, and no access to it can fail, whatever
-// the other process does.
+// Why a file of another process may not be mapped as that many bytes of memory; null: it may, and no access
+// to it can fail, whatever the other process does.
 char const* unfit_to_map(int file, std::uint64_t bytes) noexcept;
-// Two descriptors of this process. The same: of one open file, passed on or duplicated. Unknown: the system does not say.
+// Two descriptors of this process. The same:
+// of one open file, passed on or duplicated. Unknown: the system does not say.
 enum class sameness : std::uint8_t { same, different, unknown };
 sameness same_open_file(int, int) noexcept;
 
@@ -57,7 +59,8 @@ enum class heard : std::uint8_t {
   closed,    // nobody has the other end any more
   refused,   // by the system
 };
-// Whole, or not at all. Waits while the other side's queue is full, for that long at most. No signal when it is closed.
+// Whole, or not at all. Waits while the other side's queue is full, for that long at most.
+// No signal when it is closed.
 heard send_message(int socket, std::span<std::byte const>, std::span<int const> files, base::time_limit) noexcept;
 struct received {
   heard is = heard::refused;
@@ -66,7 +69,8 @@ struct received {
   std::size_t file_count = 0;  // that came; those beyond most_files are closed
   bool cut = false;            // more were sent: the process may not have more
 };
-// Waits for that long at most. Zero: what is there. What was said before the other end was closed is still heard.
+// Waits for that long at most. Zero: what is there.
+// What was said before the other end was closed is still heard.
 received receive_message(int socket, std::span<std::byte> into, base::time_limit) noexcept;
 
 }  // namespace weir::os

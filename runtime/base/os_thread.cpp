@@ -1,4 +1,5 @@
-// A key whose destructor the system calls: it does so after all that is thread_local, and again while one sets it anew.
+// A key whose destructor the system calls:
+// it does so after all that is thread_local, and again while one sets it anew.
 // Threads: any.
 #include "runtime/base/os_thread.h"
 

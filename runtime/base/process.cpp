@@ -1,4 +1,5 @@
-// The flags behind process.h. An atexit handler registered at first use runs before the destructors of statics made earlier.
+// The flags behind process.h. An atexit handler registered at first use runs before the destructors of
+// statics made earlier.
 // Threads: any.
 #include "runtime/base/process.h"
 
@@ -28,7 +29,8 @@ void watch_process() noexcept {
     detail::forked.store(true);
     world_changed();
   });
-  (void)base::can_fence_owners();  // asked of a process with threads, such as a driver's, the system takes milliseconds to answer
+  // asked of a process with threads, such as a driver's, the system takes milliseconds to answer
+  (void)base::can_fence_owners();
 }
 
 bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }

@@ -1,4 +1,5 @@
-// Room in a container for one more, so that putting it in cannot fail: twice as much as there was, as push_back would take.
+// Room in a container for one more, so that putting it in cannot fail:
+// twice as much as there was, as push_back would take.
 // Threads: one at a time a container.
 #pragma once
 #include <algorithm>

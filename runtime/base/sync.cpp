@@ -12,7 +12,8 @@
 namespace weir::base {
 namespace detail {
 namespace {
-constinit thread_local bool values_ended = false;  // by the end of the thread: some are made anew by destructors that come later
+// by the end of the thread: some are made anew by destructors that come later
+constinit thread_local bool values_ended = false;
 
 struct slots_of_thread {
   std::array<slot_value, thread_slots> at{};
@@ -54,7 +55,8 @@ int new_thread_slot() noexcept {
 }
 
 void may_make_thread() {
-  if (os::refused(os::call::make_thread)) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  if (os::refused(os::call::make_thread))
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
 }
 }  // namespace detail
 
@@ -94,10 +96,14 @@ std::int64_t now_ns() noexcept {
   if (detail::relayed()) [[unlikely]] {
     if (relay* const in = relay::here()) return in->now_ns();
   }
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
-std::int64_t calendar_ns() noexcept { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+std::int64_t calendar_ns() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
 
 std::uint64_t ticks() noexcept {
 #if defined(__x86_64__)

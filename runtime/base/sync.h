@@ -1,8 +1,10 @@
-// Every lock, atomic, thread, thread-local value and clock weir uses comes from here, so that one place can schedule them.
+// Every lock, atomic, thread, thread-local value and clock weir uses comes from here,
+// so that one place can schedule them.
 // Threads: as each type says. CI refuses <atomic>, <mutex>, <thread> and clocks anywhere else in the library.
 //
-// Threads of a relay (sync_relay.h) run one at a time; every call here that another thread could notice is a switch point of
-// theirs. All others pay one branch on a global for that. Atomics are switch points in builds with WEIR_SCHEDULE_ATOMICS.
+// Threads of a relay (sync_relay.h) run one at a time; every call here that another thread could notice is a
+// switch point of theirs. All others pay one branch on a global for that.
+// Atomics are switch points in builds with WEIR_SCHEDULE_ATOMICS.
 #pragma once
 #include <array>
 #include <atomic>
@@ -23,21 +25,26 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 
-// How long a wait may last. A span that the clock cannot count, beyond 292 years, is the longest that it can; one below 0 is none.
+// How long a wait may last. A span that the clock cannot count, beyond 292 years,
+// is the longest that it can; one below 0 is none.
 class time_limit {
  public:
   constexpr time_limit() noexcept = default;  // none: what is there at once
   template <class Rep, class Period>
   constexpr time_limit(std::chrono::duration<Rep, Period> span) noexcept : ns_(in_ns(span)) {}
   constexpr std::int64_t ns() const noexcept { return ns_; }
-  constexpr std::int64_t after(std::int64_t now) const noexcept { return now > 0 && ns_ > most - now ? most : now + ns_; }
+  constexpr std::int64_t after(std::int64_t now) const noexcept {
+    return now > 0 && ns_ > most - now ? most : now + ns_;
+  }
 
  private:
   static constexpr std::int64_t most = std::chrono::nanoseconds::max().count();
   template <class Span>
   static constexpr std::int64_t in_ns(Span span) noexcept {
     if (span <= Span::zero()) return 0;
-    return span > std::chrono::duration_cast<Span>(std::chrono::nanoseconds::max()) ? most : std::chrono::duration_cast<std::chrono::nanoseconds>(span).count();
+    return span > std::chrono::duration_cast<Span>(std::chrono::nanoseconds::max())
+               ? most
+               : std::chrono::duration_cast<std::chrono::nanoseconds>(span).count();
   }
   std::int64_t ns_ = 0;
 };
@@ -74,7 +81,8 @@ inline void switch_point() noexcept {
   if (detail::relayed()) [[unlikely]] detail::point();
 }
 
-// This thread is one of a relay: what it does next must hang on nothing that differs from run to run, such as where pages lie.
+// This thread is one of a relay: what it does next must hang on nothing that differs from run to run,
+// such as where pages lie.
 inline bool order_is_chosen() noexcept { return detail::relayed() && detail::in_relay(); }
 
 // Whether somebody looks on. No switch point: what is seen of it decides nothing but what is told.
@@ -87,8 +95,8 @@ class flag {
   std::atomic<bool> on_{false};
 };
 
-// While one lives this thread is not switched away from. For initialisers of statics: the language's lock around them is none of
-// these, so whoever meets it would wait for ever for a thread that may not run.
+// While one lives this thread is not switched away from. For initialisers of statics: the language's lock
+// around them is none of these, so whoever meets it would wait for ever for a thread that may not run.
 class undivided {
  public:
   undivided() noexcept {
@@ -150,7 +158,8 @@ class single_writer {
   std::atomic<T> value_{};
 };
 
-// For a word where no atomic<T> can live: in memory shared with a device, or that is zero when made and touched by none.
+// For a word where no atomic<T> can live:
+// in memory shared with a device, or that is zero when made and touched by none.
 template <class T>
 void store_release(T& word, T value) noexcept {
   std::atomic_ref<T>(word).store(value, memory_order_release);
@@ -160,16 +169,19 @@ T load_acquire(T& word) noexcept {
   return std::atomic_ref<T>(word).load(memory_order_acquire);
 }
 
-// A machine's own lock, or that of a driver in front of it: who holds one is not switched away from, so that a call is one step of
-// a relay, and what the driver in front notes of it the same step.
+// A machine's own lock, or that of a driver in front of it: who holds one is not switched away from, so that
+// a call is one step of a relay, and what the driver in front notes of it the same step.
 struct quiet_t {};
 inline constexpr quiet_t quiet;
-// A number that one thread, its owner, changes often, with what belongs to it, and that others need to keep still, seldom.
-// The owner pays one plain store beyond the change itself; who keeps it out pays for a fence in every thread of the process.
-//   owner:  begin(); look at a sign, any atomic; not kept out: change what belongs to the number, end(new value); kept out: end(old value)
+// A number that one thread, its owner, changes often, with what belongs to it, and that others need to keep
+// still, seldom. The owner pays one plain store beyond the change itself; who keeps it out pays for a fence
+// in every thread of the process.
+//   owner:  begin(); look at a sign, any atomic; not kept out: change what belongs to the number, end(new
+//           value); kept out: end(old value)
 //   others: set the sign, fence_owners(), wait_for_end()
-// Invariant: from then on, until the owner itself takes the sign away under a lock it shares with them, the owner changes nothing:
-// it may write the old number once more, having read it before it said that it has begun. So nobody else writes the number.
+// Invariant: from then on, until the owner itself takes the sign away under a lock it shares with them, the
+// owner changes nothing: it may write the old number once more, having read it before it said that it has
+// begun. So nobody else writes the number.
 class owners_word {
  public:
   static constexpr std::uint64_t begun = 0x80;  // no bit of its values
@@ -188,10 +200,10 @@ class owners_word {
   atomic<std::uint64_t> word_{0};
 };
 bool can_fence_owners() noexcept;  // false: do without owners' words
-void fence_owners() noexcept;      // what other threads do from now on, they do after they can see what this one did before
+void fence_owners() noexcept;  // what other threads do from now on, they do after they can see what this one did before
 
-// One pointer a thread for each Tag; `initial` in a new thread. In a program the linker makes it a load. No model of thread-local
-// storage is asked for that a library opened at run time has no room for.
+// One pointer a thread for each Tag; `initial` in a new thread. In a program the linker makes it a load. No
+// model of thread-local storage is asked for that a library opened at run time has no room for.
 template <class Tag, auto* initial = static_cast<void*>(nullptr)>
 struct thread_pointer {
   static inline constinit thread_local std::remove_pointer_t<decltype(initial)>* value = initial;
@@ -226,10 +238,11 @@ class mutex {
 
 using lock_guard = std::lock_guard<mutex>;
 
-// A mutex that the thread which takes it again and again, its owner, holds by its own word alone: two plain stores instead of two
-// locked instructions. Another thread that takes it ends that, and pays for a fence in every thread of the process.
-// Invariant: whoever holds it is alone. Only the thread of a word enters by it, and only while `owner_` names it; who takes that name
-// away, with the mutex held, waits until the word says that its thread is out.
+// A mutex that the thread which takes it again and again, its owner, holds by its own word alone: two plain
+// stores instead of two locked instructions.
+// Another thread that takes it ends that, and pays for a fence in every thread of the process.
+// Invariant: whoever holds it is alone. Only the thread of a word enters by it, and only while `owner_` names
+// it; who takes that name away, with the mutex held, waits until the word says that its thread is out.
 class owned_mutex {
  public:
   // The owner's way. False: it is not the owner (any more), and nothing is held.
@@ -244,14 +257,16 @@ class owned_mutex {
 
   void lock();
   void unlock() { mutex_.unlock(); }
-  // The calling thread's word, for its next times, if it is time. Requires: taken by lock(); outlives this, or is disowned
+  // The calling thread's word, for its next times, if it is time.
+  // Requires: taken by lock(); outlives this, or is disowned
   void offer(owners_word& mine) noexcept {
     if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed)) owner_.store(&mine, memory_order_release);
   }
   void disown(owners_word const& gone) noexcept {  // Requires: taken by lock()
     if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
   }
-  // While it is taken by lock() an owner is the calling thread, which takes the other way the next time if it is disowned.
+  // While it is taken by lock() an owner is the calling thread,
+  // which takes the other way the next time if it is disowned.
   bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
   void disown() noexcept { owner_.store(nullptr, memory_order_relaxed); }
 
@@ -261,7 +276,8 @@ class owned_mutex {
   mutex mutex_;
   std::uint64_t last_ = 0;               // under mutex_, as what follows: the thread that took it last
   std::uint32_t in_a_row_ = 0;           // times that it took it since another one did
-  std::uint32_t patience_ = least_patience;  // so many times before it is the owner; twice as many after each that was found not to be alone
+  // so many times before it is the owner; twice as many after each that was found not to be alone
+  std::uint32_t patience_ = least_patience;
 };
 using owned_lock = std::lock_guard<owned_mutex>;
 
@@ -343,7 +359,8 @@ class thread {
   explicit thread(F&& body) {
     detail::may_make_thread();
     if (detail::relayed() && detail::in_relay()) [[unlikely]] {
-      relayed_ = detail::start_in_relay(std::make_shared<std::decay_t<F>>(std::forward<F>(body)), [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
+      relayed_ = detail::start_in_relay(std::make_shared<std::decay_t<F>>(std::forward<F>(body)),
+                                        [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
     } else {
       thread_ = std::thread(std::forward<F>(body));
     }
@@ -369,7 +386,8 @@ struct slot_value {
   void (*destroy)(void*) noexcept = nullptr;
 };
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept;
-void end_thread_values() noexcept;  // of this thread, as if it ended: what a thread that is kept for another body does between
+// of this thread, as if it ended: what a thread that is kept for another body does between
+void end_thread_values() noexcept;
 void keep_late_value() noexcept;  // one was made: it is destroyed with the thread, also where the others have been
 int new_thread_slot() noexcept;
 }  // namespace detail
@@ -394,7 +412,9 @@ class per_thread {
 
 std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a relay: its machine's
 std::int64_t calendar_ns() noexcept;  // since 1970, as the host's clock is set: for people and files, never for order
-std::uint64_t ticks() noexcept;      // of the processor's even counter, half as dear as now_ns(); how long one is shows beside now_ns(). In a relay: now_ns()
+// of the processor's even counter, half as dear as now_ns();
+// how long one is shows beside now_ns(). In a relay: now_ns()
+std::uint64_t ticks() noexcept;
 void sleep_ns(std::int64_t) noexcept;
 void yield_thread() noexcept;
 std::uint64_t this_thread_id() noexcept;  // counts up from 1 in order of first use; never reused in a process
@@ -411,7 +431,8 @@ bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
     return true;
   }
   using clock = std::chrono::steady_clock;
-  clock::time_point const end(std::chrono::nanoseconds(limit.after(std::chrono::nanoseconds(clock::now().time_since_epoch()).count())));
+  clock::time_point const end(
+      std::chrono::nanoseconds(limit.after(std::chrono::nanoseconds(clock::now().time_since_epoch()).count())));
   while (!done()) {
     if (!wait_until(lock, end)) return done();
   }

@@ -67,7 +67,8 @@ void relay::end() noexcept {
 }
 
 void relay::spawn(std::string name, std::function<void()> body) {
-  auto t = start(std::move(name), std::make_shared<std::function<void()>>(std::move(body)), [](void* b) { (*static_cast<std::function<void()>*>(b))(); });
+  auto t = start(std::move(name), std::make_shared<std::function<void()>>(std::move(body)),
+                 [](void* b) { (*static_cast<std::function<void()>*>(b))(); });
   t->spawned = true;
   point();
 }
@@ -132,7 +133,7 @@ void relay::join(member& me, member& other) {
   }
 }
 
-// Switch points ------------------------------------------------------------------------------------------------------
+// Switch points ---------------------------------------------------------------------------------------------
 
 void relay::point() noexcept {
   member& me = *detail::this_relay_thread();
@@ -151,7 +152,8 @@ void relay::point() noexcept {
 void relay::yield() noexcept {
   member& me = *detail::this_relay_thread();
   point();
-  if (me.quiet > 0 && ++points_ % endless == 0) end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
+  if (me.quiet > 0 && ++points_ % endless == 0)
+    end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
   if (ready_.size() < 2 || me.quiet > 0 || choosing_) return;
   choices_.yields(me.number);
   std::vector<int> others = ready_;
@@ -176,7 +178,7 @@ void relay::hand_to(int n) noexcept {
   me.go->await();
 }
 
-// Locks and conditions -----------------------------------------------------------------------------------------------
+// Locks and conditions --------------------------------------------------------------------------------------
 
 int relay::holder(mutex const& m) const noexcept {
   auto const at = std::find_if(held_.begin(), held_.end(), [&](held const& h) { return h.what == &m; });
@@ -189,7 +191,8 @@ void relay::take(member& me, mutex& m) {
 }
 
 bool relay::give_back(member& me, mutex& m) noexcept {
-  auto const at = std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
+  auto const at =
+      std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
   if (at == held_.rend()) {  // it was locked before this thread entered; or it was not, see retake()
     if (std::erase(me.not_retaken, &m) == 0) m.mutex_.unlock();
     return false;
@@ -224,10 +227,12 @@ void relay::lock(member& me, mutex& m) {
   take(me, m);
 }
 
-// Somebody outside has it, who needs no baton to give it back; or a thread that locked it before it entered, and waits for the baton.
+// Somebody outside has it, who needs no baton to give it back;
+// or a thread that locked it before it entered, and waits for the baton.
 void relay::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
-    if (naps > 20'000) end_process("a lock is never given back that no thread of this machine locked since it is one: " + circle());
+    if (naps > 20'000)
+      end_process("a lock is never given back that no thread of this machine locked since it is one: " + circle());
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 }
@@ -243,8 +248,8 @@ void relay::unlock(member& me, mutex& m) noexcept {
   if (give_back(me, m)) point();
 }
 
-// After a wait. When all unwind, whoever has the lock may never give it back: then its data are this thread's all the same,
-// for one runs at a time.
+// After a wait. When all unwind, whoever has the lock may never give it back: then its data are this thread's
+// all the same, for one runs at a time.
 void relay::retake(member& me, mutex& m) {
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
@@ -305,7 +310,7 @@ void relay::notify(condition& c, bool all) noexcept {
   point();
 }
 
-// Who goes on --------------------------------------------------------------------------------------------------------
+// Who goes on -----------------------------------------------------------------------------------------------
 
 void relay::make_ready(member& t) noexcept {
   if (t.until_ns != member::never) --limits_;
@@ -357,7 +362,8 @@ bool relay::jump_to_next_limit() noexcept {
 void relay::nothing_moves() {
   std::string const text = circle();
   if (over_) {
-    if (!wake_at_locks(false) && !wake_at_locks(true)) end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
+    if (!wake_at_locks(false) && !wake_at_locks(true))
+      end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
     return;
   }
   choices_.stuck(text);
@@ -384,7 +390,8 @@ bool relay::wake_at_locks(bool firm) noexcept {
 void relay::give_up() noexcept {
   over_ = true;
   over_at_ = points_;
-  if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");  // its code may know nothing of what it is thrown
+  // its code may know nothing of what it is thrown
+  if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");
   for (auto const& t : threads_) {
     if (t->is != state::ready && t->is != state::ended) make_ready(*t);
   }
@@ -402,12 +409,17 @@ std::string relay::name_of(void const* what) const {
 }
 
 std::string relay::state_of(member const& t) const {
-  auto const named = [](member const& m) { return "thread " + std::to_string(m.number) + (m.name.empty() ? "" : " (" + m.name + ")"); };
+  auto const named = [](member const& m) {
+    return "thread " + std::to_string(m.number) + (m.name.empty() ? "" : " (" + m.name + ")");
+  };
   std::string const text = named(t) + " waits for ";
   switch (t.is) {
     case state::lock: {
       int const by = holder(*static_cast<mutex const*>(t.what));
-      return text + "lock " + name_of(t.what) + (by < 0 ? "" : by == t.number ? ", which it holds itself" : ", which " + named(*threads_[static_cast<std::size_t>(by)]) + " holds");
+      return text + "lock " + name_of(t.what) +
+             (by < 0           ? ""
+              : by == t.number ? ", which it holds itself"
+                               : ", which " + named(*threads_[static_cast<std::size_t>(by)]) + " holds");
     }
     case state::condition: return text + "condition " + name_of(t.what);
     case state::others: return named(t) + " waits in a call: " + (*t.why)();
@@ -427,7 +439,7 @@ std::string relay::circle() const {
   return text;
 }
 
-// sync.h's calls -----------------------------------------------------------------------------------------------------
+// sync.h's calls --------------------------------------------------------------------------------------------
 
 namespace detail {
 
@@ -478,7 +490,8 @@ std::shared_ptr<relay_thread> start_in_relay(std::shared_ptr<void> body, void (*
 void join_in_relay(std::shared_ptr<relay_thread> t) {
   if (t->is == state::ended) return;
   relay_thread* const me = this_relay_thread();
-  if (!me || me->in != t->in) end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
+  if (!me || me->in != t->in)
+    end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
   me->in->join(*me, *t);
 }
 

@@ -26,7 +26,8 @@ shelf*& all() noexcept {
 }
 
 // Returns: whose baton it is then. Its relay holds that thread until it has it.
-// Ensures: nothing of the relay is held here: its first thread leaves, and counts what is left, while this one has yet to go to sleep.
+// Ensures: nothing of the relay is held here:
+// its first thread leaves, and counts what is left, while this one has yet to go to sleep.
 baton_flag& done_by(kept& me) {
   auto const mine = std::move(me.next);
   current = mine.get();
@@ -47,7 +48,8 @@ void labour(kept& me) {
   }
 }
 
-// In a child of fork there is one thread, and it is in no relay; until then no switch point may look for others.
+// In a child of fork there is one thread, and it is in no relay;
+// until then no switch point may look for others.
 [[maybe_unused]] bool const watching_forks = os::around_forks(
     [] {
       if (current) ++current->quiet;
@@ -65,7 +67,8 @@ void labour(kept& me) {
 
 relay_thread*& this_relay_thread() noexcept { return current; }
 
-void run_on_kept_thread(std::shared_ptr<relay_thread> t, std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept) {
+void run_on_kept_thread(std::shared_ptr<relay_thread> t,
+                        std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept) {
   kept* by = nullptr;
   {
     std::lock_guard lock(all()->mutex);

@@ -1,4 +1,5 @@
-// A thread of a relay, and the system's threads that are kept to be the next one's: making one costs more than a whole run.
+// A thread of a relay, and the system's threads that are kept to be the next one's:
+// making one costs more than a whole run.
 // Threads: as each says.
 #pragma once
 #include "runtime/base/os.h"
@@ -6,14 +7,16 @@
 
 namespace weir::base::detail {
 
-// Where a thread sleeps until it has the baton. It never spins, nor yields: on a busy machine that gives the processor to strangers.
+// Where a thread sleeps until it has the baton. It never spins, nor yields:
+// on a busy machine that gives the processor to strangers.
 class baton_flag {
  public:
   void await() noexcept {
     while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0) os::sleep_while(word_, 0);
     std::atomic_ref<int>(word_).store(0, std::memory_order_relaxed);
   }
-  // From the store on this may be gone with its thread. The wake is of an address, and who else sleeps there looks again.
+  // From the store on this may be gone with its thread.
+  // The wake is of an address, and who else sleeps there looks again.
   void give() noexcept {
     int const& at = word_;
     std::atomic_ref<int>(word_).store(1, std::memory_order_release);
@@ -49,7 +52,8 @@ struct relay_thread {
 
 relay_thread*& this_relay_thread() noexcept;  // null: this thread is in no relay
 
-// A kept thread runs body(t) once t has the baton, then gives it to whom body returned. Threads: any. Throws: as std::thread.
+// A kept thread runs body(t) once t has the baton, then gives it to whom body returned.
+// Threads: any. Throws: as std::thread.
 void run_on_kept_thread(std::shared_ptr<relay_thread> t, std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept);
 
 }  // namespace weir::base::detail

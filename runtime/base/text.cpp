@@ -29,7 +29,8 @@ std::size_t edits(std::string_view a, std::string_view b) {
 
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates) {
   std::size_t const n = word.size();
-  std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));  // two letters that changed places: 2
+  // two letters that changed places: 2
+  std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));
   std::size_t fewest = most + 1;
   std::optional<std::string_view> found;
   if (n > 100) return found;
@@ -82,7 +83,8 @@ std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (char const c : text) {
     char code[8];
-    bool const plain = static_cast<unsigned char>(c) >= 0x20 && std::string_view("\"\\<>&").find(c) == std::string_view::npos;
+    bool const plain =
+        static_cast<unsigned char>(c) >= 0x20 && std::string_view("\"\\<>&").find(c) == std::string_view::npos;
     if (!plain) std::snprintf(code, sizeof code, "\\u%04x", c);
     plain ? out += c : out += code;
   }

@@ -1,4 +1,5 @@
-// Text for a person: the right word beside a wrong one, and names from outside without what a terminal would obey.
+// Text for a person: the right word beside a wrong one,
+// and names from outside without what a terminal would obey.
 // Threads: any.
 #pragma once
 #include <optional>
@@ -8,7 +9,8 @@
 
 namespace weir::base {
 
-// The candidate with the fewest edits from `word`, or that begins with it. None: all differ in more than a third of the letters.
+// The candidate with the fewest edits from `word`, or that begins with it. None:
+// all differ in more than a third of the letters.
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates);
 // "Did you mean cuda? ", with `before` in front of the candidate; empty where none is near.
 std::string did_you_mean(std::string_view word, std::span<std::string_view const> candidates,
@@ -16,7 +18,8 @@ std::string did_you_mean(std::string_view word, std::span<std::string_view const
 std::string in_quotes(std::string_view);
 std::string all_of(std::span<std::string_view const> words);  // "auto, cuda, sim"
 
-// Text of a file, or a name in it, for a terminal: UTF-8 without control characters, each of which becomes "?".
+// Text of a file, or a name in it, for a terminal:
+// UTF-8 without control characters, each of which becomes "?".
 std::string visible(std::string_view);
 // A string of JSON, in its quotes, which may also stand in a page.
 std::string json_text(std::string_view);

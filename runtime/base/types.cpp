@@ -10,7 +10,8 @@ namespace weir {
 
 device::device(std::string_view text, here at) : index_(-1) {
   auto const refuse = [&] {
-    throw invalid_use("device", "\"" + std::string(text) + "\" names no device", "Write cpu, gpu, gpu:N, cuda or cuda:N", at);
+    throw invalid_use("device", "\"" + std::string(text) + "\" names no device",
+                      "Write cpu, gpu, gpu:N, cuda or cuda:N", at);
   };
   if (text == "cpu") {
     index_ = cpu.index_;

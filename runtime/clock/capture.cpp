@@ -1,4 +1,5 @@
-// Streams under capture: what is recorded and waited for inside one belongs to its graph, and nothing is concluded from it.
+// Streams under capture: what is recorded and waited for inside one belongs to its graph,
+// and nothing is concluded from it.
 // Threads: any; no lock is held over a driver call.
 #include "runtime/clock/common.h"
 
@@ -15,8 +16,9 @@ result<bool> timeline::captured() const {
   return is;
 }
 
-// No number is begun: the record is no point in the stream's own work. What others may ask about is never recorded inside: their
-// question would spoil the capture, and who waited for it would be captured as well. Such an event is left to its fence.
+// No number is begun: the record is no point in the stream's own work. What others may ask about is never
+// recorded inside: their question would spoil the capture, and who waited for it would be captured as well.
+// Such an event is left to its fence.
 result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();
@@ -30,7 +32,8 @@ result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref cons
   return {{}, std::move(f)};
 }
 
-// The driver is not asked to join what is no longer captured: it might refuse by spoiling the waiter's own capture.
+// The driver is not asked to join what is no longer captured:
+// it might refuse by spoiling the waiter's own capture.
 status timeline::wait_inside(driver::event_handle event, timeline& from) {
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = open_for_work(); !s.ok()) return s;

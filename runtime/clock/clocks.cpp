@@ -61,7 +61,8 @@ class clocks::chain {
 };
 
 struct clocks::state {
-  explicit state(weir::runtime::impl& r) : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
+  explicit state(weir::runtime::impl& r)
+      : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<timeline::common> shared;
   std::uint64_t const before = detail::next_id.load() - 1;  // ids that other runtimes have given
@@ -158,7 +159,8 @@ void clocks::retire(timeline& t) {
   if (t.alive() == life::retired) return;
   state_->any_ended.store(true);
   auto const last = t.fence();
-  // No fence to be had: its work is waited for. If that fails too, its last stamps get a number that no fence will cover.
+  // No fence to be had: its work is waited for.
+  // If that fails too, its last stamps get a number that no fence will cover.
   if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
   end(t);
   let_go_of_ended(t);
@@ -171,7 +173,8 @@ void clocks::end(timeline& t) {
   t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
-// Whoever retires one asks about a few that went before, more of them the more there are: so the events of streams that are gone come back.
+// Whoever retires one asks about a few that went before, more of them the more there are: so the events of
+// streams that are gone come back.
 void clocks::let_go_of_ended(timeline& last) noexcept {
   chain oldest;
   {
@@ -263,7 +266,8 @@ driver::status clocks::synchronize_device(int device) try {
       else if (!t->passed(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
     }
   }
-  if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok()) return s;
+  if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
+    return s;
   for (auto const& o : all) o.line->observe(o.begun.n, o.begun.seen);
   return {};
 } catch (std::bad_alloc const&) {
@@ -288,7 +292,8 @@ bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(
 
 clocks::counts clocks::counted() const noexcept {
   auto const& c = *state_->shared;
-  return {c.fences.load(base::memory_order_relaxed), c.waits.load(base::memory_order_relaxed), c.polls.load(base::memory_order_relaxed)};
+  return {c.fences.load(base::memory_order_relaxed), c.waits.load(base::memory_order_relaxed),
+          c.polls.load(base::memory_order_relaxed)};
 }
 
 std::vector<std::string> clocks::validate() const {

@@ -10,7 +10,9 @@ namespace weir::clock {
 
 struct timeline::common {
   common(driver::driver& m, int devices)
-      : machine(m), events(std::make_shared<event_pool>(m, devices)), lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]) {}
+      : machine(m),
+        events(std::make_shared<event_pool>(m, devices)),
+        lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]) {}
   driver::driver& machine;
   driver::witness* const witness = machine.watching();
   std::shared_ptr<event_pool> const events;
@@ -26,7 +28,8 @@ struct timeline::common {
   // Remembers when a call that concerns this device alone answered lost.
   driver::status note(int device, driver::status s) const noexcept {
     if (s.what != driver::code::lost) return s;
-    lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1, base::memory_order_release);
+    lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1,
+                                                 base::memory_order_release);
     world_changed();
     return s;
   }

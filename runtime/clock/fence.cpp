@@ -75,7 +75,8 @@ driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) 
 
 driver::result<fence_ref> event_pool::take_fence(int device) {
   struct with_event : fence {
-    with_event(std::shared_ptr<event_pool> pool, int device, driver::event_handle h) noexcept : own(std::move(pool), device, driver::event_kind::order_only, h) {
+    with_event(std::shared_ptr<event_pool> pool, int device, driver::event_handle h) noexcept
+        : own(std::move(pool), device, driver::event_kind::order_only, h) {
       event = event_ref(event_ref(), &own);
     }
     pooled_event own;
@@ -116,7 +117,8 @@ bool event_pool::closed() const { return contents_.lock()->closed; }
 
 void fence_list::publish(fence_ref f, dropped& out) {
   auto at = list_.end();
-  while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;  // two threads may record at once: nearly always the end
+  // two threads may record at once: nearly always the end
+  while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;
   list_.insert(at, std::move(f));
   if (list_.size() <= most) return;
   out.reserve(out.size() + list_.size());  // nothing below allocates
@@ -132,7 +134,8 @@ void fence_list::publish(fence_ref f, dropped& out) {
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
   if (list_.empty() || list_.back()->n < n) return nullptr;  // mostly
-  auto at = std::lower_bound(list_.begin(), list_.end(), n, [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
+  auto at = std::lower_bound(list_.begin(), list_.end(), n,
+                             [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
   while (at != list_.end() && (*at)->stale.load()) {
     out.push_back(std::move(*at));
     at = list_.erase(at);
@@ -141,7 +144,8 @@ fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
 }
 
 std::vector<fence_ref> fence_list::newer_than(std::uint64_t n) const {
-  auto const at = std::upper_bound(list_.begin(), list_.end(), n, [](std::uint64_t known, fence_ref const& f) { return known < f->n; });
+  auto const at = std::upper_bound(list_.begin(), list_.end(), n,
+                                   [](std::uint64_t known, fence_ref const& f) { return known < f->n; });
   return {at, list_.end()};
 }
 

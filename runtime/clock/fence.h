@@ -1,5 +1,7 @@
-// A fence is an event recorded on a stream: it makes every stamp taken before it observable. Driver events are pooled.
-// Threads: event_pool and pooled_event any; a fence is immutable but for `stale`; fence_list belongs to its timeline's lock.
+// A fence is an event recorded on a stream:
+// it makes every stamp taken before it observable. Driver events are pooled.
+// Threads: event_pool and pooled_event any; a fence is immutable but for `stale`;
+// fence_list belongs to its timeline's lock.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -16,7 +18,8 @@ class event_pool;
 struct fence;
 using fence_ref = std::shared_ptr<fence>;
 
-// One driver event. Goes back to its pool with the last reference, so nobody can re-record it under a call that names it.
+// One driver event. Goes back to its pool with the last reference,
+// so nobody can re-record it under a call that names it.
 class pooled_event {
  public:
   pooled_event(std::shared_ptr<event_pool> pool, int device, driver::event_kind kind, driver::event_handle h) noexcept
@@ -27,7 +30,8 @@ class pooled_event {
   int device() const noexcept { return device_; }
   driver::event_kind kind() const noexcept { return kind_; }
   driver::event_handle handle() const noexcept { return handle_; }
-  // Its native handle was given away: whoever has it may record it, so it is never handed out again and no fence relies on it.
+  // Its native handle was given away: whoever has it may record it,
+  // so it is never handed out again and no fence relies on it.
   void give_away() noexcept { given_away_.store(true); }
   bool given_away() const noexcept { return given_away_.load(); }
 
@@ -40,12 +44,14 @@ class pooled_event {
 };
 using event_ref = std::shared_ptr<pooled_event>;
 
-// The driver events of one runtime, by device and kind. An event that outlives it is an empty shell: its handle is gone.
+// The driver events of one runtime, by device and kind.
+// An event that outlives it is an empty shell: its handle is gone.
 class event_pool : public std::enable_shared_from_this<event_pool> {
  public:
   event_pool(driver::driver&, int devices);
   driver::result<event_ref> take(int device, driver::event_kind);  // makes a driver call only when the pool is empty
-  driver::result<fence_ref> take_fence(int device);                // one that is not recorded yet; its event orders only, and is its own: whoever has it has the fence
+  // one that is not recorded yet; its event orders only, and is its own: whoever has it has the fence
+  driver::result<fence_ref> take_fence(int device);
   void close() noexcept;                                           // destroys every driver event, those in use too
   bool closed() const;
 
@@ -73,9 +79,12 @@ struct fence {
   event_ref event;
   std::shared_ptr<void const> of;  // of somebody's event: its stream's object, see timeline::hold()
   snapshot seen;         // the frontier of the stream as it was before the record
-  bool asked = false;    // recorded for a question or a wait, not with the work it is for: all that was given until then stands before it
+  // recorded for a question or a wait, not with the work it is for:
+  // all that was given until then stands before it
+  bool asked = false;
   bool captured = false; // recorded inside a capture: it has no number, and only waits inside that capture are about it
-  base::atomic<bool> stale{false};  // the event has been, or may have been, recorded again: its answers are not about this fence
+  // the event has been, or may have been, recorded again: its answers are not about this fence
+  base::atomic<bool> stale{false};
 };
 
 // The fences of a stream that are not known to be complete.

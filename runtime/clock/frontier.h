@@ -1,4 +1,5 @@
-// A frontier is a vector clock: for each other stream, up to which fence its work is known to be ordered before this one's.
+// A frontier is a vector clock: for each other stream,
+// up to which fence its work is known to be ordered before this one's.
 // Threads: a value. Shared ones are immutable.
 #pragma once
 #include <algorithm>
@@ -16,11 +17,13 @@ class frontier {
 
   // Everything stamped (stream, n) is before; 0: nothing is known of that stream.
   std::uint64_t of(std::uint64_t stream) const noexcept {
-    auto const at = std::lower_bound(entries_.begin(), entries_.end(), stream, [](entry const& e, std::uint64_t s) { return e.stream < s; });
+    auto const at = std::lower_bound(entries_.begin(), entries_.end(), stream,
+                                     [](entry const& e, std::uint64_t s) { return e.stream < s; });
     return at != entries_.end() && at->stream == stream ? at->n : 0;
   }
 
-  // This frontier, `other`, and (stream, n), entry by entry the larger one; without the entries that `forget` names.
+  // This frontier, `other`, and (stream, n), entry by entry the larger one;
+  // without the entries that `forget` names.
   template <class Forget>
   frontier merged(frontier const& other, std::uint64_t stream, std::uint64_t n, Forget forget) const {
     frontier out;
@@ -40,7 +43,8 @@ class frontier {
       }
     }
     if (entry const own{stream, n}; !forget(own)) {
-      auto const at = std::lower_bound(out.entries_.begin(), out.entries_.end(), stream, [](entry const& e, std::uint64_t s) { return e.stream < s; });
+      auto const at = std::lower_bound(out.entries_.begin(), out.entries_.end(), stream,
+                                       [](entry const& e, std::uint64_t s) { return e.stream < s; });
       out.entries_.insert(at, own);
     }
     return out;

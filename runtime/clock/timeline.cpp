@@ -35,7 +35,8 @@ void timeline::know_complete() const {
 }
 
 driver::status timeline::note(status s) const noexcept {
-  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok()) log(log_level::error, {device_, id()}, "the device is lost to this process");
+  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok())
+    log(log_level::error, {device_, id()}, "the device is lost to this process");
   return common_->note(device_, s);
 }
 
@@ -51,8 +52,9 @@ driver::status timeline::usable() const {
   return inside.value ? status{code::not_permitted} : status{};
 }
 
-// A record increments next before the driver call: a stamp read after this is not covered by the fence being recorded.
-// A fence carries the frontier as it was before its record: what is merged meanwhile may be ordered after the record.
+// A record increments next before the driver call: a stamp read after this is not covered by the fence being
+// recorded. A fence carries the frontier as it was before its record:
+// what is merged meanwhile may be ordered after the record.
 timeline::begun timeline::begin() {
   base::lock_guard const hold(lock_);
   return {next_.fetch_add(1, base::memory_order_acq_rel), frontier_};
@@ -101,7 +103,8 @@ result<fence_ref> timeline::record_fence(bool asked) {
   f.value->asked = asked;
   if (auto const s = record_outside(*f.value, nullptr); !s.ok()) return {s, {}};
   // A capture that began meanwhile may have the record inside: whoever asked about the event would spoil it.
-  if (auto const inside = captured(); !inside.ok() || inside.value) return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
+  if (auto const inside = captured(); !inside.ok() || inside.value)
+    return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
   publish(f.value);
   return f;
 }
@@ -149,7 +152,8 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
   snapshot old;  // let go of after the lock
   base::lock_guard const hold(lock_);
   try {
-    auto next = std::make_shared<frontier const>((frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
+    auto next = std::make_shared<frontier const>(
+        (frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
     old = std::exchange(frontier_, std::move(next));
   } catch (...) {}  // no memory: it is ordered, and not known to be
 }
@@ -203,7 +207,8 @@ status timeline::wait(stamp wanted, bool* behind_all) {
   }
 }
 
-// A whole capture passed between the questions before and after the record, and has it: nobody can ask about that event, or wait for it.
+// A whole capture passed between the questions before and after the record, and has it:
+// nobody can ask about that event, or wait for it.
 bool timeline::in_vain(clock::fence& f, status answer) {
   if (answer.what != code::invalid) return false;
   f.stale.store(true);
@@ -245,7 +250,8 @@ result<bool> timeline::poll(std::uint64_t n) {
     }
     if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
     auto f = fence_for(n);
-    if (!f.ok() && alive() == life::retired) return {{}, false};  // it ended without a fence: only the whole device can tell
+    // it ended without a fence: only the whole device can tell
+    if (!f.ok() && alive() == life::retired) return {{}, false};
     if (!f.ok()) return {f.is, false};
     auto const answer = ask(f.value);
     if (answer.is.what == code::not_ready) continue;
@@ -278,7 +284,8 @@ status timeline::synchronize(std::uint64_t n) {
       if (s.ok()) observe(n, knowledge());
       return s;
     }
-    if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();  // no fence to be had: the stream itself
+    // no fence to be had: the stream itself
+    if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
     if (in_vain(*f.value, s)) continue;
     if (!s.ok()) return s;
@@ -288,7 +295,8 @@ status timeline::synchronize(std::uint64_t n) {
   }
 }
 
-// The stream itself is the event here: a number is begun as for a record, since stamps read from now on may mean more work.
+// The stream itself is the event here: a number is begun as for a record,
+// since stamps read from now on may mean more work.
 result<bool> timeline::query() {
   if (auto const s = usable(); !s.ok()) return {s, false};
   begun const b = begin();
@@ -321,7 +329,8 @@ std::vector<std::string> timeline::validate() const {
     return !there || e.n < there->next_.load();
   };
   if (frontier_) {
-    for (auto const& e : frontier_->entries()) hold_that(begun_there(e), "a waiter merges only after the driver's wait returned");
+    for (auto const& e : frontier_->entries())
+      hold_that(begun_there(e), "a waiter merges only after the driver's wait returned");
   }
   std::uint64_t before = 0;
   for (auto const& f : fences_.all()) {
@@ -332,8 +341,10 @@ std::vector<std::string> timeline::validate() const {
     for (auto const& e : f->seen->entries()) {
       timeline const* const there = find(e.stream);
       bool const done = !there || there->passed(e.n);
-      hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n), "a fence carries the frontier as it was before its record");
-      if (f->n <= done_.load()) hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
+      hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
+                "a fence carries the frontier as it was before its record");
+      if (f->n <= done_.load())
+        hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
     }
   }
   hold_that(fences_.all().size() <= fence_list::most, "at most `most`");

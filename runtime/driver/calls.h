@@ -1,5 +1,6 @@
-// The calls of the seam by name, and the contract of each: what it may answer besides ok and not_ready when its caller made no
-// mistake. A test that injects failures takes them from here, and fails when a pair was never injected.
+// The calls of the seam by name, and the contract of each: what it may answer besides ok and not_ready when
+// its caller made no mistake. A test that injects failures takes them from here,
+// and fails when a pair was never injected.
 // Threads: values.
 #pragma once
 #include <array>
@@ -34,36 +35,36 @@ inline constexpr int code_count = static_cast<int>(code::failed) + 1;
 
 namespace may {
 inline constexpr contract fail = contract::of(code::failed, code::forked, code::unloading);  // every call
-inline constexpr contract lose = fail | contract::of(code::lost);                            // the call's device, see driver.h
+inline constexpr contract lose = fail | contract::of(code::lost);  // the call's device, see driver.h
 inline constexpr contract lack = contract::of(code::out_of_memory);
-inline constexpr contract refuse = contract::of(code::not_supported);                        // this machine, this pair of devices
-inline constexpr contract forbid = contract::of(code::not_permitted);                        // a capture under way, another thread's too
-inline constexpr contract mistake = contract::of(code::invalid);                             // where asking is the way to find out
+inline constexpr contract refuse = contract::of(code::not_supported);  // this machine, this pair of devices
+inline constexpr contract forbid = contract::of(code::not_permitted);  // a capture under way, another thread's too
+inline constexpr contract mistake = contract::of(code::invalid);  // where asking is the way to find out
 inline constexpr contract none{};                                                            // for proofs, not for weir
 }  // namespace may
 
 // X(name, contract): every call that can be refused.
-#define WEIR_SEAM_CALLS(X)                                                                                                   \
-  X(info, may::fail) X(open, may::lose | may::lack) X(memory, may::lose) X(make_current, may::fail)                          \
-  X(synchronize_device, may::lose | may::forbid) X(peer, may::fail)                                                          \
-  X(reserve, may::fail | may::lack) X(unreserve, may::fail) X(create, may::lose | may::lack) X(release, may::fail)           \
-  X(map, may::fail | may::lack) X(unmap, may::fail) X(grant, may::fail | may::lack | may::refuse)                            \
-  X(create_shared, may::lose | may::lack | may::refuse) X(export_handle, may::fail | may::lack)                              \
-  X(import_handle, may::lose | may::lack | may::refuse | may::mistake)                                                       \
-  X(create_segment, may::lose | may::lack | may::forbid) X(release_segment, may::lose | may::forbid)                         \
-  X(pin, may::lose | may::lack | may::forbid) X(unpin, may::lose | may::forbid) X(find, may::fail)                           \
-  X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)              \
-  X(synchronize_stream, may::lose | may::forbid) X(capturing, may::lose)                                                     \
-  X(adopt, may::lose | may::refuse | may::mistake) X(native, may::fail | may::refuse)                                        \
-  X(create_event, may::lose | may::lack) X(destroy_event, may::lose) X(native_event, may::fail | may::refuse)                \
-  X(record, may::lose | may::forbid) X(wait, may::lose | may::forbid) X(query_event, may::lose | may::forbid)                \
-  X(synchronize_event, may::lose | may::forbid) X(elapsed_ms, may::lose | may::forbid)                                       \
-  X(copy, may::lose | may::lack | may::forbid) X(copy_peer, may::lose | may::lack | may::forbid)                             \
-  X(fill, may::lose | may::lack | may::forbid) X(host_function, may::lose | may::lack | may::forbid)                         \
-  X(enqueue, may::lose | may::lack)                                                                                          \
-  X(begin_capture, may::lose | may::forbid) X(end_capture, may::lose | may::forbid)                                          \
-  X(instantiate, may::lose | may::lack) X(launch_graph, may::lose | may::lack | may::forbid)                                 \
-  X(destroy_graph, may::fail) X(destroy_executable, may::fail)                                                               \
+#define WEIR_SEAM_CALLS(X)                                                                                             \
+  X(info, may::fail) X(open, may::lose | may::lack) X(memory, may::lose) X(make_current, may::fail)                    \
+  X(synchronize_device, may::lose | may::forbid) X(peer, may::fail)                                                    \
+  X(reserve, may::fail | may::lack) X(unreserve, may::fail) X(create, may::lose | may::lack) X(release, may::fail)     \
+  X(map, may::fail | may::lack) X(unmap, may::fail) X(grant, may::fail | may::lack | may::refuse)                      \
+  X(create_shared, may::lose | may::lack | may::refuse) X(export_handle, may::fail | may::lack)                        \
+  X(import_handle, may::lose | may::lack | may::refuse | may::mistake)                                                 \
+  X(create_segment, may::lose | may::lack | may::forbid) X(release_segment, may::lose | may::forbid)                   \
+  X(pin, may::lose | may::lack | may::forbid) X(unpin, may::lose | may::forbid) X(find, may::fail)                     \
+  X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)        \
+  X(synchronize_stream, may::lose | may::forbid) X(capturing, may::lose)                                               \
+  X(adopt, may::lose | may::refuse | may::mistake) X(native, may::fail | may::refuse)                                  \
+  X(create_event, may::lose | may::lack) X(destroy_event, may::lose) X(native_event, may::fail | may::refuse)          \
+  X(record, may::lose | may::forbid) X(wait, may::lose | may::forbid) X(query_event, may::lose | may::forbid)          \
+  X(synchronize_event, may::lose | may::forbid) X(elapsed_ms, may::lose | may::forbid)                                 \
+  X(copy, may::lose | may::lack | may::forbid) X(copy_peer, may::lose | may::lack | may::forbid)                       \
+  X(fill, may::lose | may::lack | may::forbid) X(host_function, may::lose | may::lack | may::forbid)                   \
+  X(enqueue, may::lose | may::lack)                                                                                    \
+  X(begin_capture, may::lose | may::forbid) X(end_capture, may::lose | may::forbid)                                    \
+  X(instantiate, may::lose | may::lack) X(launch_graph, may::lose | may::lack | may::forbid)                           \
+  X(destroy_graph, may::fail) X(destroy_executable, may::fail)                                                         \
   X(hold, may::none) X(open_gate, may::none)
 
 enum class call : std::uint8_t {

@@ -7,7 +7,8 @@
 namespace weir::driver {
 namespace {
 base::per_thread<int>& depth() noexcept {
-  static auto* const inside = new base::per_thread<int>;  // never destroyed: asked until the process is gone, also on threads of CUDA's
+  // never destroyed: asked until the process is gone, also on threads of CUDA's
+  static auto* const inside = new base::per_thread<int>;
   return *inside;
 }
 }  // namespace

@@ -1,4 +1,5 @@
-// A driver in front of any other that refuses calls on demand: the k-th of a kind, alone or with those after it, with a given code.
+// A driver in front of any other that refuses calls on demand:
+// the k-th of a kind, alone or with those after it, with a given code.
 // Threads: as the seam; orders may be given and cancelled from any thread.
 #pragma once
 #include <span>
@@ -19,18 +20,22 @@ class faulty : public driver {
     call of = call::any;
     std::uint64_t k = 1;       // the k-th from now; 1 is the next
     code with = code::failed;
-    std::uint64_t more = 0;    // how many of those after it are refused too: without_end is "from k on", a few are its unwinding
+    // how many of those after it are refused too: without_end is "from k on", a few are its unwinding
+    std::uint64_t more = 0;
     bool by_contract = true;   // only calls that may answer so: when the k-th may not, the first after it that may
   };
-  // Refused calls do not reach the driver behind, but for the end of a capture, which is its end all the same. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
+  // Refused calls do not reach the driver behind, but for the end of a capture, which is its end all the
+  // same. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
   std::uint64_t refuse(order);
   // The same by name, whatever the call's contract says. 0 also: no such name in call_names().
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, code);
   bool cancel(std::uint64_t number);  // Returns: it was still there
   void forget_orders();
   std::size_t orders_left() const;
-  std::uint64_t calls_so_far() const noexcept { return calls_.load(base::memory_order_relaxed); }  // that can be refused
-  static std::span<std::string_view const> call_names() noexcept { return weir::driver::call_names; }     // every call that can be refused, then "any"
+  // that can be refused
+  std::uint64_t calls_so_far() const noexcept { return calls_.load(base::memory_order_relaxed); }
+  // every call that can be refused, then "any"
+  static std::span<std::string_view const> call_names() noexcept { return weir::driver::call_names; }
 
   // Looks on from inside every call, on the caller's thread. Set while no call is under way; null: nobody.
   class watcher {
@@ -48,7 +53,9 @@ class faulty : public driver {
   int device_count() const noexcept override { return inner_->device_count(); }
   void touched(int device, stream_handle s, std::span<touch const> t) override { inner_->touched(device, s, t); }
   void recheck() override;
-  void number_stream(int device, stream_handle s, std::uint64_t number) override { inner_->number_stream(device, s, number); }
+  void number_stream(int device, stream_handle s, std::uint64_t number) override {
+    inner_->number_stream(device, s, number);
+  }
   bool announce_blocks() override { return inner_->announce_blocks(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }
@@ -91,8 +98,10 @@ class faulty : public driver {
   status synchronize_event(event_handle) override;
   result<float> elapsed_ms(event_handle start, event_handle end) override;
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
-  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
-  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
+                   std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
+              std::size_t count) override;
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   status begin_capture(int device, stream_handle, capture_mode) override;
@@ -105,7 +114,8 @@ class faulty : public driver {
   status open_gate(gate_handle) override;
 
  protected:
-  // A call that names this device was refused with code::lost: sticky, so say so. every_device: all are lost, as pin() means it.
+  // A call that names this device was refused with code::lost: sticky, so say so. every_device:
+  // all are lost, as pin() means it.
   static constexpr int every_device = -2;
   virtual void refused_as_lost(int /*device*/) {}
   virtual int device_of(event_handle) const { return no_device; }  // for calls that name an event alone

@@ -1,4 +1,5 @@
-// Names for parts of a program, told to tools that listen to NVTX. Nothing without CUDA; a few ns where nobody listens.
+// Names for parts of a program, told to tools that listen to NVTX.
+// Nothing without CUDA; a few ns where nobody listens.
 // Threads: any; ranges are a thread's own.
 #pragma once
 

@@ -21,19 +21,33 @@ std::string hex(address a) {
 std::string hex(void const* p) { return hex(reinterpret_cast<address>(p)); }
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, callbacks& c, here const& at)
-    : runtime_(r), machine_(r.machine()), clocks_(r.part<clock::clocks>()), device_(device), announced_(r.options().announce_blocks), callbacks_(c), space_(machine_, device), epsilon_(r.options().epsilon),
-      polls_(r.options().poll_on_miss), deterministic_(r.options().deterministic), waits_(r.options().device_waits), fence_every_(r.options().fence_every) {
+    : runtime_(r),
+      machine_(r.machine()),
+      clocks_(r.part<clock::clocks>()),
+      device_(device),
+      announced_(r.options().announce_blocks),
+      callbacks_(c),
+      space_(machine_, device),
+      epsilon_(r.options().epsilon),
+      polls_(r.options().poll_on_miss),
+      deterministic_(r.options().deterministic),
+      waits_(r.options().device_waits),
+      fence_every_(r.options().fence_every) {
   auto info = machine_.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
-  if (announced_) info.value.maps = false;  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
-  require(space_.open(info.value, r.options().address_space), "allocate", "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
+  // where compute-sanitizer is known to take heaps; mapped pages were not tried with a current context
+  if (announced_) info.value.maps = false;
+  require(space_.open(info.value, r.options().address_space), "allocate",
+          "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
   counts_.set_limit(r.options().device_limit);
   if (space_.maps()) mapped_spaces::enter(space_.base(), space_.bytes(), space_);
 }
 
 stream_memory& device_allocator::memory_of(clock::timeline& t) {
   auto& near = recent_[t.id() % recent_.size()];
-  if (stream_memory* const m = near.load(base::memory_order_acquire); m && m->home.load(base::memory_order_acquire) == &t) return *m;
+  if (stream_memory* const m = near.load(base::memory_order_acquire);
+      m && m->home.load(base::memory_order_acquire) == &t)
+    return *m;
   stream_memory& found = find_memory(t);
   near.store(&found, base::memory_order_release);
   return found;
@@ -56,7 +70,8 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
   if (stream_memory* const left = clocks_.any_ended() ? inherit(t) : nullptr) return *left;
   by_stream_.emplace(t.id(), made.get());
   memories_.push_back(std::move(made));
-  bool const all = (memories_.size() & (memories_.size() - 1)) == 0;  // they are told when there are twice as many; seldom, for each is locked
+  // they are told when there are twice as many; seldom, for each is locked
+  bool const all = (memories_.size() & (memories_.size() - 1)) == 0;
   for (auto m = all ? memories_.begin() : memories_.end() - 1; memories_.size() > 1 && m != memories_.end(); ++m) {
     base::owned_lock share((*m)->lock);
     (*m)->share(counts_.shared());
@@ -66,7 +81,8 @@ stream_memory& device_allocator::find_memory(clock::timeline& t) {
 }
 
 void device_allocator::ask_the_retired() {
-  bool const may_wait = deterministic_ && clocks_.collectives_given().empty();  // else a rank may be waiting for this very thread
+  // else a rank may be waiting for this very thread
+  bool const may_wait = deterministic_ && clocks_.collectives_given().empty();
   streams_.each([&](stream_memory& m) {
     clock::timeline& line = *m.home.load();
     if (line.alive() != clock::life::retired) return;
@@ -108,16 +124,23 @@ std::vector<stream_memory*> device_allocator::memories() const {
 }
 
 request device_allocator::describe(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) const {
-  auto refuse = [&](std::string operands, std::string remedy) { throw invalid_use("allocate", std::move(operands), std::move(remedy), at); };
-  if (alignment & (alignment - 1)) refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural");
-  if (alignment > largest_alignment) refuse("alignment of " + std::to_string(alignment) + " B", "Ask for at most " + std::to_string(largest_alignment) + " B");
+  auto refuse = [&](std::string operands, std::string remedy) {
+    throw invalid_use("allocate", std::move(operands), std::move(remedy), at);
+  };
+  if (alignment & (alignment - 1))
+    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural");
+  if (alignment > largest_alignment)
+    refuse("alignment of " + std::to_string(alignment) + " B",
+           "Ask for at most " + std::to_string(largest_alignment) + " B");
   if (bytes > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max())) {
     refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from");
   }
   if (home.device() != device_) {
-    refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device");
+    refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(device_),
+           "Name a stream of the block's own device");
   }
-  if (home.alive() == clock::life::retired) refuse("a stream whose registration has ended", "Allocate on a stream that lives");
+  if (home.alive() == clock::life::retired)
+    refuse("a stream whose registration has ended", "Allocate on a stream that lives");
   std::size_t room = bytes;
   if (announced_) [[unlikely]] {  // what follows a block is nobody's; it lies where it would lie without
     room += after_announced;
@@ -132,10 +155,12 @@ request device_allocator::describe(clock::timeline& home, std::size_t bytes, std
 void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) {
   request const r = describe(home, bytes, alignment, at);
   if (lost()) [[unlikely]] {
-    throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
+    throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "",
+                  at);
   }
   if (process_was_forked()) [[unlikely]] {
-    throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_), "", at);
+    throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(device_),
+                  "", at);
   }
   if (home.seen_captured()) [[unlikely]] refuse_captured(home, r);
   stream_memory& mine = memory_of(home);
@@ -150,19 +175,23 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
     base::unpromised const own_affair(runtime_.witness());
     p = cold(mine, r);
   }
-  if (auto* const w = runtime_.witness()) [[unlikely]] w->allocated({device_, home.handle()}, reinterpret_cast<address>(p), bytes, at);
+  if (auto* const w = runtime_.witness()) [[unlikely]]
+    w->allocated({device_, home.handle()}, reinterpret_cast<address>(p), bytes, at);
   return p;
 }
 
-// A graph runs whenever it is launched, wherever: what it uses must be nobody else's between launches, and its first use must not
-// overtake the work that had the memory before. Neither can be had of memory that comes and goes with the stream's order.
+// A graph runs whenever it is launched, wherever: what it uses must be nobody else's between launches, and
+// its first use must not overtake the work that had the memory before. Neither can be had of memory that
+// comes and goes with the stream's order.
 void device_allocator::refuse_captured(clock::timeline& home, request const& r) const {
   auto const inside = home.captured();
   if (inside.is.what == driver::code::invalid) return;  // a stream that is no more captures nothing
-  std::string const what = std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(device_);
+  std::string const what =
+      std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(device_);
   require(inside.is, "allocate", what, "", r.at);
   if (!inside.value) return;
-  throw invalid_use("allocate", what + ", which is being captured", "Allocate before the capture begins, and keep the block as long as the graph", r.at);
+  throw invalid_use("allocate", what + ", which is being captured",
+                    "Allocate before the capture begins, and keep the block as long as the graph", r.at);
 }
 
 void* device_allocator::warm(stream_memory& mine, request const& r) {
@@ -172,10 +201,13 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
   }
   auto got = mine.small.take(r.size_class, r.bytes);
   if (!got.from) {
-    std::size_t const wanted = mine.small.next_run_bytes(r.size_class), bytes = mine.small.usual_next_run_bytes(r.size_class), alignment = slabs::run_alignment(r.size_class);
+    std::size_t const wanted = mine.small.next_run_bytes(r.size_class),
+                      bytes = mine.small.usual_next_run_bytes(r.size_class),
+                      alignment = slabs::run_alignment(r.size_class);
     piece* run = mine.pieces.take_run(wanted, alignment);
     if (!run && bytes < wanted) run = mine.pieces.take_run(bytes, alignment);
-    if (!run && mine.small.has_shed()) run = mine.pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+    if (!run && mine.small.has_shed())
+      run = mine.pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
     if (!run) return nullptr;
     cut_run(mine, *run, r.size_class);
     got = mine.small.take(r.size_class, r.bytes);
@@ -185,7 +217,8 @@ void* device_allocator::warm(stream_memory& mine, request const& r) {
 
 void* device_allocator::warm_or_shed(stream_memory& mine, request const& r) {
   if (void* const p = warm(mine, r)) return p;
-  return r.size_class >= 0 && mine.small.worth_shedding(space_.page_bytes()) && shed_cells(mine) ? warm(mine, r) : nullptr;
+  return r.size_class >= 0 && mine.small.worth_shedding(space_.page_bytes()) && shed_cells(mine) ? warm(mine, r)
+                                                                                                 : nullptr;
 }
 
 // When memory is short: blocks where runs would lie, and runs among blocks.
@@ -273,20 +306,24 @@ device_allocator::located device_allocator::locate(region& r, address a) noexcep
 region* device_allocator::must_find(void const* p, char const* operation, here at) const {
   region* const r = space_.find(p);
   if (!r) {
-    throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device_), "Pass what weir::allocate of this runtime returned", at);
+    throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device_),
+                      "Pass what weir::allocate of this runtime returned", at);
   }
   return r;
 }
 
-device_allocator::located device_allocator::must_locate(void const* p, region* r, char const* operation, here at) const {
+device_allocator::located device_allocator::must_locate(void const* p, region* r, char const* operation,
+                                                        here at) const {
   located const found = locate(*r, reinterpret_cast<address>(p));
   if (found.live) return found;
-  throw invalid_use(operation, hex(p) + " on gpu:" + std::to_string(device_) + (found.whole ? " was freed already" : " lies in no live block"),
-                    "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
+  throw invalid_use(
+      operation,
+      hex(p) + " on gpu:" + std::to_string(device_) + (found.whole ? " was freed already" : " lies in no live block"),
+      "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
 }
 
-// A free that the host has no memory to note does not fail: whoever still uses the block is waited for, and then there is
-// nothing to note.
+// A free that the host has no memory to note does not fail: whoever still uses the block is waited for, and
+// then there is nothing to note.
 void device_allocator::deallocate(void* p, clock::timeline* last_use, here at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
   for (;;) {
@@ -345,7 +382,9 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
     section const hold(m);
     located const b = must_locate(p, r, "deallocate", at);
     if (b.start != reinterpret_cast<address>(p)) {
-      throw invalid_use("deallocate", hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) + " B inside the block at " + hex(b.start),
+      throw invalid_use("deallocate",
+                        hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
+                            " B inside the block at " + hex(b.start),
                         "Free a block by the address that allocate returned: " + hex(b.start), at);
     }
     if (lost()) return;  // nothing runs there any more, and nothing is handed out again
@@ -362,7 +401,8 @@ void device_allocator::take_back(void* p, clock::timeline* last_use, here at) {
         since = s.n;
         return;
       }
-      if (std::find(stamps.begin(), stamps.end(), s) != stamps.end() || (!deterministic_ && passed(home, s, since))) return;
+      if (std::find(stamps.begin(), stamps.end(), s) != stamps.end() || (!deterministic_ && passed(home, s, since)))
+        return;
       if (stamps.empty()) first_of = t;
       stamps.push_back(s);
     };
@@ -446,7 +486,9 @@ void device_allocator::mark(void const* p, clock::timeline& user, here at) {
 
 void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   if (to.device() != device_) {
-    throw invalid_use("rebind", "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(device_), "Name a stream of the block's own device", at);
+    throw invalid_use(
+        "rebind", "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(device_),
+        "Name a stream of the block's own device", at);
   }
   region* const r = must_find(p, "rebind", at);
   stream_memory& m = *r->owner.load();
@@ -464,7 +506,8 @@ void device_allocator::rebind(void* p, clock::timeline& to, here at) {
   }
   base::owned_lock hold(m.lock);
   located const b = must_locate(p, r, "rebind", at);
-  if (auto* const w = runtime_.witness()) [[unlikely]] w->handed_over({device_, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
+  if (auto* const w = runtime_.witness()) [[unlikely]]
+    w->handed_over({device_, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
   // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
   (b.cut ? b.cut->noted_at(b.index).home : b.whole->home) = &to;
   unmark(b, to);

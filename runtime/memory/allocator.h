@@ -19,7 +19,8 @@ struct block {
   clock::timeline* home = nullptr; // null: host memory
 };
 
-// What lies in one stretch of memory that is held of the driver, without a hole: its blocks and what is free, side by side.
+// What lies in one stretch of memory that is held of the driver, without a hole:
+// its blocks and what is free, side by side.
 struct mapped_range {
   enum class use : std::uint8_t { live, pending, free };
   struct part {
@@ -42,33 +43,38 @@ class allocator {
   virtual int device() const noexcept = 0;
 
   // Zero bytes are valid and freeable. alignment 0: natural (weir/memory.h).
-  // Throws: invalid_use (alignment not a power of two, size that overflows), out_of_memory, device_lost, driver_error
+  // Throws: invalid_use (alignment not a power of two,
+  // size that overflows), out_of_memory, device_lost, driver_error
   virtual void* allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here) = 0;
-  // Null does nothing. Throws: invalid_use (foreign, interior, freed twice), naming what it is instead; nothing has changed then.
+  // Null does nothing. Throws: invalid_use (foreign, interior, freed twice),
+  // naming what it is instead; nothing has changed then.
   virtual void deallocate(void*, clock::timeline* last_use, here) = 0;
   // The block is also used on that stream: freeing it takes that stream's stamp. Interior addresses are fine.
   virtual void mark(void const*, clock::timeline& user, here) = 0;
   virtual void rebind(void*, clock::timeline& home, here) = 0;
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
-  // Both in one look, for a copy: the live block that the address lies in, marked for that stream unless it is its home. bytes == 0:
-  // there is none, or no memory to note the mark.
+  // Both in one look, for a copy: the live block that the address lies in, marked for that stream unless it
+  // is its home. bytes == 0: there is none, or no memory to note the mark.
   struct range { void* base = nullptr; std::size_t bytes = 0; };
   virtual range use(void const*, clock::timeline& user) noexcept = 0;
 
   // `reader` may use the block's memory as it stands. Grants whole handles. Idempotent.
   virtual driver::status grant(void const*, int reader) = 0;
   virtual bool granted(void const*, int reader) const noexcept = 0;
-  // All memory of that stream, null: of every stream, now and to come, is open to these devices, a bit each: each handle from when it
-  // is mapped. Idempotent. Of what is refused nothing holds from then on but what did, and handles that were opened on the way.
+  // All memory of that stream, null: of every stream, now and to come, is open to these devices, a bit each:
+  // each handle from when it is mapped. Idempotent. Of what is refused nothing holds from then on but what
+  // did, and handles that were opened on the way.
   virtual driver::status open_to(clock::timeline* home, std::uint64_t readers) = 0;
-  virtual void forget_own_readers(clock::timeline& home) noexcept = 0;  // open_to() of that stream alone is over; what is open stays open. No driver call
+  // open_to() of that stream alone is over; what is open stays open. No driver call
+  virtual void forget_own_readers(clock::timeline& home) noexcept = 0;
   virtual std::uint64_t readers(clock::timeline& home) = 0;  // whom that stream's memory is open to, but its own device
 
-  // Work that may wait for other ranks comes next on that stream. A fence recorded behind it would tell nobody that what came free before is complete,
-  // so it is recorded now: none where nothing came free since the last one, or where no other stream has memory. At most one event record.
+  // Work that may wait for other ranks comes next on that stream. A fence recorded behind it would tell
+  // nobody that what came free before is complete, so it is recorded now: none where nothing came free since
+  // the last one, or where no other stream has memory. At most one event record.
   virtual void fence_what_came_free(clock::timeline& home) noexcept = 0;
 
-  virtual std::size_t empty_cache() = 0;                // bytes given back to the driver; what is complete or can be waited for
+  virtual std::size_t empty_cache() = 0;  // bytes given back to the driver; what is complete or can be waited for
   virtual void set_limit(std::size_t bytes) = 0;        // 0: none
   virtual memory_statistics statistics() const = 0;
   virtual memory_report report() const = 0;             // of now, nothing requested
@@ -76,11 +82,13 @@ class allocator {
   virtual std::vector<stream_memory_use> by_stream() const = 0;
   virtual void reset_peak() = 0;
   virtual void reset_accumulated() = 0;
-  virtual std::vector<std::string> validate() const = 0;  // what of the invariants does not hold, by name; empty: all hold
+  // what of the invariants does not hold, by name; empty: all hold
+  virtual std::vector<std::string> validate() const = 0;
   virtual void note_lost() noexcept = 0;                // sticky error: frees become no-ops, no more driver calls
 };
 
-using ladder_callback = bool (*)(void* state, memory_report const&);  // true: something was freed, search again. No lock is held
+// true: something was freed, search again. No lock is held
+using ladder_callback = bool (*)(void* state, memory_report const&);
 
 // All devices' allocators: a part of the runtime.
 class device_memory {
@@ -89,7 +97,7 @@ class device_memory {
   ~device_memory();
   allocator& on(int device, here const& = here::current());  // made, and the device opened, on first use
   allocator* if_made(int device) noexcept;
-  allocator* owner(void const*) noexcept;             // by address, without a search; null: not device memory of this runtime
+  allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
   std::uint64_t add_callback(ladder_callback, void* state, int order);
   void remove_callback(std::uint64_t) noexcept;
   static allocator* owner_in_process(void const*) noexcept;      // of whichever runtime of this process

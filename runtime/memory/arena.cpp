@@ -7,7 +7,8 @@
 
 namespace weir::memory {
 
-// A piece to spare has no home, no marks and no slab, and nothing was asked for it: it was free, or nothing at all.
+// A piece to spare has no home, no marks and no slab, and nothing was asked for it:
+// it was free, or nothing at all.
 inline piece* arena::make(region& r, address at, std::size_t bytes, state is) noexcept {
   piece* const p = spare_.back();
   spare_.pop_back();
@@ -19,7 +20,8 @@ inline piece* arena::make(region& r, address at, std::size_t bytes, state is) no
 
 void arena::stock_up(std::size_t pieces) {
   while (spare_.size() < pieces) {
-    if (spare_.capacity() <= pieces_.size()) spare_.reserve(2 * pieces_.size() + pieces);  // so that giving a piece up never allocates
+    // so that giving a piece up never allocates
+    if (spare_.capacity() <= pieces_.size()) spare_.reserve(2 * pieces_.size() + pieces);
     spare_.push_back(&pieces_.emplace_back());
   }
 }
@@ -192,7 +194,8 @@ void arena::give(piece& p, std::uint64_t freed) noexcept {
 
 void arena::add_region(region& r, state is) {
   base::make_room(regions_);
-  if (is == state::gap && r.bytes / r.page_bytes < lowest_fit::most_pages) r.large = std::make_unique<lowest_fit>(r.bytes / r.page_bytes + 1);
+  if (is == state::gap && r.bytes / r.page_bytes < lowest_fit::most_pages)
+    r.large = std::make_unique<lowest_fit>(r.bytes / r.page_bytes + 1);
   stock(2);
   // Nothing below allocates.
   piece* const p = make(r, r.base, r.bytes, is);
@@ -247,7 +250,8 @@ void arena::settle_reserved(piece& window) noexcept {
   for (address a = p->at; a < end;) {  // stretches that are mapped, and that are not
     handle* const h = r.page(a);
     address b = a;
-    while (b < end && (r.page(b) != nullptr) == (h != nullptr)) b = std::min<address>(end, round_down(b - r.base, r.page_bytes) + r.base + r.page_bytes);
+    while (b < end && (r.page(b) != nullptr) == (h != nullptr))
+      b = std::min<address>(end, round_down(b - r.base, r.page_bytes) + r.base + r.page_bytes);
     piece* const rest = b < end ? cut(*p, b) : nullptr;
     h ? put_free(*p) : put_gap(*p);
     a = b;
@@ -292,23 +296,30 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (p.is != state::free) say("only free pieces are binned", p.at);
     if (!is_nobodys(p)) say("what is free has no home, no marks and no slab", p.at);
     if (p.leaf == piece::no_leaf && bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
-    bool const noted = p.sorted == (is_large(p) ? piece::in_movable::unsorted : piece::in_movable::noted), listed = p.sorted == piece::in_movable::listed;
-    if (movable::concerns(p) != (p.sorted != piece::in_movable::no)) say("a free piece of a page and more may hold whole handles", p.at);
-    if (movable::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p)) say("a free piece knows which of its handles lie wholly inside", p.at);
+    bool const noted = p.sorted == (is_large(p) ? piece::in_movable::unsorted : piece::in_movable::noted),
+               listed = p.sorted == piece::in_movable::listed;
+    if (movable::concerns(p) != (p.sorted != piece::in_movable::no))
+      say("a free piece of a page and more may hold whole handles", p.at);
+    if (movable::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p))
+      say("a free piece knows which of its handles lie wholly inside", p.at);
     spans += listed;
     unsorted += p.sorted == piece::in_movable::unsorted;
   });
   for (bins const* some : {&gaps_, &gap_runs_}) {
     some->each([&](piece const& g) {
       ++gaps_listed;
-      if (g.is != state::gap || (g.at >= g.in->runs) != (some == &gap_runs_)) say("only gaps are listed as gaps, by their part", g.at);
+      if (g.is != state::gap || (g.at >= g.in->runs) != (some == &gap_runs_))
+        say("only gaps are listed as gaps, by their part", g.at);
     });
   }
   for (region const* r : regions_) {
     address at = r->base;
     piece const* before = nullptr;
     std::size_t large_seen = 0;
-    std::size_t const large_listed = r->large ? r->large->validate([&](std::size_t leaf) { say("a large free piece is listed where it begins, of leaf", leaf); }) : 0;
+    std::size_t const large_listed = r->large ? r->large->validate([&](std::size_t leaf) {
+      say("a large free piece is listed where it begins, of leaf", leaf);
+    })
+                                              : 0;
     for (piece const* p = r->first; p; before = p, p = p->after) {
       if (p->at % bins::unit || p->bytes % bins::unit) say("pieces begin and end at multiples of the unit", p->at);
       if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
@@ -318,10 +329,13 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
       large_seen += large;
       if (large != (p->leaf != piece::no_leaf)) say("a large free piece knows its leaf, and no other does", p->at);
       gaps_seen += p->is == state::gap;
-      if (before && before->at < r->runs && p->end() > r->runs && p->at < r->runs) say("no piece lies on both sides of the runs", p->at);
-      if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::gap)) say("no two neighbours are both free, or both gap", p->at);
+      if (before && before->at < r->runs && p->end() > r->runs && p->at < r->runs)
+        say("no piece lies on both sides of the runs", p->at);
+      if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::gap))
+        say("no two neighbours are both free, or both gap", p->at);
       bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
-      if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p)) say("a block is found by its addresses", p->at);
+      if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p))
+        say("a block is found by its addresses", p->at);
       if (!entered && r->covering(p->at)) say("what is no block is not found", p->at);
       if (p->is == state::reserved) continue;
       for (address a = p->at; a < p->end();) {
@@ -338,7 +352,10 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (at != r->base + r->bytes) say("pieces leave nothing out", at);
     if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
   }
-  if (!std::all_of(spare_.begin(), spare_.end(), [](piece const* p) { return is_nobodys(*p) && p->leaf == piece::no_leaf && p->sorted == piece::in_movable::no; })) say("a piece to spare is nobody's and in no list", 0);
+  if (!std::all_of(spare_.begin(), spare_.end(), [](piece const* p) {
+        return is_nobodys(*p) && p->leaf == piece::no_leaf && p->sorted == piece::in_movable::no;
+      }))
+    say("a piece to spare is nobody's and in no list", 0);
   if (unsorted != movable_.unsorted()) say("large pieces that are not sorted are counted", 0);
   if (spans != movable_.listed()) say("every piece with whole handles is listed by them", 0);
   if (binned != free_seen || binned != free_pieces()) say("every free piece is binned", 0);

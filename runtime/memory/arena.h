@@ -1,7 +1,9 @@
-// An arena is the address-ordered list of one stream's large pieces: best fit among what is mapped, growth where least is missing.
+// An arena is the address-ordered list of one stream's large pieces:
+// best fit among what is mapped, growth where least is missing.
 // Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
 //
-// Invariant (piece.h): region = live + pending + slab + free + reserved + gap; and every byte that is not gap or reserved is mapped.
+// Invariant (piece.h): region = live + pending + slab + free + reserved + gap;
+// and every byte that is not gap or reserved is mapped.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -22,7 +24,7 @@ struct growth {
   address block = 0;             // where the block will be
   std::size_t bytes = 0;         // of the block
   std::vector<address_range> missing;  // pages to map, in order
-  std::vector<ghost*> ghosts;          // in the window: to come home, or to be unmapped before what is missing is mapped
+  std::vector<ghost*> ghosts;  // in the window: to come home, or to be unmapped before what is missing is mapped
   std::uint64_t freed = 0;       // newest stamp among the free pieces inside
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
@@ -44,18 +46,24 @@ class arena {
   arena() = default;  // Throws: bad_alloc
   arena(arena const&) = delete;
 
-  // From mapped memory, for the home stream. Null: nothing fits. Ensures: is == live, bytes a multiple of bins::unit.
+  // From mapped memory, for the home stream. Null: nothing fits. Ensures:
+  // is == live, bytes a multiple of bins::unit.
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
-  // For a run of slots: apart from the blocks, where there is such a part. Ensures, of these three: reserved, for a slab or release_done().
+  // For a run of slots: apart from the blocks, where there is such a part. Ensures, of these three:
+  // reserved, for a slab or release_done().
   piece* take_run(std::size_t bytes, std::size_t alignment) {
     return reserve_in((has_runs_ ? runs_ : free_).find(bytes, room_for{bytes, alignment}), bytes, alignment);
   }
-  piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) { return reserve_in(find_anywhere(bytes, alignment), bytes, alignment); }
+  piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
+    return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
+  }
   // The longest, in whole cells, of those that are too short for that. Not where it would lie among blocks.
   piece* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_) return nullptr;
     piece* found = nullptr;
-    auto const room = [&](piece const& p) { return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell)); };
+    auto const room = [&](piece const& p) {
+      return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell));
+    };
     runs_.look_down(below, [&](piece& p) {
       if (room(p) < slot_bytes) return false;
       found = &p;
@@ -70,8 +78,9 @@ class arena {
     piece* const found = find_anywhere(bytes, alignment);
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
-  // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is large enough, so that
-  // what is free gathers above; a smaller one the tightest, so that it breaks no piece a large one may want.
+  // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is
+  // large enough, so that what is free gathers above;
+  // a smaller one the tightest, so that it breaks no piece a large one may want.
   template <class May>
   piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
     auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
@@ -84,9 +93,11 @@ class arena {
     }
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
-  // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed). It may no longer be named.
+  // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed).
+  // It may no longer be named.
   void give(piece&, std::uint64_t freed) noexcept;
-  // Of a slab's run: what is left of the piece at either end stays the slab's. Throws: bad_alloc, before anything changes
+  // Of a slab's run: what is left of the piece at either end stays the slab's. Throws:
+  // bad_alloc, before anything changes
   // Returns: what is left behind it, or null.
   piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
@@ -102,16 +113,17 @@ class arena {
   void add_region(region&, state);
   void drop_region(region&) noexcept;  // Requires: one free or gap piece
   enum class part : std::uint8_t { blocks, runs };
-  // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home hardly count. False: no
-  // hole is large enough, or none of those looked at: `thorough` looks at all.
+  // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home
+  // hardly count. False: no hole is large enough, or none of those looked at: `thorough` looks at all.
   bool plan(std::size_t bytes, std::size_t alignment, part, growth&, ghost_sight const& = {}, bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
   piece* commit(growth&);            // Requires: what the block needs is mapped. Ensures: live
   piece* commit_run(growth&);        // the same. Ensures: as take_run
   void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
-  // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours as one reserved piece,
-  // until `want` bytes are found; then `release_done` says what is unmapped since. From the lowest up: Requires: all are complete.
+  // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours
+  // as one reserved piece, until `want` bytes are found; then `release_done` says what is unmapped since.
+  // From the lowest up: Requires: all are complete.
   struct going {
     std::vector<released> all;
     std::uint64_t waits_for = 0;  // nothing more goes before this number is complete; 0: there is nothing more
@@ -144,9 +156,10 @@ class arena {
     which == first::oldest ? sorted().oldest(take) : sorted().lowest(take);
     return out;
   }
-  // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of at most `most` bytes, else
-  // the smallest, among the first handles of the smallest pieces that hold some, until one of `enough` is found; when none of
-  // those will do, one of the oldest pieces. No place: none may go, and the number is what the oldest waits for.
+  // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of
+  // at most `most` bytes, else the smallest, among the first handles of the smallest pieces that hold some,
+  // until one of `enough` is found; when none of those will do, one of the oldest pieces. No place: none may
+  // go, and the number is what the oldest waits for.
   struct taken_handle {
     released from;
     std::uint64_t waits_for = 0;
@@ -221,10 +234,14 @@ class arena {
     free_.each(act), runs_.each(act);
     each_large(act);
   }
+  // the smallest that may hold so many, of those for blocks
   template <class Do>
-  void some_free(std::size_t bytes, int looks, Do act) const {  // the smallest that may hold so many, of those for blocks
+  void some_free(std::size_t bytes, int looks, Do act) const {
     looks -= free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
-    for (piece* p : large_by_size(looks, [&](piece const& q) { return q.bytes >= bytes; }, [](piece const* a, piece const* b) { return a->bytes < b->bytes; })) act(*p);
+    for (piece* p : large_by_size(
+             looks, [&](piece const&q) { return q.bytes >= bytes; },
+             [](piece const*a, piece const*b) { return a->bytes < b->bytes; }))
+      act(*p);
   }
   template <class Do>
   void any_free(int looks, Do act) const {  // so many of either part, and of the large
@@ -292,7 +309,8 @@ class arena {
     }, lowest_fit::some_leaves);
     if (some.empty()) return some;
     auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
-    std::partial_sort(some.begin(), last, some.end(), [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
+    std::partial_sort(some.begin(), last, some.end(),
+                      [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
     some.erase(last, some.end());
     return some;
   }
@@ -326,10 +344,10 @@ class arena {
   void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
   piece* carve(piece* free, address at, std::size_t bytes);
   piece* cut_out(piece* free, address at, std::size_t bytes);  // the same, where it happens all the time
-  void put_free(piece&) noexcept;                 // merges and enlists
-  void enlist(piece&) noexcept;                   // of the free: by size, by what could be moved, and a large one by address
+  void put_free(piece&) noexcept;       // merges and enlists
+  void enlist(piece&) noexcept;         // of the free: by size, by what could be moved, and a large one by address
   void delist(piece&) noexcept;
-  void before_change(piece&) noexcept;            // of where a listed one begins or ends, or of its stamp
+  void before_change(piece&) noexcept;  // of where a listed one begins or ends, or of its stamp
   void after_change(piece&) noexcept;
   void change_lists(piece&) noexcept;
   void change_large(piece&, bool was, bool is) noexcept;
@@ -339,7 +357,9 @@ class arena {
     first_large_ = first ? first->large.get() : nullptr;
     large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
   }
-  static bool is_large(piece const& p) noexcept { return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes; }
+  static bool is_large(piece const& p) noexcept {
+    return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;
+  }
   void put_gap(piece&) noexcept;
   void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
   void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
@@ -358,8 +378,8 @@ class arena {
   bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
 
-  bins free_, runs_;               // for blocks, and for runs of slots; not those that a region has among its large ones
-  std::size_t listed_ = 0;         // free pieces in all
+  bins free_, runs_;        // for blocks, and for runs of slots; not those that a region has among its large ones
+  std::size_t listed_ = 0;  // free pieces in all
   bool has_runs_ = false;
   lowest_fit* first_large_ = nullptr;  // the first region's; where it has none, no block gets the lowest piece
   std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that does

@@ -1,7 +1,9 @@
-// The allocator of one device: composes address space, arenas, slabs and pending blocks; it calls, they decide.
+// The allocator of one device: composes address space, arenas, slabs and pending blocks;
+// it calls, they decide.
 // Threads: any. One lock a stream's memory, never two at once, and no driver call under any of them.
 //
-// Invariant: charged = bytes of handles + bytes of growth under way + bytes the driver would not take back yet.
+// Invariant: charged = bytes of handles + bytes of growth under way + bytes the driver would not take back
+// yet.
 #pragma once
 #include <unordered_map>
 
@@ -25,28 +27,31 @@ inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 // What one stream's allocations draw from.
 class stream_memory {
  public:
-  stream_memory(device_allocator& a, lenders& all, clock::timeline& t) : in(a), streams(all), number(all.size()), way(thread_table::way_of(&t)), home(&t), home_held(t.hold()) {}
+  stream_memory(device_allocator& a, lenders& all, clock::timeline& t)
+      : in(a), streams(all), number(all.size()), way(thread_table::way_of(&t)), home(&t), home_held(t.hold()) {}
   device_allocator& in;
   lenders& streams;                      // all of the device's
   std::size_t const number;              // among them
   std::size_t const way;                 // where threads find their cache of it by a slab
-  mutable base::owned_mutex lock;        // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
+  // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
+  mutable base::owned_mutex lock;
   base::atomic<clock::timeline*> home;
   std::shared_ptr<void const> home_held;  // so that no other stream has that object
   arena pieces;
   slabs small;
   pending_blocks pending;
   std::map<address, homed_handle> handles;  // by place
-  std::vector<released> unusable;        // mapped without access, because the driver refused all else; tried again when memory goes back
-  std::size_t freed_since_fence = 0;     // bytes that are free at home
-  base::atomic<unsigned> borrowed{0};    // blocks of other streams since it last got pages, or was refused some for that
-  int sought = 0;                        // so many fences at home still come soon: another stream looked for memory here
-  int quiet = 0;                         // so many of them nobody looked for since
-  std::size_t held_since_fence = 0;      // bytes that wait for others, who were not fenced since
+  // mapped without access, because the driver refused all else; tried again when memory goes back
+  std::vector<released> unusable;
+  std::size_t freed_since_fence = 0;   // bytes that are free at home
+  base::atomic<unsigned> borrowed{0};  // blocks of other streams since it last got pages, or was refused some for that
+  int sought = 0;                      // so many fences at home still come soon: another stream looked for memory here
+  int quiet = 0;                       // so many of them nobody looked for since
+  std::size_t held_since_fence = 0;    // bytes that wait for others, who were not fenced since
   observe::tally counts;
-  std::vector<thread_cache*> caches;     // of threads, with small blocks of this memory
-  // The only one of them, where this memory is its device's only one. Its thread may write `counts` inside its own calls; everybody else shuts
-  // it before, which section does.
+  std::vector<thread_cache*> caches;   // of threads, with small blocks of this memory
+  // The only one of them, where this memory is its device's only one. Its thread may write `counts` inside
+  // its own calls; everybody else shuts it before, which section does.
   thread_cache* sole = nullptr;
   void hear() noexcept;                  // what `sole` has not told. Requires: sole, the lock
   void caches_changed() noexcept;        // Requires: the lock
@@ -54,7 +59,9 @@ class stream_memory {
   observe::lent_slots lent_before;       // what caches counted that are gone
   std::size_t open_bytes = 0;            // of handles that other devices may use
   lenders::rows listed = 0;              // among the device's, as what may have something for others
-  base::atomic<std::uint64_t> readers{0};  // other devices that each handle is open to, a bit each. More while traffic is halted, fewer at any time: changed under making_
+  // other devices that each handle is open to, a bit each.
+  // More while traffic is halted, fewer at any time: changed under making_
+  base::atomic<std::uint64_t> readers{0};
 
   lenders::rows to_be_listed() const noexcept;  // as lenders.h says. Requires: the lock
   void list() noexcept {                        // likewise
@@ -64,14 +71,17 @@ class stream_memory {
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 };
 
-// Holds a stream's memory, hears what its one cache has not told, counts the free pieces that come and go meanwhile, and lists it by what it has then.
+// Holds a stream's memory, hears what its one cache has not told, counts the free pieces that come and go
+// meanwhile, and lists it by what it has then.
 class section {
  public:
   explicit section(stream_memory& m) : hold_(m.lock), memory_(m), before_(m.pieces.free_pieces()) {
     if (m.sole) m.hear();
   }
   ~section() {
-    if (memory_.pieces.free_pieces() != before_) memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
+    if (memory_.pieces.free_pieces() != before_)
+      memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) -
+                                 static_cast<std::int64_t>(before_));
     memory_.list();
   }
 
@@ -124,8 +134,9 @@ class device_allocator final : public allocator {
   void leave(stream_memory&, thread_cache&) noexcept;  // the cache's thread ends, or the memory does
 
   address_space const& addresses() const noexcept { return space_; }
-  // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live, pending, of a slab's run or
-  // not known to be complete, are granted to other devices, or are on their way to a block. Looks at everything.
+  // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live,
+  // pending, of a slab's run or not known to be complete, are granted to other devices, or are on their way
+  // to a block. Looks at everything.
   std::size_t covered() const;
   std::size_t reserved() const { return counts_.reserved(); }  // bytes, with those charged for handles yet to be made
   // Blocks, pieces and streams looked at so far for the sake of reuse, but for blocks that it found.
@@ -151,14 +162,17 @@ class device_allocator final : public allocator {
   template <class Enough>
   void lenders_for(stream_memory const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
     std::size_t left = most;
-    streams_.some(lenders::at_least(bytes), streams_.size() > most ? turn_.load(base::memory_order_relaxed) : 0, [&](stream_memory& m) {
-      if (&m == &mine || !may_lend(m, mine)) return false;
-      return enough(m) || --left == 0;
-    });
+    streams_.some(lenders::at_least(bytes), streams_.size() > most ? turn_.load(base::memory_order_relaxed) : 0,
+                  [&](stream_memory& m) {
+                    if (&m == &mine || !may_lend(m, mine)) return false;
+                    return enough(m) || --left == 0;
+                  });
   }
   std::vector<observe::tally const*> tallies() const;
-  void tell_mapped(stream_memory const&, handle const&, observe::action) const noexcept;  // to the history, if somebody asks for it
-  void note_mapped(stream_memory&, handle const&) noexcept;    // the driver gave it: counted and told. Requires: the lock, and of note_unmapped
+  // to the history, if somebody asks for it
+  void tell_mapped(stream_memory const&, handle const&, observe::action) const noexcept;
+  // the driver gave it: counted and told. Requires: the lock, and of note_unmapped
+  void note_mapped(stream_memory&, handle const&) noexcept;
   void note_unmapped(stream_memory&, handle const&) noexcept;  // it has it back
   void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;  // likewise
   void tell_freed(located const&, clock::timeline& home, clock::timeline* last_use, here) const;
@@ -168,7 +182,9 @@ class device_allocator final : public allocator {
     if (b.cut) return b.cut->each_mark(b.index, act);
     for (clock::timeline* const t : b.whole->marks) act(t);
   }
-  static void unmark(located const& b, clock::timeline& user) noexcept { b.cut ? b.cut->unmark(b.index, user) : (void)std::erase(b.whole->marks, &user); }
+  static void unmark(located const& b, clock::timeline& user) noexcept {
+    b.cut ? b.cut->unmark(b.index, user) : (void)std::erase(b.whole->marks, &user);
+  }
   static located locate(region&, address) noexcept;
   located must_locate(void const*, region*, char const* operation, here) const;  // Requires: the region's lock
   region* must_find(void const*, char const* operation, here) const;
@@ -183,23 +199,29 @@ class device_allocator final : public allocator {
   void* hand_out(stream_memory& mine, slabs::taken, request const&);
   void return_run(stream_memory&, slab&) noexcept;
   void run_gone(stream_memory&, std::size_t bytes) noexcept;  // to the counters
-  std::size_t shed_cells(stream_memory&);                      // bytes of its runs that are free pieces now. Requires: the lock
+  std::size_t shed_cells(stream_memory&);  // bytes of its runs that are free pieces now. Requires: the lock
   void cut_run(stream_memory&, piece& run, int size_class);      // Throws: bad_alloc; the run is free again then
   void take_back(void*, clock::timeline* last_use, here);        // Throws also bad_alloc; nothing has changed then
   void forget_user(void*, clock::timeline&) noexcept;            // what that stream did with the block is complete
-  clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;  // a stream for which that block would have to wait; null: none
-  thread_cache* cache_of(stream_memory&) noexcept;              // Requires: no lock held
+  // a stream for which that block would have to wait; null: none
+  clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;
+  thread_cache* cache_of(stream_memory&) noexcept;            // Requires: no lock held
   void refill(stream_memory&, thread_cache&, int size_class) noexcept;
   void spill(stream_memory&, thread_cache&, int size_class) noexcept;
-  bool open(stream_memory&, thread_cache&) noexcept;            // false: it is not to be. Requires: the lock, the cache's own thread
-  std::size_t empty(stream_memory&, thread_cache&) noexcept;    // bytes. Requires: shut
-  std::size_t shut_and_empty(stream_memory&) noexcept;          // all threads' caches of it; bytes. Requires: the lock
-  std::size_t empty_caches(stream_memory&);                     // of all threads, and sheds cells. Requires: no lock held
-  std::size_t empty_outboxes(stream_memory&);                   // likewise: what is in them is pending then
+  // false: it is not to be. Requires: the lock, the cache's own thread
+  bool open(stream_memory&, thread_cache&) noexcept;
+  std::size_t empty(stream_memory&, thread_cache&) noexcept;  // bytes. Requires: shut
+  std::size_t shut_and_empty(stream_memory&) noexcept;        // all threads' caches of it; bytes. Requires: the lock
+  std::size_t empty_caches(stream_memory&);                   // of all threads, and sheds cells. Requires: no lock held
+  std::size_t empty_outboxes(stream_memory&);                 // likewise: what is in them is pending then
   bool may_wait_in_outbox(region const&, void const*, clock::timeline const& user) const noexcept;
-  bool post(stream_memory&, thread_cache&, slabs::taken, clock::timeline& user, clock::stamp, bool& due) noexcept;  // false: not by the outbox. Requires: as open()
-  std::size_t send_home(stream_memory&, thread_cache&) noexcept;  // bytes. Requires: shut, or by its own thread; the lock
-  slab& slab_of(cached_slot s) const noexcept { return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at); }
+  // false: not by the outbox. Requires: as open()
+  bool post(stream_memory&, thread_cache&, slabs::taken, clock::timeline& user, clock::stamp, bool& due) noexcept;
+  // bytes. Requires: shut, or by its own thread; the lock
+  std::size_t send_home(stream_memory&, thread_cache&) noexcept;
+  slab& slab_of(cached_slot s) const noexcept {
+    return *space_.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at);
+  }
   observe::lent_slots lent() const;
   memory_statistics counted() const;                            // statistics(), of what is settled
 
@@ -209,10 +231,13 @@ class device_allocator final : public allocator {
   // Cold (growth.cpp): more memory for `mine`.
   void* cold(stream_memory& mine, request const&);
   bool can_never_hold(std::size_t bytes) const;
-  [[noreturn]] void refuse(request const&, std::size_t needs);  // Throws: out_of_memory, of a request that takes so many bytes of memory
+  // Throws: out_of_memory, of a request that takes so many bytes of memory
+  [[noreturn]] void refuse(request const&, std::size_t needs);
   [[noreturn]] void throw_out_of_memory(request const&, memory_report const&);
-  void refuse_captured(clock::timeline& home, request const&) const;  // Throws: invalid_use, when the stream is captured
-  static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};  // no driver was asked: what is short is room to map at
+  // Throws: invalid_use, when the stream is captured
+  void refuse_captured(clock::timeline& home, request const&) const;
+  // no driver was asked: what is short is room to map at
+  static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
   driver::status grow(stream_memory& mine, request const&, void*& out, std::size_t spare = 0);
   enum class run_length : std::uint8_t { usual, as_slabs_are_many };
   driver::status grow_by(stream_memory& mine, request const&, run_length, void*& out, std::size_t spare);
@@ -222,73 +247,98 @@ class device_allocator final : public allocator {
     std::vector<handle> handles;             // made for it
     std::map<address, homed_handle> places;  // for them, and for those that were not made
     std::map<address, homed_handle> arrived; // that had their home elsewhere
-    bool arrived_ordered = false;            // one of them behind work that is ordered before the stream's next, perhaps not complete
+    // one of them behind work that is ordered before the stream's next, perhaps not complete
+    bool arrived_ordered = false;
     std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
     std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
   };
-  // Filling a window (moving.cpp): makes handles while the bound allows it, then moves free ones, then makes some all the same.
+  // Filling a window (moving.cpp): makes handles while the bound allows it,
+  // then moves free ones, then makes some all the same.
   class filling;
   driver::status fill(stream_memory& mine, growth&, std::size_t asked, mapped&);
   // Ghosts (ghosts.cpp)
   struct onlooker;
-  bool plan(stream_memory&, std::size_t bytes, std::size_t alignment, arena::part, growth&, bool thorough);  // Requires: its lock
-  driver::status lay_ghosts(stream_memory& mine, growth&, mapped&);  // in the window: their handles come home, or they are unmapped
+  // Requires: its lock
+  bool plan(stream_memory&, std::size_t bytes, std::size_t alignment, arena::part, growth&, bool thorough);
+  // in the window: their handles come home, or they are unmapped
+  driver::status lay_ghosts(stream_memory& mine, growth&, mapped&);
   bool come_home(stream_memory& mine, ghost&, mapped&);
-  void leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator, ghost* back, address to, mapped&);
+  void leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator, ghost* back, address to,
+                  mapped&);
   driver::status move_home(stream_memory& from, released&, address to, mapped&);
-  bool drop_ghosts(homed_handle const&, int spared);             // all but so many of a handle's. Requires: no lock, its home reserved
+  // all but so many of a handle's. Requires: no lock, its home reserved
+  bool drop_ghosts(homed_handle const&, int spared);
   homed_handle const& homed(stream_memory&, handle const&) const;  // Requires: no lock, its home reserved
-  void validate_ghosts(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;  // Requires: its lock
+  // Requires: its lock
+  void validate_ghosts(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;
   bool is_complete(clock::stamp);                                // asks the driver when that is not known
   void undo(mapped&);
   // (1 + epsilon) x the most that was live, or will be in use with `asked` bytes more.
-  struct in_use { std::int64_t live = 0, most_of_one = 0, pending = 0, large = 0, large_blocks = 0; };  // bytes, and blocks
+  // bytes, and blocks
+  struct in_use { std::int64_t live = 0, most_of_one = 0, pending = 0, large = 0, large_blocks = 0; };
   in_use used() const;
   std::size_t most_reserved(in_use const&, std::size_t asked) noexcept;
   void release(driver::memory_handle, std::size_t bytes, mapped&);
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device_ & 63); }
-  std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }  // that other devices may use
+  // that other devices may use
+  std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }
 
   // Memory that is open to peers (visible.cpp)
   driver::status open_handles(stream_memory&, std::uint64_t readers);  // Requires: traffic is halted
-  void forget_readers(std::uint64_t devices);                          // they do not reach this device any more. Requires: no stream's lock held
+  // they do not reach this device any more. Requires: no stream's lock held
+  void forget_readers(std::uint64_t devices);
   std::uint64_t living(std::uint64_t devices) const noexcept;          // those that are not lost
-  bool may_lend(stream_memory const& other, stream_memory const& mine) const noexcept { return (mine.readers.load() & ~other.readers.load()) == 0; }
+  bool may_lend(stream_memory const& other, stream_memory const& mine) const noexcept {
+    return (mine.readers.load() & ~other.readers.load()) == 0;
+  }
   void note_readers(stream_memory&, handle&, std::uint64_t more) noexcept;  // Requires: its lock
-  void validate_readers(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;  // likewise
+  // likewise
+  void validate_readers(stream_memory const&, std::vector<std::string>& wrong, std::string const& who) const;
 
-  // Reuse (reuse.cpp): memory that is mapped and was used elsewhere, cheapest first. Null: nothing, or the options forbid it.
+  // Reuse (reuse.cpp): memory that is mapped and was used elsewhere, cheapest first. Null:
+  // nothing, or the options forbid it.
   void* reuse(stream_memory& mine, request const&);
-  bool due_its_own(stream_memory& mine, request const&, std::size_t& spare);  // pages, instead of what others leave; with so many bytes past the bound's first term
+  // pages, instead of what others leave; with so many bytes past the bound's first term
+  bool due_its_own(stream_memory& mine, request const&, std::size_t& spare);
   void* in_order_of_calls(stream_memory& mine, request const&);  // all there is of it when deterministic
   void* own_pending(stream_memory& mine, request const&);
   void* own_in_outboxes(stream_memory& mine, request const&);
-  void* from_others(stream_memory& mine, request const&, std::size_t at_most, std::size_t most_lenders = ~std::size_t{0});  // ordered or known to be complete; no driver call
-  void* behind_oldest(stream_memory& mine, request const&);      // a device wait for a recorded fence, instead of growth
+  // ordered or known to be complete; no driver call
+  void* from_others(stream_memory& mine, request const&, std::size_t at_most,
+                    std::size_t most_lenders = ~std::size_t{0});
+  void* behind_oldest(stream_memory& mine, request const&);  // a device wait for a recorded fence, instead of growth
   held_block const* worth_a_wait(stream_memory& mine, request const&);
-  std::size_t settle(stream_memory&);                            // by what is known. Requires: its lock
-  static void note_waiting(stream_memory&) noexcept;             // what outboxes hold, for the peaks, before any block is pending no more. Requires: its lock
-  void settled(stream_memory&, held_block const&, std::uint64_t freed) noexcept;  // nobody uses it after the arena's stamp `freed`. Requires: its lock
-  std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});  // asks the driver about so many fronts, then settles
+  std::size_t settle(stream_memory&);                        // by what is known. Requires: its lock
+  // what outboxes hold, for the peaks, before any block is pending no more. Requires: its lock
+  static void note_waiting(stream_memory&) noexcept;
+  // nobody uses it after the arena's stamp `freed`. Requires: its lock
+  void settled(stream_memory&, held_block const&, std::uint64_t freed) noexcept;
+  // asks the driver about so many fronts, then settles
+  std::size_t poll_pending(stream_memory&, std::size_t questions = ~std::size_t{0});
   bool grows_for_what_waits(stream_memory const& mine, request const&);
   void settle_all_that_is_complete();                            // asks the driver
   std::size_t settle_what_is_known() const;                      // does not. Returns: bytes. Not in deterministic mode
-  std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0}, std::size_t most_lenders = ~std::size_t{0});
+  std::size_t poll_others(stream_memory& mine, request const&, std::size_t streams = ~std::size_t{0},
+                          std::size_t most_lenders = ~std::size_t{0});
   enum class behind : std::uint8_t { already, waits, refused };
   behind put_behind(stream_memory& mine, clock::stamp);          // its home, on the device
   void* behind_waits(stream_memory& mine, request const&, std::size_t& gave);
   void* behind_own(stream_memory& mine, request const&, std::size_t& gave);
   bool wait_for_oldest(std::vector<clock::stamp> const& also);   // Blocks. false: nothing to wait for
-  clock::stamp oldest_unknown(stream_memory&) const;             // of free pieces, not known to be complete. Requires: its lock
-  void finish(stream_memory&);                                   // Blocks: until all that its blocks wait for is complete
-  void finish_all();                                             // Blocks. Ensures: nothing waits, and all that is free is known to be complete
+  clock::stamp oldest_unknown(stream_memory&) const;  // of free pieces, not known to be complete. Requires: its lock
+  void finish(stream_memory&);  // Blocks: until all that its blocks wait for is complete
+  void finish_all();  // Blocks. Ensures: nothing waits, and all that is free is known to be complete
   static constexpr std::size_t fence_least = 16 << 20;           // bytes given back between two fences
   std::size_t fence_after(stream_memory const& m, int halvings) const noexcept {  // of what it holds
-    return fence_every_ ? fence_every_ : std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) >> halvings);
+    return fence_every_ ? fence_every_
+                        : std::max(fence_least, static_cast<std::size_t>(m.counts.bytes_mapped()) >> halvings);
   }
   // What nobody looks for is fenced half as often each time, down to a sixteenth.
-  std::size_t fence_at_home_after(stream_memory const& m) const noexcept { return fence_after(m, m.sought ? 5 : 0) << (fence_every_ ? 0 : std::min(m.quiet, 4)); }
-  void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;  // a witness, that the wait was for these bytes
+  std::size_t fence_at_home_after(stream_memory const& m) const noexcept {
+    return fence_after(m, m.sought ? 5 : 0) << (fence_every_ ? 0 : std::min(m.quiet, 4));
+  }
+  // a witness, that the wait was for these bytes
+  void tell_wait(stream_memory& mine, clock::stamp, address at, std::size_t bytes) const;
   void step(std::size_t n) noexcept { steps_.fetch_add(n, base::memory_order_relaxed); }
 
   // Out of memory (ladder.cpp)
@@ -315,39 +365,43 @@ class device_allocator final : public allocator {
   driver::driver& machine_;
   clock::clocks& clocks_;
   int const device_;
-  bool const announced_;                                         // options::announce_blocks
+  bool const announced_;                                   // options::announce_blocks
   callbacks& callbacks_;
   address_space space_;
   double const epsilon_;
-  bool const polls_;                                             // options::poll_on_miss
+  bool const polls_;                                       // options::poll_on_miss
   bool const deterministic_;
   options::wait_policy const waits_;
-  std::size_t const fence_every_;                                // bytes; 0: as fence_after() says
-  base::atomic<std::size_t> turn_{0};                            // which streams a miss asks, where there are many
+  std::size_t const fence_every_;                          // bytes; 0: as fence_after() says
+  base::atomic<std::size_t> turn_{0};                      // which streams a miss asks, where there are many
   base::atomic<std::uint64_t> steps_{0};
-  base::atomic<std::size_t> most_live_{0};                       // bytes, ever: no reset of peaks touches it
-  static constexpr std::size_t enough_to_judge = 32;             // pages: with less every program passes its bound
-  base::single_writer<bool> past_bound_;                         // as in address_space::holdings; taken back when an emptied cache leaves too little to judge
+  base::atomic<std::size_t> most_live_{0};                 // bytes, ever: no reset of peaks touches it
+  static constexpr std::size_t enough_to_judge = 32;       // pages: with less every program passes its bound
+  // as in address_space::holdings; taken back when an emptied cache leaves too little to judge
+  base::single_writer<bool> past_bound_;
   observe::counters counts_;
-  base::mutex granting_;                                         // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
+  // held over the driver's call: two grants of one handle at once are refused (208). No allocation needs it
+  base::mutex granting_;
   traffic traffic_;
-  mutable base::mutex making_;                                   // guards the three below
-  std::uint64_t readers_ = 0;                                    // whom memory of a stream that comes is open to
+  mutable base::mutex making_;                             // guards the three below
+  std::uint64_t readers_ = 0;                              // whom memory of a stream that comes is open to
   std::vector<std::unique_ptr<stream_memory>> memories_;
   std::unordered_map<std::uint64_t, stream_memory*> by_stream_;
-  lenders streams_;                                              // all of memories_
-  std::array<base::atomic<stream_memory*>, 64> recent_{};        // by stream id: where to look first
+  lenders streams_;                                        // all of memories_
+  std::array<base::atomic<stream_memory*>, 64> recent_{};  // by stream id: where to look first
   ghosts ghosts_;
-  base::guarded<std::vector<handle>> orphans_;                   // unmapped, but the driver would not take them back yet
+  base::guarded<std::vector<handle>> orphans_;             // unmapped, but the driver would not take them back yet
 };
 
 // The user's callbacks for the last but one rung.
-// Threads: any. No lock is held while one runs; remove() returns when nobody runs it any more, but for the calling thread itself.
+// Threads: any. No lock is held while one runs;
+// remove() returns when nobody runs it any more, but for the calling thread itself.
 class callbacks {
  public:
   std::uint64_t add(ladder_callback, void* state, int order);
   void remove(std::uint64_t) noexcept;
-  // In order; true: one of them freed something. Not again from inside a callback: an allocation made there fails plainly.
+  // In order; true: one of them freed something. Not again from inside a callback:
+  // an allocation made there fails plainly.
   bool call(memory_report const&);
 
  private:

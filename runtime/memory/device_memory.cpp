@@ -1,4 +1,5 @@
-// All devices' allocators of one runtime, who owns an address, the callbacks, and what is checked of an allocator.
+// All devices' allocators of one runtime, who owns an address, the callbacks,
+// and what is checked of an allocator.
 // Threads: any.
 #include <algorithm>
 #include <cstdio>
@@ -21,7 +22,10 @@ void callbacks::remove(std::uint64_t id) noexcept {
   base::unique_lock hold(lock_);
   if (std::erase_if(all_, [&](entry const& e) { return e.id == id; }) == 0) return;
   // Not for other callbacks: one of them may be removing itself, or wait for this very thread.
-  done_.wait(hold, [&] { return std::none_of(running_.begin(), running_.end(), [&](caller const& c) { return c.in == id && c.thread != me; }); });
+  done_.wait(hold, [&] {
+    return std::none_of(running_.begin(), running_.end(),
+                        [&](caller const& c) { return c.in == id && c.thread != me; });
+  });
 }
 
 bool callbacks::call(memory_report const& r) {
@@ -29,7 +33,8 @@ bool callbacks::call(memory_report const& r) {
   std::vector<entry> now;
   {
     base::lock_guard hold(lock_);
-    if (all_.empty() || std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })) return false;
+    if (all_.empty() || std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; }))
+      return false;
     now = all_;
     running_.push_back({me, 0});
   }
@@ -47,7 +52,8 @@ bool callbacks::call(memory_report const& r) {
     {
       base::lock_guard hold(lock_);  // removed by one that ran before it?
       bool const stands = std::any_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; });
-      std::find_if(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })->in = stands ? e.id : 0;
+      std::find_if(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })->in =
+          stands ? e.id : 0;
       done_.notify_all();
       if (!stands) continue;
     }
@@ -85,7 +91,8 @@ bool device_memory::is_alive(device_memory const* m) noexcept {
 }
 
 allocator* device_memory::owner_in_process(void const* p) noexcept {
-  if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p))) return &r->owner.load()->in;  // no lock that all threads share
+  // no lock that all threads share
+  if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p))) return &r->owner.load()->in;
   auto const all = alive().lock();
   for (device_memory* m : *all) {
     if (allocator* const a = m->owner(p)) return a;
@@ -117,7 +124,9 @@ allocator* device_memory::owner(void const* p) noexcept {
   return nullptr;
 }
 
-std::uint64_t device_memory::add_callback(ladder_callback c, void* state, int order) { return state_->callbacks.add(c, state, order); }
+std::uint64_t device_memory::add_callback(ladder_callback c, void* state, int order) {
+  return state_->callbacks.add(c, state, order);
+}
 void device_memory::remove_callback(std::uint64_t id) noexcept { state_->callbacks.remove(id); }
 
 driver::status device_allocator::grant(void const* p, int reader) {
@@ -255,15 +264,19 @@ std::vector<std::string> device_allocator::validate() const {
     for (thread_cache* c : m->caches) {
       for (slabs::taken const s : c->out.slots()) {
         waiting += s.from->size;
-        if (s.from->at(s.index) != slot::cached || s.from->owner != m) wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
-        if (c->out.since() > now) wrong.push_back(who + ": no slot was put into an outbox at a number that its stream has not reached");
+        if (s.from->at(s.index) != slot::cached || s.from->owner != m)
+          wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
+        if (c->out.since() > now)
+          wrong.push_back(who + ": no slot was put into an outbox at a number that its stream has not reached");
       }
       c->each([&](cached_slot s) {
         region const* const in = space_.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
         in_caches += from ? from->size : 0;
-        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m) wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
-        if (from && c->freed(from->size_class, now) > now) wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
+        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
+          wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+        if (from && c->freed(from->size_class, now) > now)
+          wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
       });
     }
     m->pieces.validate(wrong, who);
@@ -303,11 +316,17 @@ std::vector<std::string> device_allocator::validate() const {
       }
     }
     if (m->listed != streams_.listed(m->number)) wrong.push_back(who + ": what it is listed as is what its lists say");
-    if (largest >= lenders::smallest && !(m->listed & lenders::at_least(largest))) wrong.push_back(who + ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
-    if (whole && !(m->listed & lenders::whole)) wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
-    if (m->pending.empty() == ((m->listed & lenders::waits) != 0)) wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
-    if (held != queued || queued != m->pending.bytes()) wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
-    if (in_caches + waiting != marked_cached) wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
+    if (largest >= lenders::smallest && !(m->listed & lenders::at_least(largest)))
+      wrong.push_back(who +
+                      ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
+    if (whole && !(m->listed & lenders::whole))
+      wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
+    if (m->pending.empty() == ((m->listed & lenders::waits) != 0))
+      wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
+    if (held != queued || queued != m->pending.bytes())
+      wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
+    if (in_caches + waiting != marked_cached)
+      wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
     pending += held + waiting;
     cached -= waiting;
   }
@@ -319,7 +338,8 @@ std::vector<std::string> device_allocator::validate() const {
   memory_statistics const n = counted();
   auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
     if (counted != static_cast<std::int64_t>(found)) {
-      wrong.push_back("gpu:" + std::to_string(device_) + ": " + what + ": counted " + std::to_string(counted) + ", found " + std::to_string(found));
+      wrong.push_back("gpu:" + std::to_string(device_) + ": " + what + ": counted " + std::to_string(counted) +
+                      ", found " + std::to_string(found));
     }
   };
   same("allocated bytes", n.allocated_bytes.all.current, live);
@@ -332,9 +352,12 @@ std::vector<std::string> device_allocator::validate() const {
     same("charged bytes", static_cast<std::int64_t>(counts_.reserved()), mapped + orphaned);
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
   }
-  for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current, n.pending_bytes.all.current, n.cached_bytes.all.current},
-                            {n.reserved_bytes.small.current, n.allocated_bytes.small.current, n.pending_bytes.small.current, n.cached_bytes.small.current},
-                            {n.reserved_bytes.large.current, n.allocated_bytes.large.current, n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
+  for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current,
+                                       n.pending_bytes.all.current, n.cached_bytes.all.current},
+                            {n.reserved_bytes.small.current, n.allocated_bytes.small.current,
+                             n.pending_bytes.small.current, n.cached_bytes.small.current},
+                            {n.reserved_bytes.large.current, n.allocated_bytes.large.current,
+                             n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
     if (r != a + p + c) wrong.push_back("gpu:" + std::to_string(device_) + ": reserved = allocated + pending + cached");
   }
   return wrong;
@@ -375,8 +398,11 @@ device_allocator::~device_allocator() {
   try {
     memory_statistics const n = counted();
     if (n.allocation.all.current) {
-      std::fprintf(stderr, "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to their owners\n", device_,
-                   static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
+      std::fprintf(stderr,
+                   "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to "
+                   "their owners\n",
+                   device_, static_cast<long long>(n.allocation.all.current), n.allocation.all.current == 1 ? "" : "s",
+                   static_cast<long long>(n.allocated_bytes.all.current));
     }
   } catch (...) {}  // no memory to count with
   if (!reachable) {

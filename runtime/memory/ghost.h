@@ -1,9 +1,10 @@
-// A ghost is a place where a handle stays mapped when it has moved: nobody lives there, and should the handle be wanted there again,
-// it comes home without a driver call. What a program does again and again so moves handles to and fro for nothing.
+// A ghost is a place where a handle stays mapped when it has moved: nobody lives there, and should the handle
+// be wanted there again, it comes home without a driver call. What a program does again and again so moves
+// handles to and fro for nothing.
 // Threads: any; one lock for a device's ghosts, taken last and never held over a driver call.
 //
-// Invariant: a ghost lies inside one gap, or in a piece that is reserved; only who reserved it may unmap it or bring its handle home.
-// Whatever used the handle at a ghost is ordered before whatever it holds at home.
+// Invariant: a ghost lies inside one gap, or in a piece that is reserved; only who reserved it may unmap it
+// or bring its handle home. Whatever used the handle at a ghost is ordered before whatever it holds at home.
 #pragma once
 #include <map>
 #include <utility>
@@ -95,7 +96,8 @@ class ghosts {
     auto const all = all_.lock();
     return h.ghosts;
   }
-  places take_all() noexcept { return std::exchange(*all_.lock(), {}); }  // at the end: no handle is asked for its ghosts any more
+  // at the end: no handle is asked for its ghosts any more
+  places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
   bool is_of(homed_handle const& h, address at) const noexcept {
     auto const all = all_.lock();
     auto const found = all->find(at);

@@ -1,4 +1,5 @@
-// What becomes of ghosts: a window is cleared of them, a handle that goes loses its own, a handle that moves leaves one.
+// What becomes of ghosts: a window is cleared of them, a handle that goes loses its own,
+// a handle that moves leaves one.
 // Threads: any. A stream's lock is held to look and to note, never over a driver call.
 #include <algorithm>
 
@@ -10,19 +11,23 @@ struct device_allocator::onlooker {
   device_allocator& in;
   stream_memory& mine;
 
-  // Requires: the lock of `mine`, and that of the ghosts. Another memory's handles are not looked at: that would take its lock.
+  // Requires: the lock of `mine`, and that of the ghosts.
+  // Another memory's handles are not looked at: that would take its lock.
   static ghost_sight::fate judge(void const* who, ghost const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(who);
     address const home = g.of->at;
     if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
       region const& r = *in.space_.find(reinterpret_cast<void const*>(home));
-      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.own_bit() && mine.pieces.free_around(*g.of)) return ghost_sight::fate::comes_home;
+      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.own_bit() &&
+          mine.pieces.free_around(*g.of))
+        return ghost_sight::fate::comes_home;
     }
     return !g.stuck && in.clocks_.complete(g.last) ? ghost_sight::fate::goes : ghost_sight::fate::stays;
   }
 };
 
-bool device_allocator::plan(stream_memory& mine, std::size_t bytes, std::size_t alignment, arena::part part, growth& g, bool thorough) {
+bool device_allocator::plan(stream_memory& mine, std::size_t bytes, std::size_t alignment, arena::part part, growth& g,
+                            bool thorough) {
   auto const all = ghosts_.look();
   onlooker const who{*this, mine};
   return mine.pieces.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &who, onlooker::judge}, thorough);
@@ -62,7 +67,8 @@ driver::status device_allocator::lay_ghosts(stream_memory& mine, growth& g, mapp
   return {};
 }
 
-// false: the handle holds something, is on its way elsewhere, or nothing orders what used it before what is to come.
+// false: the handle holds something, is on its way elsewhere,
+// or nothing orders what used it before what is to come.
 bool device_allocator::come_home(stream_memory& mine, ghost& g, mapped& out) {
   if (!g.granted || mine.readers.load()) return false;  // a ghost is open to its own device alone
   address const at = ghosts_.home(g);
@@ -77,7 +83,8 @@ bool device_allocator::come_home(stream_memory& mine, ghost& g, mapped& out) {
 }
 
 // Requires: the lock of `from`, which has reserved the handle's home. Where it goes is reserved, too.
-void device_allocator::leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator which, ghost* back, address to, mapped& out) {
+void device_allocator::leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator which,
+                                  ghost* back, address to, mapped& out) {
   homed_handle& h = which->second;
   tell_mapped(from, h, observe::action::unmap);
   clock::stamp const last{from.home.load()->id(), place.freed};
@@ -151,22 +158,27 @@ bool device_allocator::drop_ghosts(homed_handle const& h, int spared) try {
   return false;
 }
 
-void device_allocator::validate_ghosts(stream_memory const& m, std::vector<std::string>& wrong, std::string const& who) const {
-  auto const say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };
+void device_allocator::validate_ghosts(stream_memory const& m, std::vector<std::string>& wrong,
+                                       std::string const& who) const {
+  auto const say = [&](char const* what, address at) {
+    wrong.push_back(who + ": " + what + " at " + std::to_string(at));
+  };
   auto const all = ghosts_.look();
   ghost_sight const sight{&*all};
   for (region* r : m.pieces.regions()) {
     for (piece const* p = &m.pieces.first_piece(*r); p; p = p->after) {
       if (p->is == state::reserved) continue;
       for (auto i = sight.from(p->at); i != all->end() && i->first < p->end(); ++i) {
-        if (p->is != state::gap || i->first < p->at || i->second.end() > p->end()) say("a ghost lies inside one gap", i->first);
+        if (p->is != state::gap || i->first < p->at || i->second.end() > p->end())
+          say("a ghost lies inside one gap", i->first);
       }
     }
   }
   for (auto const& [at, h] : m.handles) {
     for (ghost const* g = h.ghosts; g; g = g->next) {
       auto const found = all->find(g->at);
-      if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes) say("a ghost is its handle's, elsewhere, and as large", g->at);
+      if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes)
+        say("a ghost is its handle's, elsewhere, and as large", g->at);
     }
   }
 }

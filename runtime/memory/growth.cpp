@@ -7,7 +7,9 @@
 namespace weir::memory {
 void* device_allocator::cold(stream_memory& mine, request const& r) {
   refuse_captured(r.home, r);
-  if (std::size_t const needs = space_.maps() ? round_up(r.rounded, space_.page_bytes()) : r.rounded; can_never_hold(needs)) refuse(r, needs);
+  if (std::size_t const needs = space_.maps() ? round_up(r.rounded, space_.page_bytes()) : r.rounded;
+      can_never_hold(needs))
+    refuse(r, needs);
   std::size_t spare = 0;
   if (!due_its_own(mine, r, spare)) {
     if (void* const p = reuse(mine, r)) return p;
@@ -57,13 +59,16 @@ bool device_allocator::has_room_for_long_run(stream_memory& mine, request const&
   return bytes > slabs::usual_run_bytes && counts_.reserved() + bytes <= most_reserved(used(), r.rounded);
 }
 
-driver::status device_allocator::grow_by(stream_memory& mine, request const& r, run_length how, void*& out, std::size_t spare) {
+driver::status device_allocator::grow_by(stream_memory& mine, request const& r, run_length how, void*& out,
+                                         std::size_t spare) {
   traffic::flowing const coming(traffic_);
   growth g;
   {
     section const hold(mine);
     if ((out = warm_or_shed(mine, r))) return {};  // freed meanwhile, or by the rung before
-    std::size_t const bytes = r.size_class < 0 ? r.rounded : how == run_length::usual ? mine.small.usual_next_run_bytes(r.size_class) : mine.small.next_run_bytes(r.size_class);
+    std::size_t const bytes = r.size_class < 0           ? r.rounded
+                              : how == run_length::usual ? mine.small.usual_next_run_bytes(r.size_class)
+                                                         : mine.small.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > space_.info().total_memory) return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {
@@ -75,7 +80,8 @@ driver::status device_allocator::grow_by(stream_memory& mine, request const& r, 
       for (region const* r : mine.pieces.regions()) has += r->bytes;
       region* const more = space_.take(bytes + alignment, mine, has);
       if (more) mine.pieces.add_region(*more, state::gap);
-      bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) || plan(mine, bytes, alignment, arena::part::runs, g, true);
+      bool const found = planned(!more) || plan(mine, bytes, alignment, arena::part::blocks, g, true) ||
+                         plan(mine, bytes, alignment, arena::part::runs, g, true);
       if (!found) return no_addresses;
     }
     g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
@@ -104,7 +110,8 @@ driver::status device_allocator::grow_by(stream_memory& mine, request const& r, 
   if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
   if (!s.ok()) {
     mine.pieces.roll_back(g);
-    for (handle const& h : made.handles) {  // mapped, and the driver lets nobody use it nor take it back: its place stays taken
+    // mapped, and the driver lets nobody use it nor take it back: its place stays taken
+    for (handle const& h : made.handles) {
       if (!(h.readers & own_bit())) mine.unusable.push_back({mine.pieces.reserve_home(h), &in, {h}});
     }
     note(s);
@@ -126,7 +133,8 @@ driver::status device_allocator::grow_segment(stream_memory& mine, request const
   {
     section const hold(mine);
     if ((out = warm_or_shed(mine, r))) return {};
-    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0) : mine.small.usual_next_run_bytes(r.size_class) + granule;
+    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0)
+                             : mine.small.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, space_.page_bytes());
   if (bytes > space_.info().total_memory || !counts_.charge(bytes)) return {driver::code::out_of_memory};

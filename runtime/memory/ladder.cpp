@@ -1,4 +1,5 @@
-// Out of memory: a ladder, cheapest rung first; after each the lists are searched again. No device-wide synchronize on the way.
+// Out of memory: a ladder, cheapest rung first; after each the lists are searched again.
+// No device-wide synchronize on the way.
 // Threads: any. No lock is held while a driver call or a user's callback runs.
 //
 // Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
@@ -12,10 +13,21 @@
 
 namespace weir::memory {
 namespace {
-enum class rungs : std::size_t { pending, of_others, device_wait, caches, pages, callbacks, oldest_fence, another_look };  // ladder_rungs, by number
+// ladder_rungs, by number
+enum class rungs : std::size_t {
+  pending,
+  of_others,
+  device_wait,
+  caches,
+  pages,
+  callbacks,
+  oldest_fence,
+  another_look
+};
 static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == ladder_rungs.size());
-constexpr int most_rounds = 1000;                   // each has waited for a fence: other threads may keep on taking what it gave
-constexpr int most_rests = 8;                       // while other threads' pages are on their way, or they give back: two that are both refused see each other
+constexpr int most_rounds = 1000;  // each has waited for a fence: other threads may keep on taking what it gave
+// while other threads' pages are on their way, or they give back: two that are both refused see each other
+constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
 
@@ -24,9 +36,11 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   std::vector<rung> climbed;
   void* out = nullptr;
   // When not even one more run of a slab is to be had, a small block gets a granule of its own.
-  request const alone{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
+  request const alone{
+      r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // everything that needs no rung
-    // Where blocks lie must not hang on what is complete: all is. Not while ranks may be waiting for this very thread.
+    // Where blocks lie must not hang on what is complete: all is.
+    // Not while ranks may be waiting for this very thread.
     if (deterministic_ && clocks_.collectives_given().empty()) finish_all();
     {
       section const hold(mine);
@@ -67,10 +81,13 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
   traffic::others others(traffic_);
   if (attempt()) return found(rungs::another_look);
   log_about const about{device_, r.home.id(), r.bytes};
-  if (logs(runtime_, log_level::warning)) log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
-  // To release a segment waits for the work of all devices. When some of it waits for a rank, that may be this very thread's.
+  if (logs(runtime_, log_level::warning))
+    log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
+  // To release a segment waits for the work of all devices.
+  // When some of it waits for a rank, that may be this very thread's.
   std::vector<clock::stamp> collectives;
-  if (!space_.maps()) collectives = clocks_.collectives_given();  // once: a stamp of now would need a new fence at each look
+  // once: a stamp of now would need a new fence at each look
+  if (!space_.maps()) collectives = clocks_.collectives_given();
   auto const may_return = [&] {
     std::erase_if(collectives, [&](clock::stamp s) {
       auto const done = clocks_.poll(s);
@@ -110,16 +127,21 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
     }
     for (;;) {  // each round gives back about what is missing
       std::size_t gave = 0;
-      if (step(rungs::pages, [&] { return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0; })) return out;
+      if (step(rungs::pages, [&] {
+            return gave = may_return() ? return_handles(r.size_class < 0 ? r.rounded : space_.page_bytes()) : 0;
+          }))
+        return out;
       if (!gave) break;
     }
     if (!std::exchange(called_back, true)) {
-      if (step(rungs::callbacks, [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; })) return out;
+      if (step(rungs::callbacks, [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; }))
+        return out;
     }
     std::size_t waited = 0;
     if (step(rungs::oldest_fence, [&] { return waited = wait_for_oldest(collectives) ? 1 : 0; })) return out;
     if (waited) continue;
-    // What was asked on the way may have told of blocks that no rung looked at any more; others may have given some back since.
+    // What was asked on the way may have told of blocks that no rung looked at any more;
+    // others may have given some back since.
     std::size_t settled = 0;
     for (stream_memory* m : memories()) {
       section const hold(*m);
@@ -136,7 +158,8 @@ void* device_allocator::ladder(stream_memory& mine, request const& r, driver::st
 }
 
 void device_allocator::throw_out_of_memory(request const& r, memory_report const& why) {
-  if (logs(runtime_, log_level::error)) log(log_level::error, log_about{device_, r.home.id(), r.bytes}, "out of memory: " + why.text());
+  if (logs(runtime_, log_level::error))
+    log(log_level::error, log_about{device_, r.home.id(), r.bytes}, "out of memory: " + why.text());
   counts_.ran_out();
   observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), runtime_.id(), device_, r.at);
   throw out_of_memory(why, r.at);
@@ -179,7 +202,8 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
     again.swap(m.unusable);
   }
   for (released& g : again) bytes += release(m, g);
-  if (deterministic_ && clocks_.collectives_given().empty()) {  // runs that go are free since now: complete, too, before one is chosen
+  // runs that go are free since now: complete, too, before one is chosen
+  if (deterministic_ && clocks_.collectives_given().empty()) {
     {
       section const hold(m);
       while (slab* const s = m.small.any_empty()) return_run(m, *s);
@@ -193,7 +217,10 @@ std::size_t device_allocator::return_handles_of(stream_memory& m, std::size_t wa
       section const hold(m);
       while (slab* const s = m.small.any_empty()) return_run(m, *s);
       to_ask.stream = m.home.load()->id();
-      auto found = m.pieces.reserve_handles(want - bytes, deterministic_ ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t freed) { return clocks_.complete({to_ask.stream, freed}); });
+      auto found = m.pieces.reserve_handles(want - bytes, deterministic_ ? arena::first::lowest : arena::first::oldest,
+                                            [&](std::uint64_t freed) {
+                                              return clocks_.complete({to_ask.stream, freed});
+                                            });
       going = std::move(found.all);
       to_ask.n = found.waits_for;
       for (released const& g : going) {
@@ -249,7 +276,8 @@ std::size_t device_allocator::release(stream_memory& m, released& g) {
   return bytes - back.orphaned;
 }
 
-// As release(). All that knows a segment by its address forgets it first: once the driver has it, another thread may be given one there.
+// As release(). All that knows a segment by its address forgets it first:
+// once the driver has it, another thread may be given one there.
 std::size_t device_allocator::release_segment(stream_memory& m, released& g) {
   handle const h = g.handles.front();
   address_space::segment whole;
@@ -288,7 +316,8 @@ std::size_t device_allocator::empty_cache() {
   };
   for (stream_memory* m : memories()) {
     empty_caches(*m);
-    if (deterministic_ && clocks_.collectives_given().empty()) finish(*m);  // so that all of it is settled at once, in one order
+    // so that all of it is settled at once, in one order
+    if (deterministic_ && clocks_.collectives_given().empty()) finish(*m);
     clock::stamp newest;
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
@@ -312,7 +341,8 @@ std::size_t device_allocator::empty_cache() {
     bytes += return_handles_of(*m, ~std::size_t{0});
   }
   bytes += return_orphans();
-  if (counts_.reserved() < enough_to_judge * space_.page_bytes()) past_bound_.set(false);  // what comes next is another program
+  // what comes next is another program
+  if (counts_.reserved() < enough_to_judge * space_.page_bytes()) past_bound_.set(false);
   return bytes;
 }
 

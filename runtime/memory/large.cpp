@@ -1,6 +1,7 @@
-// Blocks above the slabs' sizes out and back without a locked instruction, for the thread that owns the lock of their memory.
-// Threads: the table's own. What is not plain is left, unchanged, to the way with the lock: nothing mapped fits, streams to wait for,
-// a fence that is due, a wrong address.
+// Blocks above the slabs' sizes out and back without a locked instruction,
+// for the thread that owns the lock of their memory.
+// Threads: the table's own. What is not plain is left, unchanged, to the way with the lock: nothing mapped
+// fits, streams to wait for, a fence that is due, a wrong address.
 #include "runtime/memory/device_allocator.h"
 
 namespace weir::memory {
@@ -8,7 +9,8 @@ namespace {
 
 class owners_section {  // as section
  public:
-  [[gnu::always_inline]] owners_section(stream_memory& m, thread_cache& c) noexcept : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
+  [[gnu::always_inline]] owners_section(stream_memory& m, thread_cache& c) noexcept
+      : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
     if (!held_) return;
     before_ = m.pieces.free_pieces();
     if (!m.counts.sets_aside() && &c == m.sole && c.has_untold()) c.tell(m.counts);
@@ -16,7 +18,8 @@ class owners_section {  // as section
   owners_section(owners_section const&) = delete;
   [[gnu::always_inline]] ~owners_section() {
     if (!held_) return;
-    memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) - static_cast<std::int64_t>(before_));
+    memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) -
+                               static_cast<std::int64_t>(before_));
     if (memory_.counts.is_used_up()) [[unlikely]] cache_.tell(memory_.counts);
     base::owned_mutex::leave(cache_.own);
   }
@@ -31,7 +34,8 @@ class owners_section {  // as section
 
 }  // namespace
 
-void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept try {
+void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes,
+                     std::size_t alignment) noexcept try {
   auto const& e = mine.entries[thread_table::way_of(line)];
   if (e.line != line || bytes > arena::most_bytes) [[unlikely]] return nullptr;
   if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]] return nullptr;

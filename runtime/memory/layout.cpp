@@ -1,4 +1,5 @@
-// What lies where in a device's memory, for people: ranges held of the driver, and in each what is live, pending and free.
+// What lies where in a device's memory, for people:
+// ranges held of the driver, and in each what is live, pending and free.
 // Threads: any. Looks at everything, under one stream's lock after the other.
 #include <algorithm>
 #include <map>
@@ -33,7 +34,10 @@ void add_slots(mapped_range& to, piece const& run, std::vector<address> const& w
     switch (s.at(i)) {
       case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
       case slot::pending: add(to, {s.start(i), s.size, 0, use::pending}); break;
-      default: add(to, {s.start(i), s.size, 0, std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free}); break;
+      default:
+        add(to, {s.start(i), s.size, 0,
+                 std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free});
+        break;
     }
   }
   if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
@@ -114,9 +118,11 @@ std::vector<stream_memory_use> device_allocator::by_stream() const {
 }
 
 void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {
-  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_, {nullptr, nullptr, 0});
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_,
+                {nullptr, nullptr, 0});
   if (!logs(runtime_, log_level::debug)) [[likely]] return;
-  log(log_level::debug, {device_, m.home.load()->id(), h.bytes}, what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
+  log(log_level::debug, {device_, m.home.load()->id(), h.bytes},
+      what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
 }
 
 void device_allocator::note_mapped(stream_memory& m, handle const& h) noexcept {
@@ -133,7 +139,8 @@ void device_allocator::note_unmapped(stream_memory& m, handle const& h) noexcept
   tell_mapped(m, h, observe::action::unmap);
 }
 
-void device_allocator::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {
+void device_allocator::tell_held(observe::action what, address at, std::size_t bytes,
+                                 std::uint64_t user) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime_.id(), device_, {nullptr, nullptr, 0});
 }
 

@@ -1,10 +1,13 @@
-// The memories of a device's streams, and which of them may have something that serves others: a bit a memory, by the size of its largest.
-// Threads: any, without a lock. A memory's bits are changed by whoever holds its lock; memories are added one at a time, and stay.
+// The memories of a device's streams, and which of them may have something that serves others: a bit a
+// memory, by the size of its largest.
+// Threads: any, without a lock. A memory's bits are changed by whoever holds its lock;
+// memories are added one at a time, and stay.
 //
-// Invariant: a memory is listed by the size of the largest free piece or waiting block of its arena, or a larger one; as `whole` if
-// a free piece may hold a whole handle; as `waits` exactly if something waits in it. Of what a thread does with a memory whose lock it
-// owns nobody hears: such a memory is listed by all that it has mapped.
-// So what a miss looks at does not grow with the number of streams that have nothing for it: their bits are read, 64 at once.
+// Invariant: a memory is listed by the size of the largest free piece or waiting block of its arena, or a
+// larger one; as `whole` if a free piece may hold a whole handle; as `waits` exactly if something waits in
+// it. Of what a thread does with a memory whose lock it owns nobody hears: such a memory is listed by all
+// that it has mapped. So what a miss looks at does not grow with the number of streams that have nothing for
+// it: their bits are read, 64 at once.
 #pragma once
 #include <array>
 #include <bit>
@@ -22,7 +25,8 @@ class stream_memory;
 class lenders {
  public:
   using rows = std::uint32_t;                        // a bit each
-  static constexpr std::size_t few = 16;             // among so many each is visited whatever is listed: a visit also tells it that somebody has looked
+  // among so many each is visited whatever is listed: a visit also tells it that somebody has looked
+  static constexpr std::size_t few = 16;
   static constexpr int sizes = 20;
   static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; the next ones double
   static constexpr rows whole = rows{1} << sizes, waits = whole << 1;
@@ -32,7 +36,9 @@ class lenders {
 
   std::size_t size() const noexcept { return size_.load(base::memory_order_acquire); }
   bool many() const noexcept { return size() > few; }
-  stream_memory& operator[](std::size_t number) const noexcept { return *group_of(number / 64).memories[number % 64].load(base::memory_order_acquire); }
+  stream_memory& operator[](std::size_t number) const noexcept {
+    return *group_of(number / 64).memories[number % 64].load(base::memory_order_acquire);
+  }
   // One is added at a time. Throws: bad_alloc
   void make_room() {
     place const at(size() / 64);
@@ -59,7 +65,8 @@ class lenders {
   rows listed(std::size_t number) const noexcept {
     rows all = 0;
     for (std::size_t r = 0; r < group_of(number / 64).bits.size(); ++r) {
-      all |= static_cast<rows>(group_of(number / 64).bits[r].load(base::memory_order_acquire) >> (number % 64) & 1) << r;
+      all |= static_cast<rows>(group_of(number / 64).bits[r].load(base::memory_order_acquire) >> (number % 64) & 1)
+             << r;
     }
     return all;
   }
@@ -68,7 +75,8 @@ class lenders {
   void each(Do act) const {
     visit(~rows{0}, 0, size(), true, [&](stream_memory& m) { return act(m), false; });
   }
-  // Those listed in one of `in`, the one with number `from` (of as many as there are) and those after it first, until one is `enough`.
+  // Those listed in one of `in`, the one with number `from` (of as many as there are)
+  // and those after it first, until one is `enough`.
   template <class Enough>
   void some(rows in, std::size_t from, Enough enough) const {
     std::size_t const n = size();
@@ -89,12 +97,14 @@ class lenders {
     std::array<base::atomic<stream_memory*>, 64> memories{};
     std::uint64_t word(rows in) const noexcept {
       std::uint64_t all = 0;
-      for (; in; in &= in - 1) all |= bits[static_cast<std::size_t>(std::countr_zero(in))].load(base::memory_order_acquire);
+      for (; in; in &= in - 1)
+        all |= bits[static_cast<std::size_t>(std::countr_zero(in))].load(base::memory_order_acquire);
       return all;
     }
   };
   struct place {  // of a group: blocks of 1, 2, 4, ... of them, which never move
-    explicit place(std::size_t w) noexcept : block(static_cast<std::size_t>(std::bit_width(w + 1) - 1)), index(w + 1 - (std::size_t{1} << block)) {}
+    explicit place(std::size_t w) noexcept
+        : block(static_cast<std::size_t>(std::bit_width(w + 1) - 1)), index(w + 1 - (std::size_t{1} << block)) {}
     std::size_t block, index;
   };
   static int row(std::size_t bytes) noexcept {
@@ -113,7 +123,8 @@ class lenders {
       if (from > w * 64) word &= ~std::uint64_t{0} << (from - w * 64);
       if (to - w * 64 < 64) word &= (std::uint64_t{1} << (to - w * 64)) - 1;
       for (; word; word &= word - 1) {
-        if (enough(*g.memories[static_cast<std::size_t>(std::countr_zero(word))].load(base::memory_order_acquire))) return true;
+        if (enough(*g.memories[static_cast<std::size_t>(std::countr_zero(word))].load(base::memory_order_acquire)))
+          return true;
       }
     }
     return false;

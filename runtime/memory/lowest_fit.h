@@ -1,12 +1,13 @@
 // The large free pieces of a region: which is the lowest that is large enough.
 // Threads: guarded by the lock of the stream_memory whose region it belongs to.
 //
-// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are looked at, sixteen at a
-// time, so that one that comes, goes or changes its size is a store or two. A program seldom fills a second leaf.
-// Invariants
-//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0, and that is leaf 0
-//   most_[r] is at least the size of each; the search that it led astray lowers it
-//   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made room for
+// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are
+// looked at, sixteen at a time, so that one that comes, goes or changes its size is a store or two. A program
+// seldom fills a second leaf. Invariants
+//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0,
+//   and that is leaf 0 most_[r] is at least the size of each; the search that it led astray lowers it
+//   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made
+//   room for
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,7 +26,8 @@ class lowest_fit {
   static constexpr std::size_t some_leaves = 8;                   // looked at where no order helps
   static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; of larger ones nothing is kept
   // Requires: no two pieces begin within two pages of each other.
-  explicit lowest_fit(std::size_t pages) : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
+  explicit lowest_fit(std::size_t pages)
+      : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
     for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
   }
   void insert(piece& p) noexcept {
@@ -43,7 +45,8 @@ class lowest_fit {
   [[gnu::always_inline]] void change(piece& p) noexcept {
     leaf& l = leaves_[p.leaf];
     std::size_t const page = p.in->page_index(p.at), r = l.rank;
-    if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]] return erase(p), insert(p);
+    if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
+      return erase(p), insert(p);
     set(l, p.seat, p, page);
     if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
   }
@@ -62,13 +65,15 @@ class lowest_fit {
     for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
       if (most_[r] < v) continue;
       leaf& l = at(r);
-      std::int32_t const found = from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
+      std::int32_t const found =
+          from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
       if (found != none) return l.at[static_cast<std::size_t>(found) & (room - 1)];
       if (!from) most_[r] = largest_in(l);
     }
     return nullptr;
   }
-  // The tightest that holds so many bytes and that `fits` likes, of those alike the one that came or changed last; of the first `some_leaves` leaves.
+  // The tightest that holds so many bytes and that `fits` likes, of those alike the one that came or changed
+  // last; of the first `some_leaves` leaves.
   template <class Fits>
   piece* tightest(std::size_t bytes, Fits fits) const {
     piece* best = nullptr;
@@ -87,7 +92,9 @@ class lowest_fit {
       for (std::uint32_t i = 0; i < l.n; ++i) {
         if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
         piece& p = *l.at[i];
-        if (p.bytes < bytes || (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.turn < best->turn))) || !fits(p)) continue;
+        if (p.bytes < bytes || (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.turn < best->turn))) ||
+            !fits(p))
+          continue;
         best = &p;
       }
     }
@@ -104,7 +111,8 @@ class lowest_fit {
     if (count_ > some_leaves) return std::numeric_limits<std::size_t>::max();
     std::int32_t most = 0;
     for (std::size_t r = 0; r < count_; ++r) most = at(r).n ? std::max(most, most_[r]) : most;
-    return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(most) * unit;
+    return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
+                                                                  : static_cast<std::size_t>(most) * unit;
   }
   std::size_t some() const noexcept {  // how many there are, of those in the first `some_leaves` leaves
     std::size_t n = 0;
@@ -126,7 +134,8 @@ class lowest_fit {
     for (std::size_t r = 0; r < count_; ++r) {
       leaf const& l = at(r);
       all += l.n;
-      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 && order_[0] == 0 : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
+      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 && order_[0] == 0
+                                         : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
       for (std::uint32_t i = 0; i < room; ++i) {
         if (i >= l.n) {
           good &= l.sizes[i] == 0;
@@ -134,7 +143,8 @@ class lowest_fit {
         }
         piece const& p = *l.at[i];
         std::size_t const page = p.in->page_index(p.at);
-        good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) && most_[r] >= l.sizes[i];
+        good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) &&
+                most_[r] >= l.sizes[i];
         good &= page >= starts_[r] && (r + 1 == count_ || page < starts_[r + 1]);
       }
       if (!good) wrong(r);
@@ -154,9 +164,15 @@ class lowest_fit {
     std::uint32_t n;                       // seats taken: the first ones
     std::uint32_t rank;
   };
-  static std::size_t leaves_for(std::size_t pages) noexcept { return std::min<std::size_t>((pages / 2 + 1) * 2 / join_up_to + 4, std::numeric_limits<std::uint16_t>::max()); }
-  static std::int32_t units(std::size_t bytes) noexcept { return static_cast<std::int32_t>(std::min(bytes / unit, most_units - 1)); }
-  static std::int32_t key(std::size_t page, std::uint32_t seat) noexcept { return static_cast<std::int32_t>(page << seat_bits | seat); }
+  static std::size_t leaves_for(std::size_t pages) noexcept {
+    return std::min<std::size_t>((pages / 2 + 1) * 2 / join_up_to + 4, std::numeric_limits<std::uint16_t>::max());
+  }
+  static std::int32_t units(std::size_t bytes) noexcept {
+    return static_cast<std::int32_t>(std::min(bytes / unit, most_units - 1));
+  }
+  static std::int32_t key(std::size_t page, std::uint32_t seat) noexcept {
+    return static_cast<std::int32_t>(page << seat_bits | seat);
+  }
   leaf& at(std::size_t rank) const noexcept { return leaves_[order_[rank]]; }
   std::size_t rank_of(std::size_t page) const noexcept {
     if (count_ == 1) [[likely]] return 0;
@@ -239,7 +255,8 @@ class lowest_fit {
     v = less_of(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
     return less_of(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))[0];
   }
-  // All seats of a leaf that may be taken, sixteen at a time: of those that are not the size is 0. How many there are decides no jump then.
+  // All seats of a leaf that may be taken, sixteen at a time: of those that are not the size is 0. How many
+  // there are decides no jump then.
   template <class Look>
   [[gnu::always_inline]] static void each_four(leaf const& l, Look look) noexcept {
     std::size_t i = 0;
@@ -276,7 +293,9 @@ class lowest_fit {
     }
     return out;
   }
-  static std::int32_t largest_in(leaf const& l) noexcept { return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0; }
+  static std::int32_t largest_in(leaf const& l) noexcept {
+    return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0;
+  }
 
   sparse_array<leaf> leaves_;
   sparse_array<std::uint16_t> order_;  // the first count_: by address; the others are spare

@@ -1,9 +1,12 @@
-// The free pieces that hold whole handles: what can be moved or given back, the smallest first or the oldest first.
+// The free pieces that hold whole handles:
+// what can be moved or given back, the smallest first or the oldest first.
 // Threads: guarded by the lock of the stream_memory whose arena it belongs to.
 //
-// A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so that blocks that come
-// and go pay a link or two. Stamps of one stream are complete in their order, so the oldest piece is the first that may go.
-// Invariant: a free piece of a page and more is noted, or unsorted and large, or listed by `span`, by age and by address, or was found to hold no whole handle.
+// A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so
+// that blocks that come and go pay a link or two. Stamps of one stream are complete in their order, so the
+// oldest piece is the first that may go.
+// Invariant: a free piece of a page and more is noted, or unsorted and large, or listed by `span`, by age and
+// by address, or was found to hold no whole handle.
 #pragma once
 #include "runtime/memory/piece.h"
 
@@ -95,7 +98,8 @@ class movable {
     sort();
     by_place_.lowest(enough);
   }
-  piece* around(handle const& h) noexcept {  // the piece in which it lies wholly; null: it holds something, or is reserved
+  // the piece in which it lies wholly; null: it holds something, or is reserved
+  piece* around(handle const& h) noexcept {
     sort();
     return by_place_.around(h.at, h.bytes);
   }
@@ -113,7 +117,9 @@ class movable {
   piece* first_noted_ = nullptr;
   std::size_t unsorted_ = 0;
   bins_by<by_span> by_size_;
-  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>, boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>> by_age_;
+  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>,
+                             boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>>
+      by_age_;
   piece_places by_place_;
 };
 

@@ -1,10 +1,14 @@
-// Handles for a window: made while the bound allows it, moved from where they lie free, made all the same when none does.
-// Threads: any. A stream's lock is held to choose a handle and to note that it is gone, never over a driver call.
+// Handles for a window: made while the bound allows it, moved from where they lie free,
+// made all the same when none does.
+// Threads: any. A stream's lock is held to choose a handle and to note that it is gone,
+// never over a driver call.
 //
-// Invariant: reserved <= max((1 + epsilon) x most live + c, what is covered). A handle is covered while it holds a byte that is live, pending
-// or not known to be complete, or the rest of a slab: one is made past the first term only when no handle was found that is wholly free and
-// complete. Among more than 16 streams live counts what thread caches keep. Of threads at work at once each may find none just before another frees one: what they ask for then may come on top of what is
-// covered. c is a page, and one for each further stream, of at most 15, that would live on what others leave (due_its_own).
+// Invariant: reserved <= max((1 + epsilon) x most live + c, what is covered). A handle is covered while it
+// holds a byte that is live, pending or not known to be complete, or the rest of a slab: one is made past the
+// first term only when no handle was found that is wholly free and complete. Among more than 16 streams live
+// counts what thread caches keep. Of threads at work at once each may find none just before another frees
+// one: what they ask for then may come on top of what is covered. c is a page, and one for each further
+// stream, of at most 15, that would live on what others leave (due_its_own).
 #include <algorithm>
 #include <bit>
 
@@ -18,7 +22,14 @@ constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines o
 class device_allocator::filling {
  public:
   filling(device_allocator& a, stream_memory& mine, growth& g, std::size_t asked, mapped& out)
-      : a_(a), mine_(mine), for_(g), out_(out), page_(a.space_.page_bytes()), peers_(a.living(mine.readers.load())), used_(a.used()), sizes_(suitable()) {
+      : a_(a),
+        mine_(mine),
+        for_(g),
+        out_(out),
+        page_(a.space_.page_bytes()),
+        peers_(a.living(mine.readers.load())),
+        used_(a.used()),
+        sizes_(suitable()) {
     bound_ = a.most_reserved(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
     charge_within_bound(g.missing_bytes);
@@ -65,8 +76,11 @@ class device_allocator::filling {
     return a_.space_.handles_under(for_.bytes, holdings(), a_.epsilon_);
   }
   address_space::holdings holdings() const {
-    return {.reserved = a_.counts_.reserved() + for_.missing_bytes, .live = static_cast<std::size_t>(used_.large), .blocks = static_cast<std::size_t>(used_.large_blocks),
-            .free_pieces = for_.large_beside, .past_bound = a_.past_bound_.get()};
+    return {.reserved = a_.counts_.reserved() + for_.missing_bytes,
+            .live = static_cast<std::size_t>(used_.large),
+            .blocks = static_cast<std::size_t>(used_.large_blocks),
+            .free_pieces = for_.large_beside,
+            .past_bound = a_.past_bound_.get()};
   }
   bool charge(std::size_t n) {
     if (!a_.counts_.charge(n)) return false;
@@ -84,7 +98,8 @@ class device_allocator::filling {
     }
     out_.handles.push_back(h);
     std::uint64_t const readers = a_.own_bit() | peers_;
-    auto const s = peers_ ? a_.machine_.grant_all(h.at, h.bytes, readers) : a_.machine_.grant(h.at, h.bytes, a_.device_);
+    auto const s =
+        peers_ ? a_.machine_.grant_all(h.at, h.bytes, readers) : a_.machine_.grant(h.at, h.bytes, a_.device_);
     if (s.ok()) out_.handles.back().readers = readers;
     return s.what == driver::code::not_supported && peers_ ? place_without_those_refused(out_.handles.back()) : s;
   }
@@ -107,7 +122,8 @@ class device_allocator::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    bool const too_large = h.bytes > left || (h.bytes > sizes_.moved && a_.clocks_.complete({from->home.load()->id(), victim.place->freed}));
+    bool const too_large = h.bytes > left || (h.bytes > sizes_.moved &&
+                                              a_.clocks_.complete({from->home.load()->id(), victim.place->freed}));
     if (too_large || mine_.readers.load()) {  // or not open to peers: it goes, and as much as is needed is made
       if (!a_.release(*from, victim)) return false;
       n = sizes_.next(std::min(left, h.bytes));
@@ -119,8 +135,8 @@ class device_allocator::filling {
     return true;
   }
 
-  // One to take: the largest that fits, of whichever stream, among what is complete, else among what is ordered before the stream's next
-  // work; else the smallest of all, which goes.
+  // One to take: the largest that fits, of whichever stream, among what is complete, else among what is
+  // ordered before the stream's next work; else the smallest of all, which goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_memory*& from) {
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
@@ -131,7 +147,8 @@ class device_allocator::filling {
         from = &m;
         return found.place != nullptr;
       };
-      a_.streams_.some(lenders::whole, 0, [&](stream_memory& m) { return &m != &mine_ && look(m); });  // others' first: what lies idle there serves nobody
+      // others' first: what lies idle there serves nobody
+      a_.streams_.some(lenders::whole, 0, [&](stream_memory& m) { return &m != &mine_ && look(m); });
       if (found.place || look(mine_)) return found;
     }
     return {};
@@ -146,8 +163,15 @@ class device_allocator::filling {
         if (a_.streams_.many()) m.lock.disown();
         oldest.stream = m.home.load()->id();
         auto found = m.pieces.reserve_handle(
-            left, enough, [&](handle const& h) { return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !a_.open_bytes(h); },
-            [&](std::uint64_t freed) { return how == may::fit_ordered ? a_.passed(home, {oldest.stream, freed}) : a_.clocks_.complete({oldest.stream, freed}); });
+            left, enough,
+            [&](handle const& h) {
+              return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none &&
+                     !a_.open_bytes(h);
+            },
+            [&](std::uint64_t freed) {
+              return how == may::fit_ordered ? a_.passed(home, {oldest.stream, freed})
+                                             : a_.clocks_.complete({oldest.stream, freed});
+            });
         if (found.from.place) return std::move(found.from);
         oldest.n = found.waits_for;
       }
@@ -190,8 +214,8 @@ driver::status device_allocator::fill(stream_memory& mine, growth& g, std::size_
   return {driver::code::out_of_memory};
 }
 
-// All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only among few streams are the caches
-// asked, for that takes each memory's lock.
+// All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only
+// among few streams are the caches asked, for that takes each memory's lock.
 device_allocator::in_use device_allocator::used() const {
   in_use n;
   std::size_t const all = streams_.size();
@@ -210,12 +234,14 @@ device_allocator::in_use device_allocator::used() const {
   }
   if (!few) return n;
   auto const caches = lent();
-  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes), n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
+  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes),
+  n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
   n.pending += caches.waiting_bytes;
   return n;
 }
 
-// The first term of the bound. A device of one stream knows its peak; of several, what was live whenever one needed more.
+// The first term of the bound. A device of one stream knows its peak;
+// of several, what was live whenever one needed more.
 std::size_t device_allocator::most_reserved(in_use const& n, std::size_t asked) noexcept {
   most_live_.raise(static_cast<std::size_t>(std::max(n.most_of_one, n.live)));
   std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(n.live + n.pending) + asked);
@@ -230,7 +256,8 @@ void device_allocator::release(driver::memory_handle h, std::size_t bytes, mappe
   } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
 }
 
-// Takes back what fill made. Ensures: `handles` is what is still mapped, because the driver refused even that.
+// Takes back what fill made. Ensures: `handles` is what is still mapped,
+// because the driver refused even that.
 void device_allocator::undo(mapped& out) {
   std::erase_if(out.handles, [&](handle const& h) {
     if (!machine_.unmap(h.at, h.bytes).ok()) return false;

@@ -32,8 +32,10 @@ void outbox::forget() noexcept {
   user_ = nullptr;
 }
 
-// A block that is the first for its stream and stamp goes home by itself, as it would without an outbox; what follows it is gathered.
-bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s, bool& due) noexcept try {
+// A block that is the first for its stream and stamp goes home by itself, as it would without an outbox;
+// what follows it is gathered.
+bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s,
+                            bool& due) noexcept try {
   if (s.stream != user.id() || !open(m, c)) return false;
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
@@ -43,7 +45,8 @@ bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, c
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
     c.out.note_told(static_cast<std::int64_t>(size));
     m.counts.held(observe::size_pool::small, size, requested);
-    tell_held(observe::action::held, b.from->start(b.index), size, s.stream);  // with its free: a snapshot shows it as pending from here on
+    // with its free: a snapshot shows it as pending from here on
+    tell_held(observe::action::held, b.from->start(b.index), size, s.stream);
     if (b.from->marks_room) b.from->marks_room[b.index].store(0);
     return true;
   };
@@ -130,7 +133,9 @@ bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept 
   clock::timeline const* const user = slab::timeline_of(known);
   if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->line)) return false;
   marks[at.index].store(0, base::memory_order_relaxed);  // before the slot can be anybody else's
-  if (at.entry->cache->give_used(user, *at.in, at.index, state, static_cast<std::uint8_t>(state.get() & ~slot_bits::noted))) return true;
+  if (at.entry->cache->give_used(user, *at.in, at.index, state,
+                                 static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))
+    return true;
   marks[at.index].store(known, base::memory_order_relaxed);
   return false;
 }

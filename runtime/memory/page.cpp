@@ -45,7 +45,8 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
   for (bool self = true;; self = false) {  // up: at the lowest level i itself counts, above it only what is left of it
     std::uint64_t const word = levels_[depth][i / 64];
     unsigned const bit = i % 64;
-    found = word & (self ? (bit == 63 ? ~std::uint64_t{0} : (std::uint64_t{2} << bit) - 1) : (std::uint64_t{1} << bit) - 1);
+    found =
+        word & (self ? (bit == 63 ? ~std::uint64_t{0} : (std::uint64_t{2} << bit) - 1) : (std::uint64_t{1} << bit) - 1);
     if (found) break;
     i /= 64;
     if (++depth == levels_.size()) return none;
@@ -59,12 +60,24 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 }
 
 region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
-    : base(b), bytes(n), page_bytes(page), owner(o), runs(b + n), page_shift_(std::countr_zero(page)), pages_(n / page + 1), starts_(b, n / granule + 2), wholes_(n / granule + 2), slabs_(n / cell + 2), started_(n / granule + 2) {}
+    : base(b),
+      bytes(n),
+      page_bytes(page),
+      owner(o),
+      runs(b + n),
+      page_shift_(std::countr_zero(page)),
+      pages_(n / page + 1),
+      starts_(b, n / granule + 2),
+      wholes_(n / granule + 2),
+      slabs_(n / cell + 2),
+      started_(n / granule + 2) {}
 
 region::~region() = default;
 
 void region::set_pages(handle const& where, handle* value) noexcept {
-  for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end; ++i) pages_[i] = value;
+  for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end;
+       ++i)
+    pages_[i] = value;
 }
 
 piece* granule_table::at(std::size_t i) const noexcept {
@@ -143,7 +156,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
   page_ = info.granularity ? info.granularity : std::size_t{2} << 20;
   if (!info.maps) return {};
   std::size_t const memory = std::bit_ceil(std::max(info.total_memory, page_ * 16));
-  std::size_t bytes = wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
+  std::size_t bytes =
+      wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
   for (;; bytes = round_down(bytes / 2, page_)) {
     auto const got = machine_.reserve(bytes, page_);
     if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory) continue;
@@ -172,19 +186,27 @@ handle_sizes address_space::handles_under(std::size_t block, holdings const& now
 
 handle_sizes address_space::suitable(std::size_t block, holdings const& now, double epsilon) const noexcept {
   std::size_t const pages = block / page_, held = now.reserved / page_, gib = std::max<std::size_t>(held / 512, 1);
-  // Each free piece keeps a part of a handle idle at both its ends, and a program of many small blocks has many free pieces.
+  // Each free piece keeps a part of a handle idle at both its ends,
+  // and a program of many small blocks has many free pieces.
   double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
   double const few = std::max(1.0, 128.0 / static_cast<double>(now.blocks + 1));
   double const suits = usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024);  // pages
   std::size_t const by_block = std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512);
-  // A handle was made although the bound had no room: large ones keep too much mapped, about one for each free piece, half of it at either
-  // end. Not among many small blocks: small handles would be moved for ever.
-  if (double const fair = 2 * epsilon * static_cast<double>(held) / static_cast<double>(now.free_pieces + 1); epsilon >= plenty && now.past_bound && fair < 32 && (now.blocks < 64 || usual >= 12)) {
-    std::size_t const n = std::bit_floor(std::clamp<std::size_t>(std::min(by_block, static_cast<std::size_t>(fair)), 1, 16));
+  // A handle was made although the bound had no room: large ones keep too much mapped, about one for each
+  // free piece, half of it at either end. Not among many small blocks: small handles would be moved for ever.
+  if (double const fair = 2 * epsilon * static_cast<double>(held) / static_cast<double>(now.free_pieces + 1);
+      epsilon >= plenty && now.past_bound && fair < 32 && (now.blocks < 64 || usual >= 12)) {
+    std::size_t const n =
+        std::bit_floor(std::clamp<std::size_t>(std::min(by_block, static_cast<std::size_t>(fair)), 1, 16));
     return {page_, n * page_, 0, 2 * n * page_};
   }
-  if (epsilon >= plenty && pages >= 64 && suits >= 32) return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
-  std::size_t const most = epsilon >= plenty ? 16 : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)), 1, 16);
+  if (epsilon >= plenty && pages >= 64 && suits >= 32)
+    return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
+  std::size_t const most =
+      epsilon >= plenty
+          ? 16
+          : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)),
+                                    1, 16);
   std::size_t const n = std::bit_floor(std::clamp<std::size_t>(by_block, 1, most));
   return {page_, n * page_, epsilon >= plenty && n == 16 && goes_with_rest(now, suits, n) ? 24 * page_ : 0};
 }
@@ -200,13 +222,17 @@ region* address_space::take(std::size_t at_least, stream_memory& owner, std::siz
   std::size_t const need = (at_least + extent_ - 1) / extent_;
   std::size_t const left = extents_ - used_, whole = generous_ / extent_;
   if (need > left) return nullptr;
-  // Generous while there is plenty: an arena of one region has the fewest seams. Then as much again as the stream has, and at first a small
-  // part of what is left: thousands of streams find room, and one that grows has few regions all the same.
-  std::size_t const wanted = left > extents_ / 2 ? whole : std::max({has / extent_, left / part_of_rest, std::size_t{1}});
+  // Generous while there is plenty: an arena of one region has the fewest seams. Then as much again as the
+  // stream has, and at first a small part of what is left:
+  // thousands of streams find room, and one that grows has few regions all the same.
+  std::size_t const wanted =
+      left > extents_ / 2 ? whole : std::max({has / extent_, left / part_of_rest, std::size_t{1}});
   std::size_t const n = std::max(need, std::min({left, whole, wanted}));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
-  if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_); n > need && runs - made->base >= at_least) made->runs = runs;
+  if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_);
+      n > need && runs - made->base >= at_least)
+    made->runs = runs;
   for (std::size_t i = used_; i < used_ + n; ++i) by_extent_[i].store(made, base::memory_order_release);
   used_ += n;
   return made;
@@ -241,7 +267,8 @@ region* address_space::find(void const* p) const noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (base_) {
     std::size_t const offset = a - base_;
-    return offset < extents_ << extent_shift_ ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire) : nullptr;
+    return offset < extents_ << extent_shift_ ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire)
+                                              : nullptr;
   }
   base::lock_guard hold(lock_);
   auto after = segments_.upper_bound(a);

@@ -1,5 +1,6 @@
 // Address space and pages of one device: one reservation, cut into regions, and what is mapped where.
-// Threads: address_space any; a region belongs to one arena and is guarded by that arena's lock, but for `base`, `bytes`, `owner`.
+// Threads: address_space any; a region belongs to one arena and is guarded by that arena's lock,
+// but for `base`, `bytes`, `owner`.
 //
 // Invariants
 //   every page of a region has exactly one handle, or none; a handle's pages are all its own
@@ -19,7 +20,8 @@
 namespace weir::memory {
 
 using driver::address;
-inline constexpr std::size_t granule = 32 << 10;  // bytes: no two blocks of an arena start in the same granule; a run has whole ones, unless it is short
+// bytes: no two blocks of an arena start in the same granule; a run has whole ones, unless it is short
+inline constexpr std::size_t granule = 32 << 10;
 inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one slab's run, or of none
 
 class lowest_fit;
@@ -54,7 +56,8 @@ class bit_tree {
   std::uint64_t const* lowest_ = nullptr;  // level 0
 };
 
-// Physical memory: one create, or one segment. It is mapped whole, at the one place that is its home, and at its ghosts (ghost.h).
+// Physical memory: one create, or one segment.
+// It is mapped whole, at the one place that is its home, and at its ghosts (ghost.h).
 struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
   address at = 0;             // its home. Written also with the lock of the ghosts held, where it has some
@@ -67,8 +70,9 @@ struct homed_handle : handle {
   ghost* ghosts = nullptr;    // the newest; with their lock
 };
 
-// A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one starts is one word, 64 times
-// fewer pages and lines than a word for each granule. Where several start it is a row of 64 words, and stays one.
+// A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one
+// starts is one word, 64 times fewer pages and lines than a word for each granule. Where several start it is
+// a row of 64 words, and stays one.
 class granule_table {
  public:
   static constexpr std::size_t row = 64;
@@ -78,7 +82,8 @@ class granule_table {
     std::uintptr_t const s = stretches_[i / row];
     return s & 1 ? rows_[s >> 1].of[i % row] : reinterpret_cast<piece*>(s);  // NOLINT(performance-no-int-to-ptr)
   }
-  void set(std::size_t i, piece* p, bool starts) noexcept {  // starts: p begins in this granule, and stays there until clear()
+  // starts: p begins in this granule, and stays there until clear()
+  void set(std::size_t i, piece* p, bool starts) noexcept {
     std::uintptr_t& s = stretches_[i / row];
     if (s == 0 && starts) [[likely]] s = reinterpret_cast<std::uintptr_t>(p);
     else among(s)[i % row] = p;
@@ -111,11 +116,12 @@ class region {
   std::size_t const page_bytes;
   base::atomic<stream_memory*> owner;
   piece* first = nullptr;  // the piece at `base`
-  address runs;            // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
+  address runs;  // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
   static constexpr std::size_t large_pages = 2;
   std::size_t const large_bytes = large_pages * page_bytes;
-  std::unique_ptr<lowest_fit> large;  // free pieces below `runs` of so many bytes and more. Null: a segment, or terabytes
+  // free pieces below `runs` of so many bytes and more. Null: a segment, or terabytes
+  std::unique_ptr<lowest_fit> large;
 
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }
@@ -130,15 +136,18 @@ class region {
   }
   void leave_block(address at) noexcept { starts_.clear(index(at)); }
   piece* covering(address) const noexcept;  // null: no block, no run
-  piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }  // the block that starts in the same granule, or perhaps another; null: none
+  // the block that starts in the same granule, or perhaps another; null: none
+  piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }
   // Whose run this lies in. Threads: any while a slot there is live, without a lock.
   slab* slab_at(address a) const noexcept {
     slab* const whole = slab_of_granule(a);
     return whole ? whole : slab_in_cell(a);
   }
-  slab* slab_of_granule(address a) const noexcept { return base::load_acquire(wholes_[index(a)]); }  // null: it is not one slab's
-  slab* slab_in_cell(address a) const noexcept { return slabs_[cell_index(a)]; }                      // null: its granule is one slab's, or it is none's
-  slab** wholes() const noexcept { return &wholes_[0]; }                            // by granule from the one of `base` on
+  // null: it is not one slab's
+  slab* slab_of_granule(address a) const noexcept { return base::load_acquire(wholes_[index(a)]); }
+  // null: its granule is one slab's, or it is none's
+  slab* slab_in_cell(address a) const noexcept { return slabs_[cell_index(a)]; }
+  slab** wholes() const noexcept { return &wholes_[0]; }  // by granule from the one of `base` on
 
  private:
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
@@ -149,11 +158,13 @@ class region {
   int const page_shift_;
   sparse_array<handle*> pages_;
   granule_table starts_;
-  // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its own. A slot's way to its slab may change
-  // while it is live: cells are written before the whole is taken out, so that who finds that null sees them.
+  // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its
+  // own. A slot's way to its slab may change while it is live: cells are written before the whole is taken
+  // out, so that who finds that null sees them.
   sparse_array<slab*> wholes_;   // a granule
   sparse_array<slab*> slabs_;    // a cell
-  mutable bit_tree started_;     // granules where a block starts, or has started: a search that meets one of these takes it out
+  // granules where a block starts, or has started: a search that meets one of these takes it out
+  mutable bit_tree started_;
 };
 
 // How large the handles under a block are.
@@ -175,7 +186,8 @@ class address_space {  // one a device
   ~address_space();
   address_space(address_space const&) = delete;
 
-  // One reservation of `wanted` bytes (0: 64 times the device's memory, at most 16 TiB), halved until it fits.
+  // One reservation of `wanted` bytes (0: 64 times the device's memory,
+  // at most 16 TiB), halved until it fits.
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
@@ -186,19 +198,22 @@ class address_space {  // one a device
     std::size_t free_pieces = 0;           // of two pages and more
     bool past_bound = false;               // a handle was made past the bound since the program took its first 32 pages
   };
-  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several mapped, the less so the more
-  // is reserved; the largest only where the program's blocks are large, or few; never so small that a device takes more than some 512
-  // of them; and small where `epsilon` leaves little idle memory to round up with, or where handles of that size have kept more mapped
-  // than the bound has room for: of those, each free piece may cost one.
+  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several
+  // mapped, the less so the more is reserved; the largest only where the program's blocks are large, or few;
+  // never so small that a device takes more than some 512 of them; and small where `epsilon` leaves little
+  // idle memory to round up with, or where handles of that size have kept more mapped than the bound has room
+  // for: of those, each free piece may cost one.
   handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
-  // Where none is moved and each costs as much again for every peer: as few as can be, up to 128 pages, 256 MiB on GPUs.
+  // Where none is moved and each costs as much again for every peer:
+  // as few as can be, up to 128 pages, 256 MiB on GPUs.
   handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
   driver::device_info const& info() const noexcept { return info_; }
 
   // Null: no addresses left. `has`: bytes of addresses that the owner has already.
   region* take(std::size_t at_least, stream_memory& owner, std::size_t has = 0);
   region* adopt_segment(address, std::size_t bytes, stream_memory& owner);
-  // A segment is in no book any more when the driver gets it: its addresses may come back at once, to another thread.
+  // A segment is in no book any more when the driver gets it:
+  // its addresses may come back at once, to another thread.
   using segment = std::map<address, std::unique_ptr<region>>::node_type;
   segment set_aside(region const&) noexcept;
   void put_back(segment&&) noexcept;  // the driver would not take it
@@ -222,10 +237,12 @@ class address_space {  // one a device
   mutable base::mutex lock_;
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
-  handle_sizes suitable(std::size_t block, holdings const&, double epsilon) const noexcept;  // but for what past the bound asks of all
-  bool goes_with_rest(holdings const&, double suits, std::size_t pages) const noexcept;  // a handle of so many pages, what is left of the block
+  // but for what past the bound asks of all
+  handle_sizes suitable(std::size_t block, holdings const&, double epsilon) const noexcept;
+  // a handle of so many pages, what is left of the block
+  bool goes_with_rest(holdings const&, double suits, std::size_t pages) const noexcept;
   static constexpr std::size_t most_dropped = 64;
-  std::vector<std::unique_ptr<region>> dropped_;                 // under lock_; the last few: somebody may be asking about them now
+  std::vector<std::unique_ptr<region>> dropped_;  // under lock_; the last few: somebody may be asking about them now
 };
 
 }  // namespace weir::memory

@@ -1,9 +1,9 @@
 // Blocks given back that other streams may still use, waiting in the order of the stamp that holds them.
 // Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
 //
-// Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor complete.
-// Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the arena is found by its size in
-// O(log n), the one given back first at once.
+// Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor
+// complete. Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the
+// arena is found by its size in O(log n), the one given back first at once.
 #pragma once
 #include <algorithm>
 #include <boost/intrusive/list.hpp>
@@ -24,7 +24,9 @@ struct held_block {
   std::uint32_t index = 0;
   std::size_t bytes = 0;   // in all
   std::vector<clock::stamp> stamps;  // all must be passed
-  std::uint64_t since = 0;           // the arena's own stamp: its own use of the block, and those it was found to be ordered behind, are before it
+  // the arena's own stamp: its own use of the block, and those it was found to be ordered behind,
+  // are before it
+  std::uint64_t since = 0;
   std::uint64_t turn = 0;            // given back as the so many-th; push() says
   std::vector<slabs::taken> more{};  // slots that were given back with that one, and wait for the same
 
@@ -58,7 +60,8 @@ class pending_blocks {
 
   // When the host has no memory for it, nothing has changed.
   void push(held_block const& b) { push(b, b.stamps); }
-  void push(held_block const& b, std::span<clock::stamp const> stamps) {  // for these stamps, whatever it says of its own
+  // for these stamps, whatever it says of its own
+  void push(held_block const& b, std::span<clock::stamp const> stamps) {
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
     node& n = spare_.front();
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: there is room already
@@ -96,8 +99,10 @@ class pending_blocks {
     if (r.newest_.empty()) r.newest_ = numbers{{stream, 0}}.extract(stream);
     r.queue_.key() = r.newest_.key() = stream;
   }
-  // Needs no memory. Requires: a room made for that stream; not empty. Ensures: it must be made again for the next ones
-  void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s, std::uint64_t since) noexcept {
+  // Needs no memory. Requires: a room made for that stream; not empty. Ensures:
+  // it must be made again for the next ones
+  void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
+            std::uint64_t since) noexcept {
     node& n = *r.block_.release();
     n.stamps.assign(1, s);
     n.whole = nullptr, n.cut = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
@@ -109,8 +114,8 @@ class pending_blocks {
     if (queue == queues_.end()) queue = queues_.insert(std::move(r.queue_)).position;
     enter(n, queue->second);
   }
-  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block for whose next wait
-  // the host has no memory stays where it is, until the next time.
+  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block
+  // for whose next wait the host has no memory stays where it is, until the next time.
   template <class Passed, class Settled>
   void settle(Passed passed, Settled settled) {
     bool moved = true;
@@ -120,7 +125,8 @@ class pending_blocks {
         auto& queue = at->second;
         while (!queue.empty()) {
           node& b = queue.front();
-          auto const next = std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
+          auto const next =
+              std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
           if (next == b.stamps.begin()) break;
           if (next == b.stamps.end()) {
             queue.pop_front();
@@ -170,22 +176,25 @@ class pending_blocks {
     }
     return false;
   }
-  // Blocks of the arena of at least so many bytes, the smallest first, of one size the one given back first; until `enough(block)`,
-  // or `looks` were looked at.
+  // Blocks of the arena of at least so many bytes, the smallest first, of one size the one given back first;
+  // until `enough(block)`, or `looks` were looked at.
   template <class Enough>
   void fitting(std::size_t bytes, int looks, Enough enough) const {
     for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
       if (enough(static_cast<held_block const&>(*at))) return;
     }
   }
-  // In the order they were given back, from the first on or from the last back, until `enough(block)`, or `looks` were looked at.
+  // In the order they were given back, from the first on or from the last back,
+  // until `enough(block)`, or `looks` were looked at.
   template <class Enough>
   void first_given(int looks, Enough enough) const {
-    for (auto at = by_turn_.begin(); at != by_turn_.end() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+    for (auto at = by_turn_.begin();
+         at != by_turn_.end() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
   }
   template <class Enough>
   void last_given(int looks, Enough enough) const {
-    for (auto at = by_turn_.rbegin(); at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+    for (auto at = by_turn_.rbegin();
+         at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
   }
   std::vector<clock::stamp> fronts() const {  // what each queue waits for next
     std::vector<clock::stamp> all;
@@ -205,7 +214,8 @@ class pending_blocks {
   void each(Do act) const {
     for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
   }
-  std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }  // bytes, of the blocks of the arena
+  // bytes, of the blocks of the arena
+  std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -213,7 +223,9 @@ class pending_blocks {
 
  private:
   struct below {
-    bool operator()(node const& a, node const& b) const noexcept { return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn; }
+    bool operator()(node const& a, node const& b) const noexcept {
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn;
+    }
     bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
     bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
   };
@@ -247,10 +259,13 @@ class pending_blocks {
 
   static constexpr std::size_t most_spares = 1024, most_kept = 4;
   queues queues_;                         // by stream; some may be empty
-  line spare_;                            // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
+  line spare_;  // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
   std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
-  boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>, boost::intrusive::compare<below>, no_size> by_size_;  // blocks of the arena
+  // blocks of the arena
+  boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
+                        boost::intrusive::compare<below>, no_size>
+      by_size_;
   numbers newest_;                        // number, by stream; 0: nothing has waited for it since all was empty
   std::uint64_t turns_ = 0;
   std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;

@@ -1,7 +1,9 @@
-// A piece is one stretch of an arena's addresses; the pieces of a region lie side by side and leave nothing out.
+// A piece is one stretch of an arena's addresses;
+// the pieces of a region lie side by side and leave nothing out.
 // Threads: guarded by the lock of the stream_memory whose region it lies in.
 //
-// Invariant: region = live + pending + slab + free + reserved + gap, in bytes; no two neighbours are both free, or both gap.
+// Invariant: region = live + pending + slab + free + reserved + gap, in bytes;
+// no two neighbours are both free, or both gap.
 #pragma once
 #include <array>
 #include <bit>
@@ -23,14 +25,16 @@ enum class state : std::uint8_t {
   gap,       // addresses without pages
 };
 
-// Streams that a block is marked for. Those that are over make room for others: a block that lives long has no more than live and ended at once.
+// Streams that a block is marked for. Those that are over make room for others: a block that lives long has
+// no more than live and ended at once.
 using marks_of_block = std::vector<clock::timeline*>;
 inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
   if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });
   marks.push_back(&user);
 }
 
-struct alignas(64) piece {  // what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
+// what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
+struct alignas(64) piece {
   // Free: what movable.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
   enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
   using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
@@ -91,7 +95,9 @@ class piece_places {
   struct above {
     bool operator()(address a, piece const& p) const noexcept { return a < p.at; }
   };
-  boost::intrusive::set<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::place>, boost::intrusive::compare<lower>, boost::intrusive::constant_time_size<false>> all_;
+  boost::intrusive::set<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::place>,
+                        boost::intrusive::compare<lower>, boost::intrusive::constant_time_size<false>>
+      all_;
 };
 
 struct by_bytes {
@@ -107,8 +113,10 @@ struct by_span {
   static std::uint16_t& bin(piece& p) noexcept { return p.span_bin; }
 };
 
-// Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling, with a two-level bitmap over them.
-// Invariant: a piece is in bin i exactly when bin_of(its size) == i, and bit i is set exactly when bin i is not empty.
+// Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling,
+// with a two-level bitmap over them.
+// Invariant: a piece is in bin i exactly when bin_of(its size) == i,
+// and bit i is set exactly when bin i is not empty.
 template <class By>
 class bins_by {
  public:
@@ -148,8 +156,9 @@ class bins_by {
     By::before(p) = By::after(p) = nullptr;
     --size_;
   }
-  // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own bin, then the tightest of the next.
-  // At most `looks` pieces are looked at in a bin, so the cost does not grow with the number of pieces.
+  // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own
+  // bin, then the tightest of the next. At most `looks` pieces are looked at in a bin, so the cost does not
+  // grow with the number of pieces.
   template <class Fits>
   piece* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
@@ -196,7 +205,8 @@ class bins_by {
   std::size_t at_most() const noexcept {  // bytes: no piece has more
     int const q = last(count - 1);
     if (q < 64) return q < 0 ? 0 : at(q) * unit;
-    return q == count - 1 ? std::numeric_limits<std::size_t>::max() : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
+    return q == count - 1 ? std::numeric_limits<std::size_t>::max()
+                          : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
   }
 
  private:

@@ -1,8 +1,10 @@
-// Reuse of memory that other streams used: free when ordered, polled on a miss, by a device wait, at last by waiting on the host.
+// Reuse of memory that other streams used:
+// free when ordered, polled on a miss, by a device wait, at last by waiting on the host.
 // Threads: any. No lock is held while a driver call runs.
 //
-// Invariant: nobody gets a byte before all stamps it was given back with are complete, or ordered before what its stream is given next.
-// What a miss looks at does not grow with the number of blocks that wait, nor of free pieces. docs/decisions/reuse.md says why each.
+// Invariant: nobody gets a byte before all stamps it was given back with are complete, or ordered before what
+// its stream is given next. What a miss looks at does not grow with the number of blocks that wait, nor of
+// free pieces. docs/decisions/reuse.md says why each.
 #include <algorithm>
 
 #include "runtime/base/sync.h"
@@ -17,15 +19,17 @@ constexpr std::size_t looked_at_a_miss = 32;         // streams that may have wh
 constexpr int fences_when_sought = 4;
 constexpr unsigned often_borrowed = 8;               // blocks of others in turn, before a stream gets pages for them
 constexpr std::size_t most_streams_with_a_page = 16;
-// So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of one stage serve the
-// next when they come free, two leave a pipeline of three stages no block that is not in use, and each hiccup stops all of them.
+// So many blocks are left to those who still use them before a stream waits for one. Not two: where blocks of
+// one stage serve the next when they come free, two leave a pipeline of three stages no block that is not in
+// use, and each hiccup stops all of them.
 constexpr std::size_t ahead = 3;
 constexpr std::size_t ahead_of_many = 32;            // of the newest 64, where hundreds wait
 constexpr std::size_t ahead_in_order = 2;            // deterministic
 }  // namespace
 
-// Who lives on what others leave misses each time, asks and takes the locks of all, and takes from others what they miss next: among threads
-// each pair of a block costs microseconds. Where the bound has room for pages of its own it gets them; for small blocks there is a page a stream.
+// Who lives on what others leave misses each time, asks and takes the locks of all, and takes from others
+// what they miss next: among threads each pair of a block costs microseconds. Where the bound has room for
+// pages of its own it gets them; for small blocks there is a page a stream.
 bool device_allocator::due_its_own(stream_memory& mine, request const& r, std::size_t& spare) {
   if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
@@ -50,7 +54,8 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
       if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
       return p;
     };
-    if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;  // a lent block goes out whole: of a larger one nobody else would have the rest
+    // a lent block goes out whole: of a larger one nobody else would have the rest
+    if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;
     if (polls_) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
       std::size_t left = asked_a_miss;
       streams_.some(lenders::waits, turn_.fetch_add(1, base::memory_order_relaxed), [&](stream_memory& m) {
@@ -73,7 +78,8 @@ void* device_allocator::reuse(stream_memory& mine, request const& r) {
   return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
 }
 
-// Would more be reserved than the bound allows if nothing was waiting? What waits may be complete: it counts as in use until somebody asks.
+// Would more be reserved than the bound allows if nothing was waiting? What waits may be complete:
+// it counts as in use until somebody asks.
 bool device_allocator::grows_for_what_waits(stream_memory const& mine, request const& r) {
   if (streams_.many() && !streams_.any(lenders::waits)) return false;
   in_use n = used();
@@ -86,7 +92,8 @@ bool device_allocator::grows_for_what_waits(stream_memory const& mine, request c
   return counts_.reserved() + most > most_reserved(n, r.rounded);
 }
 
-// Each stream is asked in the order of its work, once more than it had done, however many memories have blocks that wait for it.
+// Each stream is asked in the order of its work, once more than it had done,
+// however many memories have blocks that wait for it.
 void device_allocator::settle_all_that_is_complete() {
   std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
   for (bool news = true; news;) {
@@ -100,7 +107,8 @@ void device_allocator::settle_all_that_is_complete() {
       fronts.insert(fronts.end(), here.begin(), here.end());
       return false;
     });
-    std::sort(fronts.begin(), fronts.end(), [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
+    std::sort(fronts.begin(), fronts.end(),
+              [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
     for (clock::stamp const s : fronts) {
       std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
       if (s.n >= from) continue;
@@ -111,7 +119,8 @@ void device_allocator::settle_all_that_is_complete() {
   }
 }
 
-// Deterministic: a miss looks at what was given back first, and waits for it on the device, whether it is complete or not.
+// Deterministic: a miss looks at what was given back first,
+// and waits for it on the device, whether it is complete or not.
 void* device_allocator::in_order_of_calls(stream_memory& mine, request const& r) {
   if (waits_ == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
   for (;;) {
@@ -210,7 +219,8 @@ void* device_allocator::own_in_outboxes(stream_memory& mine, request const& r) {
   return own_pending(mine, r);
 }
 
-void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most, std::size_t most_lenders) {
+void* device_allocator::from_others(stream_memory& mine, request const& r, std::size_t at_most,
+                                    std::size_t most_lenders) {
   if (streams_.size() < 2) return nullptr;
   clock::timeline& home = *mine.home.load();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
@@ -226,7 +236,8 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
     // What this stream itself gave back to the other one: ordered by being the same stream.
     held_block b;
     auto const suits = [&](held_block const& h) {
-      return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes && h.whole->bytes <= at_most && h.whole->at % alignment == 0;
+      return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes &&
+             h.whole->bytes <= at_most && h.whole->at % alignment == 0;
     };
     if (other.pending.take(home.id(), suits, b)) {
       note_waiting(other);
@@ -245,7 +256,8 @@ void* device_allocator::from_others(stream_memory& mine, request const& r, std::
 }
 
 // Asks about free pieces that would do, oldest first: what was freed later is complete later.
-std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, std::size_t streams, std::size_t most_lenders) {
+std::size_t device_allocator::poll_others(stream_memory& mine, request const& r, std::size_t streams,
+                                          std::size_t most_lenders) {
   std::size_t bytes = 0;
   lenders_for(mine, r.rounded, most_lenders, [&](stream_memory& m) {
     std::uint64_t stream = 0;
@@ -284,13 +296,16 @@ device_allocator::behind device_allocator::put_behind(stream_memory& mine, clock
   bool behind_all = false;
   if (!home.wait(s, &behind_all).ok()) return behind::refused;
   counts_.waited(behind_all);
-  if (logs(runtime_, log_level::debug)) [[unlikely]] log(log_level::debug, {device_, home.id()}, "made to wait for stream " + std::to_string(s.stream) + ", for its memory");
+  if (logs(runtime_, log_level::debug)) [[unlikely]]
+    log(log_level::debug, {device_, home.id()},
+        "made to wait for stream " + std::to_string(s.stream) + ", for its memory");
   return behind::waits;
 }
 
-// A host that runs ahead gives back what is not complete before it has gone on, and memory would grow with the distance. The block
-// given back first is waited for, when a fence is there that leaves others of its kind to those who still use them: so the stream
-// stays a few blocks ahead, and no wait covers more than it must. Slots are so small that nothing is waited for before many of them wait.
+// A host that runs ahead gives back what is not complete before it has gone on, and memory would grow with
+// the distance. The block given back first is waited for, when a fence is there that leaves others of its
+// kind to those who still use them: so the stream stays a few blocks ahead, and no wait covers more than it
+// must. Slots are so small that nothing is waited for before many of them wait.
 void* device_allocator::behind_oldest(stream_memory& mine, request const& r) {
   if (mine.home.load()->carries_collectives()) return nullptr;
   std::vector<clock::stamp> stamps;
@@ -321,7 +336,8 @@ held_block const* device_allocator::worth_a_wait(stream_memory& mine, request co
   if (in_slots ? !many : mine.pending.size() <= ahead) return nullptr;
   auto const alike = [&](held_block const& b) {
     if (in_slots) return b.cut && b.cut->size_class == r.size_class;
-    return b.whole && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded && round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
+    return b.whole && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
+           round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
   };
   held_block const* oldest = nullptr;
   auto const older = [&](held_block const& b) {
@@ -341,20 +357,26 @@ held_block const* device_allocator::worth_a_wait(stream_memory& mine, request co
     if (fences.back().n == 0) return nullptr;
   }
   bool enough_left = false;
-  auto const waits_on = [&](clock::stamp s) { return std::none_of(fences.begin(), fences.end(), [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; }); };
+  auto const waits_on = [&](clock::stamp s) {
+    return std::none_of(fences.begin(), fences.end(),
+                        [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
+  };
   auto const enough = [&](std::size_t needed) {
     return [&, needed, beyond = std::size_t{0}](held_block const& b) mutable {
       step(1);
-      if ((in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on)) beyond += in_slots ? b.slots() : 1;
+      if ((in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on))
+        beyond += in_slots ? b.slots() : 1;
       return enough_left = beyond >= needed;
     };
   };
   if (!in_slots) mine.pending.fitting(r.rounded, looks, enough(ahead));
-  if (!enough_left && many) mine.pending.last_given(looks, enough(ahead_of_many));  // those looked at above lie before one fence
+  // those looked at above lie before one fence
+  if (!enough_left && many) mine.pending.last_given(looks, enough(ahead_of_many));
   return enough_left ? oldest : nullptr;
 }
 
-// Its own blocks: wait for what other streams still do with one that is large enough alone, the smallest and oldest; else with all.
+// Its own blocks: wait for what other streams still do with one that is large enough alone,
+// the smallest and oldest; else with all.
 void* device_allocator::behind_own(stream_memory& mine, request const& r, std::size_t& gave) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
@@ -366,7 +388,8 @@ void* device_allocator::behind_own(stream_memory& mine, request const& r, std::s
   {
     section const hold(mine);
     auto const want = [&](held_block const& b) {
-      for (clock::stamp const s : b.stamps) wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
+      for (clock::stamp const s : b.stamps)
+        wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
     };
     mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
       step(1);
@@ -395,8 +418,8 @@ void* device_allocator::behind_own(stream_memory& mine, request const& r, std::s
 
 void* device_allocator::behind_waits(stream_memory& mine, request const& r, std::size_t& gave) {
   clock::timeline& home = *mine.home.load();
-  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait for one of them, through
-  // streams in between: a stream that carries collectives is never made to wait.
+  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait
+  // for one of them, through streams in between: a stream that carries collectives is never made to wait.
   if (home.carries_collectives()) return nullptr;
   (void)behind_own(mine, r, gave);
   if (gave) return nullptr;
@@ -405,7 +428,8 @@ void* device_allocator::behind_waits(stream_memory& mine, request const& r, std:
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
-  streams_.some(lenders::at_least(bytes) | lenders::waits, 0, [&](stream_memory& other) {  // what waits may join what is free
+  // what waits may join what is free
+  streams_.some(lenders::at_least(bytes) | lenders::waits, 0, [&](stream_memory& other) {
     if (&other == &mine || !may_lend(other, mine)) return false;
     clock::stamp oldest;
     {
@@ -433,7 +457,8 @@ clock::stamp device_allocator::oldest_unknown(stream_memory& m) const {
   m.pieces.any_free(looks, [&](piece const& p) {
     if (p.freed && (!oldest.n || p.freed < oldest.n) && !clocks_.complete({home.id(), p.freed})) oldest.n = p.freed;
   });
-  if (!oldest.n && m.pieces.free_pieces() > looks && !clocks_.complete({home.id(), m.pieces.newest_given()})) oldest.n = m.pieces.newest_given();
+  if (!oldest.n && m.pieces.free_pieces() > looks && !clocks_.complete({home.id(), m.pieces.newest_given()}))
+    oldest.n = m.pieces.newest_given();
   return oldest;
 }
 

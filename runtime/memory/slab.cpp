@@ -8,10 +8,12 @@
 namespace weir::memory {
 
 std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
-  // Few slabs: small runs, so that a class of which little is used holds little. Many: long runs, so that each costs little to keep.
+  // Few slabs: small runs, so that a class of which little is used holds little. Many:
+  // long runs, so that each costs little to keep.
   std::size_t const size = size_classes::bytes(c);
   if (have >= many_slabs) {
-    std::size_t run = std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
+    std::size_t run =
+        std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
     while (run > usual_run_bytes && run / size > most_slots) run /= 2;
     if (run > usual_run_bytes) return run;
   }
@@ -141,16 +143,19 @@ slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
   slab& s = *spare_.back();
   std::size_t const size = size_classes::bytes(c), slots = run.bytes / size;
   int const shift = size > slab::small ? 2 : 0;
-  auto known = std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
+  auto known =
+      std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
   auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
   spare_.pop_back();
   for (std::size_t i = 0; i < slots; ++i) bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.known = std::move(known), s.free_bits = std::move(bits);
   s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
-  for (std::size_t i = 0; i <= slots; ++i) shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
+  for (std::size_t i = 0; i <= slots; ++i)
+    shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
   s.owner = owner, s.way = static_cast<std::uint16_t>(way);
   s.reciprocal = ~std::uint64_t{0} / size + 1;
-  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size), s.size_class = static_cast<std::uint16_t>(c);
+  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size),
+  s.size_class = static_cast<std::uint16_t>(c);
   s.lines = static_cast<std::uint16_t>(c * slab::lines_a_size);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
   s.bytes = static_cast<std::uint32_t>(run.bytes);
@@ -229,28 +234,36 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
       if (p->is != state::slab || p->cut != s.get()) wrong.push_back(name + "its run knows it");
       for (address a = p->at; a < p->end(); a += cell) {
         if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
-        if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a)) wrong.push_back(name + "a granule that is one slab's has no cells");
+        if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a))
+          wrong.push_back(name + "a granule that is one slab's has no cells");
       }
     }
     for (std::uint32_t i = 0; i < s->slots; ++i) {
       bool touches = false;
-      for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell) touches |= s->run->in->slab_at(a) != s.get();
-      if (touches != s->has_gone(i)) wrong.push_back(name + "a slot has gone when a cell that it touches is the slab's no longer");
+      for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell)
+        touches |= s->run->in->slab_at(a) != s.get();
+      if (touches != s->has_gone(i))
+        wrong.push_back(name + "a slot has gone when a cell that it touches is the slab's no longer");
       if (s->has_gone(i)) {
         ++gone;
         if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0) wrong.push_back(name + "a slot that has gone is not free");
         continue;
       }
-      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending, cached += s->at(i) == slot::cached;
+      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending,
+          cached += s->at(i) == slot::cached;
       bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
       if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
       if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
       bool const noted = s->notes.count(i) != 0;
       std::uintptr_t const mark = s->marks_room ? s->marks_room[i].load() : 0;
-      if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0))) wrong.push_back(name + "slots in the notes say so");
-      if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark)) wrong.push_back(name + "a slot that was given back has neither note nor mark");
+      if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0)))
+        wrong.push_back(name + "slots in the notes say so");
+      if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark))
+        wrong.push_back(name + "a slot that was given back has neither note nor mark");
     }
-    if (free != s->free || pending != s->pending || gone != s->gone || free + live + pending + cached + gone != s->slots) wrong.push_back(name + "slots = free + live + pending + cached + gone");
+    if (free != s->free || pending != s->pending || gone != s->gone ||
+        free + live + pending + cached + gone != s->slots)
+      wrong.push_back(name + "slots = free + live + pending + cached + gone");
     free_bytes += std::size_t{free} * s->size, words += words_of(*s);
     if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
     if (s->freed > now) wrong.push_back(name + "nothing came free at a number that its stream has not reached");
@@ -258,7 +271,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }
   if (counts != counts_ || empties != empties_) wrong.push_back(who + ": slabs are counted by class");
-  if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_) wrong.push_back(who + ": runs and what is free in them are counted");
+  if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_)
+    wrong.push_back(who + ": runs and what is free in them are counted");
 }
 
 }  // namespace weir::memory

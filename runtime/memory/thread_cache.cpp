@@ -11,7 +11,8 @@
 namespace weir::memory {
 namespace {
 
-// Which memory a cache is of changes under this lock alone, so that a thread and a memory may end at the same time.
+// Which memory a cache is of changes under this lock alone,
+// so that a thread and a memory may end at the same time.
 // Caches are never freed: a thread may look at one whose memory has ended.
 struct registry {
   base::mutex lock;
@@ -27,8 +28,13 @@ thread_cache* new_cache() noexcept {  // pages of its own: what is not touched c
   return at ? new (at) thread_cache : nullptr;
 }
 
-struct ended {};  // thread_pointer: the number of a thread whose caches are gone for good. A kept thread has another one in its next life
-void* number_of_thread() noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id())); }  // NOLINT(performance-no-int-to-ptr)
+// thread_pointer: the number of a thread whose caches are gone for good.
+// A kept thread has another one in its next life
+struct ended {};
+// NOLINT(performance-no-int-to-ptr)
+void* number_of_thread() noexcept {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id()));
+}
 base::per_thread<thread_caches>& slot_of_threads() {
   static base::per_thread<thread_caches> slot;
   return slot;
@@ -133,8 +139,8 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noe
   return going;
 }
 
-// A larger size needs more room when it was found full after it was empty, or the other way round: blocks that only come, or only
-// go, would take it from sizes that come and go.
+// A larger size needs more room when it was found full after it was empty, or the other way round: blocks
+// that only come, or only go, would take it from sizes that come and go.
 void thread_cache::missed(std::uint32_t c, met what) noexcept {
   bool const again = std::exchange(last_[c], what) == what;
   if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised) raise_limit(c);
@@ -159,7 +165,9 @@ void thread_cache::raise_limit(std::uint32_t c) noexcept {
 
 bool thread_cache::has_freed_at(std::uint64_t now) const noexcept {
   bool found = false;
-  each_used([&](std::uint32_t c) { found |= magazines_[c].count() > 0 && magazines_[c].freed.get() == static_cast<std::uint32_t>(now); });
+  each_used([&](std::uint32_t c) {
+    found |= magazines_[c].count() > 0 && magazines_[c].freed.get() == static_cast<std::uint32_t>(now);
+  });
   return found;
 }
 
@@ -200,12 +208,14 @@ void thread_cache::forget() noexcept {
 
 observe::change thread_cache::newly_posted() noexcept {
   auto const posted = out.untold();
-  observe::change const now{posted.slots, posted.bytes, posted.bytes - unused_posted_.get()}, then = std::exchange(told_posted_, now);
+  observe::change const now{posted.slots, posted.bytes, posted.bytes - unused_posted_.get()},
+      then = std::exchange(told_posted_, now);
   return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
 }
 void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
 
-// The one cache of a memory may write its tally here: whoever else would has the lock and has shut the cache before.
+// The one cache of a memory may write its tally here:
+// whoever else would has the lock and has shut the cache before.
 address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
   stream_memory& m = *of.load();
   m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
@@ -252,7 +262,8 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m)
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
   if (!mine.table.holds()) mine.forget();
   auto const known = mine.by_memory_.find(&m);
-  thread_cache* found = known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
+  thread_cache* found =
+      known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
   if (!found) {
     base::make_room(mine.all_);
     std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
@@ -318,7 +329,8 @@ region const* mapped_spaces::find(address a) noexcept {
   for (std::size_t i = 0, n = used_.load(base::memory_order_acquire); i < n; ++i) {
     place const& p = places_[i];
     std::size_t const bytes = p.bytes.load(base::memory_order_acquire);
-    if (a - p.base.load() < bytes) return p.space.load()->find(reinterpret_cast<void const*>(a));  // NOLINT(performance-no-int-to-ptr)
+    // NOLINT(performance-no-int-to-ptr)
+    if (a - p.base.load() < bytes) return p.space.load()->find(reinterpret_cast<void const*>(a));
   }
   return nullptr;
 }
@@ -326,7 +338,8 @@ region const* mapped_spaces::find(address a) noexcept {
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
   if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
-  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;  // runs begin with a page
+  // runs begin with a page
+  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
   mine.last = {from, r->base + r->bytes - from, r->wholes() + (from - first) / granule, r};
   return a - from < mine.last.bytes;
 }
@@ -335,7 +348,8 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   region const* const r = mapped_spaces::find(a);
   if (!r) return false;
-  if (a < r->runs && r->runs < r->base + r->bytes) {  // the table of slabs, of which each line would be another block's, is not read
+  // the table of slabs, of which each line would be another block's, is not read
+  if (a < r->runs && r->runs < r->base + r->bytes) {
     mine.blocks = {r->base, r->runs - r->base, r};
     return deallocate_large(mine, *r, a);
   }
@@ -407,17 +421,21 @@ void device_allocator::fence_what_came_free(clock::timeline& home) noexcept try 
 
 // The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
 thread_cache* device_allocator::cache_of(stream_memory& m) noexcept {
-  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() || m.home.load()->seen_captured() || !base::can_fence_owners()) return nullptr;
+  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() ||
+      m.home.load()->seen_captured() || !base::can_fence_owners())
+    return nullptr;
   thread_table const& mine = thread_table::mine();
   if (auto const& e = mine.entries[thread_table::way_of(m.home.load())]; mine.holds() && e.memory == &m) return e.cache;
   return thread_caches::make(*m.home.load(), m);
 }
 
-// After a slab was found to have this size: a few more at once, counted as lent. Requires: the lock, as spill.
+// After a slab was found to have this size:
+// a few more at once, counted as lent. Requires: the lock, as spill.
 void device_allocator::refill(stream_memory& m, thread_cache& c, int size_class) noexcept {
   if (!open(m, c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n = m.small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
+  std::size_t const n =
+      m.small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
   if (n == 0) return;
   m.counts.lent(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
   c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));

@@ -1,10 +1,12 @@
-// A thread's cache of small blocks of one stream's memory: no lock and no driver call between a block given back and the next one taken.
-// Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from outside, also while the
-// thread is parked somewhere. Its thread opens it again, with that lock.
+// A thread's cache of small blocks of one stream's memory:
+// no lock and no driver call between a block given back and the next one taken.
+// Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from
+// outside, also while the thread is parked somewhere. Its thread opens it again, with that lock.
 //
 // Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
-// What a cache may hold: at most `most_bytes` over all sizes, and its outbox outbox::most_bytes, so the memory of a device is at most
-// threads × streams × the two above what its blocks and the slabs' own rounding need.
+// What a cache may hold: at most `most_bytes` over all sizes, and its outbox outbox::most_bytes, so the
+// memory of a device is at most threads × streams × the two above what its blocks and the slabs' own rounding
+// need.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,7 +27,8 @@ class thread_cache {
   static constexpr std::size_t always_raised = 1 << 10;           // bytes: 64 such are little
   static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
 
-  // The owner's side. A call that answers null or false has changed nothing: the way with the lock is to be taken.
+  // The owner's side. A call that answers null or false has changed nothing:
+  // the way with the lock is to be taken.
   // lines: of the size, see slab::lines.
   [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
     magazine& m = magazine_at(lines);
@@ -45,7 +48,8 @@ class thread_cache {
     } else {
       s.state->set(slot_bits::exact);
     }
-    if (untold_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(tell_and_end(m.head, head - 1, s.at));  // NOLINT(performance-no-int-to-ptr)
+    // NOLINT(performance-no-int-to-ptr)
+    if (untold_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(tell_and_end(m.head, head - 1, s.at));
     m.head.end(head - 1);
     return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
@@ -73,15 +77,18 @@ class thread_cache {
   }
 
   // The same for a slot that another stream has used: it goes to the outbox.
-  [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was) noexcept {
+  [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
+                                        std::uint8_t was) noexcept {
     return out.put(user, from, index, state, was, unused_posted_, home);
   }
 
   // The owner's, with the lock of its memory held.
   void open(clock::timeline const& home) noexcept;
-  std::uint32_t wants(std::uint32_t size_class) noexcept;                            // how many more of this size it would like, now that it has none. Requires: open
+  // how many more of this size it would like, now that it has none. Requires: open
+  std::uint32_t wants(std::uint32_t size_class) noexcept;
   void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // as many as it wants at most
-  std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;      // the oldest half of a full size, for the slabs
+  // the oldest half of a full size, for the slabs
+  std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
 
   // Anybody's, with the lock of its memory held.
   bool is_shut() const noexcept { return shut_; }
@@ -95,14 +102,19 @@ class thread_cache {
     });
   }
   void empty() noexcept;     // what each() would show is somebody else's now. Requires: shut
-  // The home's number, by now `now`, at which the last slot of that size was given back here; when those that slabs lent came free the slabs know.
-  // Its lower half is kept. The upper one is the latest that it can be: the answer is never too small. Requires: shut, or the owner's call
-  std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept { return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get()); }
-  // Its memory's tally hears what was taken and given back here. Requires: the lock, and shut or the owner's call
+  // The home's number, by now `now`, at which the last slot of that size was given back here; when those that
+  // slabs lent came free the slabs know. Its lower half is kept. The upper one is the latest that it can be:
+  // the answer is never too small. Requires: shut, or the owner's call
+  std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept {
+    return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
+  }
+  // Its memory's tally hears what was taken and given back here. Requires:
+  // the lock, and shut or the owner's call
   void tell(observe::tally&) noexcept;
   void tell_no_more() noexcept { untold_.allow_all(); }  // until the next tell(). Requires: likewise
   bool has_untold() const noexcept { return untold_.granted() || out.untold().slots != told_posted_.blocks; }
-  bool has_freed_at(std::uint64_t now) const noexcept;  // a slot came free here at that number of the home. Another thread may be about to
+  // a slot came free here at that number of the home. Another thread may be about to
+  bool has_freed_at(std::uint64_t now) const noexcept;
   observe::lent_slots counted() const noexcept;
 
   base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
@@ -117,24 +129,29 @@ class thread_cache {
 
  private:
   friend class thread_caches;
-  struct alignas(64) magazine {  // the slots of one size, their count and the first ones in one line. Of zeros: empty and shut
+  // the slots of one size, their count and the first ones in one line. Of zeros: empty and shut
+  struct alignas(64) magazine {
     static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-    base::owners_word head;                    // its count of slots, and from bit 8 on how many were given back here ever
+    base::owners_word head;  // its count of slots, and from bit 8 on how many were given back here ever
     std::uint16_t size;                        // bytes
-    base::atomic<std::uint8_t> least, most;    // the sign: a take needs more than `least`, a give needs less than `most`
+    base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give needs less than `most`
     base::single_writer<std::uint32_t> freed;  // the home's number when a slot was last given back here, its lower half
     std::uint64_t cost;                        // as untold::cost of `size`
     std::array<cached_slot, most_slots> slots; // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
   static_assert(sizeof(magazine) == std::size_t{64} * slab::lines_a_size);
-  magazine& magazine_at(std::size_t lines) noexcept { return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64); }
+  magazine& magazine_at(std::size_t lines) noexcept {
+    return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
+  }
   observe::change newly_posted() noexcept;  // into the outbox since the last call
-  [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;  // a call that passed a grant
+  // a call that passed a grant
+  [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;
   template <class Do>
   void each_used(Do act) const {
     for (std::uint32_t w = 0; w < used_.size(); ++w) {
-      for (std::uint64_t left = used_[w]; left; left &= left - 1) act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
+      for (std::uint64_t left = used_[w]; left; left &= left - 1)
+        act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
     }
   }
   void use(std::uint32_t size_class) noexcept;      // from now on, if it is the first time
@@ -144,16 +161,17 @@ class thread_cache {
   void raise_limit(std::uint32_t size_class) noexcept;
   void forget() noexcept;  // all counts, for another memory
 
-  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;  // bytes ever: size - requested of what was taken, given back here, into the outbox
+  // bytes ever: size - requested of what was taken, given back here, into the outbox
+  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;
   observe::change told_posted_;                                    // into the outbox, as tell() has told
   bool shut_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
   std::array<met, size_classes::count> last_{};
-  std::array<std::int64_t, size_classes::count> lent_{};           // put in from the slabs ever, less what went back there
-  std::size_t granted_ = 0;                                        // bytes: the sum of limits above the first ones
+  std::array<std::int64_t, size_classes::count> lent_{};   // put in from the slabs ever, less what went back there
+  std::size_t granted_ = 0;                                // bytes: the sum of limits above the first ones
   union {
-    std::array<magazine, size_classes::count> magazines_;          // pages of zeros until they are used
+    std::array<magazine, size_classes::count> magazines_;  // pages of zeros until they are used
   };
 
  public:
@@ -172,23 +190,26 @@ struct thread_table {
   struct stretch {  // of addresses, where a slot was found last
     address base = 0;
     std::size_t bytes = 0;
-    slab** slabs = nullptr;                           // by granule
+    slab** slabs = nullptr;  // by granule
     region const* in = nullptr;
   };
-  std::uint64_t world = 0;                            // world_version(), made even, when the rest was last empty
+  std::uint64_t world = 0;   // world_version(), made even, when the rest was last empty
   stretch last;
-  struct {                                            // where a block was found last, and no slots lie unless memory is short
+  struct {                   // where a block was found last, and no slots lie unless memory is short
     address base = 0;
     std::size_t bytes = 0;
     region const* in = nullptr;
   } blocks;
   std::array<entry, ways> entries{};
-  std::array<clock::timeline const*, 8> users{};      // of blocks that were marked by the way with the lock: each is a stream now
+  // of blocks that were marked by the way with the lock: each is a stream now
+  std::array<clock::timeline const*, 8> users{};
 
   // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.
   bool holds_quick() const noexcept { return world == world_version(); }
   bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
-  static std::size_t way_of(clock::timeline const* line) noexcept { return reinterpret_cast<std::uintptr_t>(line) / 64 % ways; }
+  static std::size_t way_of(clock::timeline const* line) noexcept {
+    return reinterpret_cast<std::uintptr_t>(line) / 64 % ways;
+  }
   static std::size_t user_of(clock::timeline const* line) noexcept { return way_of(line) % 8; }
   static thread_table& mine() noexcept;
 };
@@ -208,7 +229,8 @@ class thread_caches {
 
  private:
   std::vector<thread_cache*> all_;
-  std::unordered_map<stream_memory const*, thread_cache*> by_memory_;  // some of memories that have ended: such a cache is of another one now, or of none
+  // some of memories that have ended: such a cache is of another one now, or of none
+  std::unordered_map<stream_memory const*, thread_cache*> by_memory_;
 };
 inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
 
@@ -216,7 +238,8 @@ inline thread_table& thread_table::mine() noexcept { return *base::thread_pointe
 class mapped_spaces {
  public:
   static constexpr std::size_t most = 64;
-  static void enter(address base, std::size_t bytes, address_space const&) noexcept;  // beyond `most`: blocks there take the way with the lock
+  // beyond `most`: blocks there take the way with the lock
+  static void enter(address base, std::size_t bytes, address_space const&) noexcept;
   static void leave(address base) noexcept;
   static region const* find(address) noexcept;
 
@@ -235,26 +258,33 @@ void* allocate_large(thread_table const&, clock::timeline const*, std::size_t by
 bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
 // The ways without a lock. Null or false: it must be asked with one.
-// `noted`: for callers that keep the history's notes; the others are for those who do not, and answer so while there is a history.
-[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+// `noted`: for callers that keep the history's notes;
+// the others are for those who do not, and answer so while there is a history.
+[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line,
+                                                std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
   auto const& e = mine.entries[thread_table::way_of(line)];
   if (e.line != line) [[unlikely]] return nullptr;
   std::size_t const lines = size_classes::quick_lines(bytes);
   if (alignment) [[unlikely]] {
-    if ((alignment & (alignment - 1)) || (size_classes::bytes(static_cast<int>(lines / slab::lines_a_size)) & (alignment - 1))) return nullptr;
+    if ((alignment & (alignment - 1)) ||
+        (size_classes::bytes(static_cast<int>(lines / slab::lines_a_size)) & (alignment - 1)))
+      return nullptr;
   }
   return e.cache->take(lines, bytes);
 }
 
-bool deallocate_after_search(thread_table&, void*) noexcept;  // as deallocate_of, and the next block near this one is found without a search
-bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true when it lies in the stretch that is remembered now
+// as deallocate_of, and the next block near this one is found without a search
+bool deallocate_after_search(thread_table&, void*) noexcept;
+// Ensures: true when it lies in the stretch that is remembered now
+bool look_for_slots(thread_table&, address) noexcept;
 
 [[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   auto const& near = mine.last;
   if (a - near.base >= near.bytes) {
-    return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a) : deallocate_after_search(mine, p);
+    return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a)
+                                                    : deallocate_after_search(mine, p);
   }
   slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
   std::uint32_t i;
@@ -264,7 +294,8 @@ bool look_for_slots(thread_table&, address) noexcept;          // Ensures: true 
   if (!s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
-  if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
+  if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
+    return false;
   auto const& e = mine.entries[s->way];
   return e.memory == s->owner && e.cache->give(*s, state, was, a);
 }
@@ -284,7 +315,8 @@ inline bool deallocate_used(thread_table& mine, clock::timeline const* user, voi
   return user == e.line ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
 }
 
-[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes,
+                                                   std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();
   return mine.holds_quick() ? allocate_of(mine, line, bytes, alignment) : nullptr;
 }
@@ -296,9 +328,11 @@ inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept
   thread_table& mine = thread_table::mine();
   return mine.holds_quick() && deallocate_used(mine, user, p);
 }
-// record_stream, and the free of a block that is marked for one stream and was used by `last_use` (null: by nobody else).
+// record_stream, and the free of a block that is marked for one stream and was used by `last_use` (null:
+// by nobody else).
 bool quick_mark(clock::timeline* user, void const* p) noexcept;
-void remember_user(clock::timeline& user) noexcept;  // it may mark blocks the quick way, while this thread's table holds
+// it may mark blocks the quick way, while this thread's table holds
+void remember_user(clock::timeline& user) noexcept;
 bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept;
 
 inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {

@@ -49,7 +49,8 @@ class traffic {
     traffic& of_;
   };
 
-  // For a thread that looks for memory: what is on its way is in no list, and not to be had while it is not there.
+  // For a thread that looks for memory: what is on its way is in no list,
+  // and not to be had while it is not there.
   class others {
    public:
     explicit others(traffic& t) : of_(t), outer_(std::exchange(counting::value, &own_)) { any(); }
@@ -70,9 +71,11 @@ class traffic {
 
  private:
   struct of_own;
-  using counting = base::thread_pointer<of_own, static_cast<std::uint64_t*>(nullptr)>;  // where a thread that looks counts its own
+  // where a thread that looks counts its own
+  using counting = base::thread_pointer<of_own, static_cast<std::uint64_t*>(nullptr)>;
 
-  base::mutex lock_{base::quiet};  // that handles come and go is no choice of a schedule's: only a halt is, by its notifications
+  // that handles come and go is no choice of a schedule's: only a halt is, by its notifications
+  base::mutex lock_{base::quiet};
   base::condition changed_;
   int under_way_ = 0;    // under lock_
   std::uint64_t ended_ = 0;  // under lock_: times that some came or went

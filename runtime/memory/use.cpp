@@ -1,4 +1,5 @@
-// A copy's look at its device memory: found and marked in one go, without a locked instruction for the thread that owns the lock.
+// A copy's look at its device memory: found and marked in one go,
+// without a locked instruction for the thread that owns the lock.
 // Threads: any.
 #include "runtime/memory/device_allocator.h"
 
@@ -26,7 +27,8 @@ allocator::range use_slot(slab& s, clock::timeline* home, address a, clock::time
 
 }  // namespace
 
-allocator::range device_allocator::use_located(stream_memory& m, region& r, address a, clock::timeline& user) noexcept try {
+allocator::range device_allocator::use_located(stream_memory& m, region& r, address a, clock::timeline& user) noexcept
+    try {
   if (slab* const s = r.slab_at(a)) return use_slot(*s, m.home.load(base::memory_order_relaxed), a, user);
   piece* const p = r.covering(a);
   if (!p || p->is != state::live) return {};

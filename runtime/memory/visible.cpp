@@ -1,5 +1,7 @@
-// Memory that is open to peers: each handle of such a stream is granted to all of its readers with the call that gives it to its own device.
-// Threads: any. Handles neither come nor go while a stream's memory is opened; no stream's lock is held over a driver call.
+// Memory that is open to peers: each handle of such a stream is granted to all of its readers with the call
+// that gives it to its own device.
+// Threads: any. Handles neither come nor go while a stream's memory is opened;
+// no stream's lock is held over a driver call.
 //
 // Invariants: a handle at rest in the memory of a stream is open to its readers, but those that are lost;
 //             none that is open to a peer moves, and none moves to where peers read.
@@ -81,14 +83,18 @@ driver::status device_allocator::open_to(clock::timeline* home, std::uint64_t re
   }
 }
 
-void device_allocator::validate_readers(stream_memory const& m, std::vector<std::string>& wrong, std::string const& who) const {
+void device_allocator::validate_readers(stream_memory const& m, std::vector<std::string>& wrong,
+                                        std::string const& who) const {
   std::uint64_t const expected = m.readers.load();
   std::size_t open = 0;
   for (auto const& [at, h] : m.handles) {
     open += open_bytes(h);
-    if ((h.readers & own_bit()) && living(expected & ~h.readers)) wrong.push_back(who + ": a handle is open to whom its memory is open to, at " + std::to_string(at));
+    if ((h.readers & own_bit()) && living(expected & ~h.readers))
+      wrong.push_back(who + ": a handle is open to whom its memory is open to, at " + std::to_string(at));
   }
-  if (open != m.open_bytes) wrong.push_back(who + ": bytes open to peers: counted " + std::to_string(m.open_bytes) + ", found " + std::to_string(open));
+  if (open != m.open_bytes)
+    wrong.push_back(who + ": bytes open to peers: counted " + std::to_string(m.open_bytes) + ", found " +
+                    std::to_string(open));
 }
 
 }  // namespace weir::memory

@@ -1,9 +1,10 @@
 // Where an arena grows: the window of free pieces and gaps that needs fewest unmapped bytes.
 // Threads: as arena.h.
 //
-// Windows are sought around the largest free pieces that are too small, and around the gaps that are large enough: at most `looks`
-// of each, and at most `reach` pieces to each side, and at some `ghost_looks` ghosts. Only when addresses run out are all gaps looked at. What a ghost covers costs next
-// to nothing when its handle comes home; where it must stay is no window.
+// Windows are sought around the largest free pieces that are too small, and around the gaps that are large
+// enough: at most `looks` of each, and at most `reach` pieces to each side, and at some `ghost_looks` ghosts.
+// Only when addresses run out are all gaps looked at. What a ghost covers costs next to nothing when its
+// handle comes home; where it must stay is no window.
 #include <algorithm>
 #include <optional>
 
@@ -51,7 +52,8 @@ class ghost_gains {
     seen_.push_back({to, to, fate::goes, saved, staying});
     return true;
   }
-  std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }  // of ghosts side by side that come home
+  // of ghosts side by side that come home
+  std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
   // What those between two addresses save of what is missing there. nullopt: one of them stays.
   std::optional<std::size_t> between(address lo, address hi) const noexcept {
     if (hi > seen_to_) return one_by_one(lo, hi);
@@ -139,12 +141,16 @@ arena::window arena::best_window(search& s, part in) const {
   bins const& gaps = in == part::runs ? gap_runs_ : gaps_;
   auto const around = [&](piece& p) {
     ++s.looked_at;
-    if (p.is == state::gap || (!apart(p) && p.before && p.before->is == state::gap) || (p.after && p.after->is == state::gap && !apart(*p.after))) s.consider(p);
+    if (p.is == state::gap || (!apart(p) && p.before && p.before->is == state::gap) ||
+        (p.after && p.after->is == state::gap && !apart(*p.after)))
+      s.consider(p);
     return false;
   };
   int left = looks;
   if (in == part::blocks) {
-    for (piece* p : large_by_size(looks, [&](piece const& q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); }, [](piece const* a, piece const* b) { return a->bytes > b->bytes; })) {
+    for (piece* p : large_by_size(
+             looks, [&](piece const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
+             [](piece const*a, piece const*b) { return a->bytes > b->bytes; })) {
       around(*p);
       --left;
     }
@@ -156,7 +162,8 @@ arena::window arena::best_window(search& s, part in) const {
   return s.best;
 }
 
-bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out, ghost_sight const& sight, bool thorough) {
+bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out, ghost_sight const& sight,
+                 bool thorough) {
   search s{bytes, alignment, ghost_gains(sight), thorough, looked_at_};
   window const w = best_window(s, in);
   if (!w.first) return false;

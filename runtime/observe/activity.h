@@ -43,7 +43,8 @@ class activity {
   base::atomic<std::uint64_t> links_{0}, turn_{0};
 };
 
-// What this thread does while one lives. Within another of the same name it is a part of that call, and has its link. Costs a load and a branch while nobody asks.
+// What this thread does while one lives. Within another of the same name it is a part of that call, and has
+// its link. Costs a load and a branch while nobody asks.
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, here at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {

@@ -17,7 +17,8 @@ void tally::add(change const& out, change const& posted) noexcept {
   cached_room_.add(size_pool::small, out.bytes);
 }
 
-// What a level was when the cache last told is looked at before it changes: from there on the cache went no further than it was allowed to.
+// What a level was when the cache last told is looked at before it changes: from there on the cache went no
+// further than it was allowed to.
 void tally::told(change const& out, change const& posted) noexcept {
   bool const was_aside = take_back();
   if (alone_.get() && !was_aside) {
@@ -33,7 +34,8 @@ void tally::told(change const& out, change const& posted) noexcept {
     if (cached_room_.least() < 0) note_cached();
   }
   if (alone_.get()) return;
-  std::int64_t const rise = out.requested - out.bytes + posted.bytes - posted.requested;  // of bytes asked for, where all in caches counts whole
+  // of bytes asked for, where all in caches counts whole
+  std::int64_t const rise = out.requested - out.bytes + posted.bytes - posted.requested;
   if (rise < 0) falls();
   else requested_room_.add(size_pool::small, -rise), rising_ = true;
   if (shared_ && (credit_ -= std::max<std::int64_t>(0, rise)) < 0) tell();
@@ -52,15 +54,17 @@ bool tally::take_back() noexcept {
   return true;
 }
 
-// What is known of the rooms will do unless one of them has been passed; then all is looked at. While large blocks come and go
-// they have half of what is left of all.
+// What is known of the rooms will do unless one of them has been passed; then all is looked at. While large
+// blocks come and go they have half of what is left of all.
 grant tally::left() noexcept {
   if ((rooms_up() | cached_room_.least()) >= 0) {
     std::size_t const large = index(size_pool::large);
     std::int64_t const came_and_went = taken_[large].blocks.get() + given_[large].blocks.get();
     int const parts = std::exchange(large_seen_, came_and_went) == came_and_went ? 1 : 2;
     auto const share = [parts](room const& r, std::int64_t most) { return std::min(r.left_of_small(parts), most); };
-    aside_ = {{share(blocks_room_, untold::most_blocks), share(bytes_room_, untold::most_bytes), share(requested_room_, untold::most_bytes)}, share(cached_room_, untold::most_bytes)};
+    aside_ = {{share(blocks_room_, untold::most_blocks), share(bytes_room_, untold::most_bytes),
+               share(requested_room_, untold::most_bytes)},
+              share(cached_room_, untold::most_bytes)};
     set_aside(aside_, 1);
     set_aside_ = true;
     return aside_;
@@ -81,7 +85,8 @@ grant tally::left_after(change const& out, change const& posted) noexcept {
     return left();
   }
   add(out, posted);
-  std::int64_t const by[levels] = {out.blocks - posted.blocks, out.blocks, out.bytes - posted.bytes, out.bytes, out.requested - posted.requested};
+  std::int64_t const by[levels] = {out.blocks - posted.blocks, out.blocks, out.bytes - posted.bytes, out.bytes,
+                                   out.requested - posted.requested};
   auto const fall = [](std::int64_t& left, std::int64_t by, cell& peak) {
     if ((left -= by) < 0) peak.add(-std::exchange(left, 0));
   };
@@ -93,8 +98,12 @@ grant tally::left_after(change const& out, change const& posted) noexcept {
 }
 
 grant tally::left_now::least() const noexcept {
-  auto const of = [&](level k) { return std::min(up[static_cast<std::size_t>(k)][0], up[static_cast<std::size_t>(k)][1]); };
-  return {{std::min(of(level::allocation), of(level::active)), std::min(of(level::allocated_bytes), of(level::active_bytes)), of(level::requested_bytes)}, std::min(down[0], down[1])};
+  auto const of = [&](level k) {
+    return std::min(up[static_cast<std::size_t>(k)][0], up[static_cast<std::size_t>(k)][1]);
+  };
+  return {{std::min(of(level::allocation), of(level::active)),
+           std::min(of(level::allocated_bytes), of(level::active_bytes)), of(level::requested_bytes)},
+          std::min(down[0], down[1])};
 }
 
 void tally::set_alone(bool to) noexcept {
@@ -115,14 +124,17 @@ level_values tally::current() const noexcept {
     out[4][p] = live_of(&sums::requested);
   }
   constexpr std::size_t small = 0;  // thread caches hold small blocks alone
-  auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) { out[k][small] += live, out[k + 1][small] += active; };
+  auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) {
+    out[k][small] += live, out[k + 1][small] += active;
+  };
   if (alone_.get()) {
     std::int64_t const blocks = out_.blocks.get(), bytes = out_.bytes.get();
     add(0, blocks - posted_.blocks.get(), blocks);
     add(2, bytes - posted_.bytes.get(), bytes);
     out[4][small] += out_.requested.get() - posted_.requested.get();
   } else {
-    std::int64_t const blocks = lent_[small].blocks.get() - returned_[small].blocks.get(), bytes = lent_[small].bytes.get() - returned_[small].bytes.get();
+    std::int64_t const blocks = lent_[small].blocks.get() - returned_[small].blocks.get(),
+                       bytes = lent_[small].bytes.get() - returned_[small].bytes.get();
     add(0, blocks, blocks + sent_.blocks.get());
     add(2, bytes, bytes + sent_.bytes.get());
     out[4][small] += bytes + out_.requested.get() - out_.bytes.get() + posted_.bytes.get() - posted_.requested.get();
@@ -160,13 +172,14 @@ void tally::note_cached() noexcept {
   cached_room_.set(left);
 }
 
-// What is now is what was taken less what was given back, the same numbers as are told of both: slots that go to a thread's cache, or come
-// back, between the question to the caches and this one are in neither.
+// What is now is what was taken less what was given back, the same numbers as are told of both: slots that go
+// to a thread's cache, or come back, between the question to the caches and this one are in neither.
 memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slots const& lent) const noexcept {
   using sums = tally::sums;
   memory_statistics out = now_;
-  auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes), requested = parts(out.requested_bytes),
-             active_bytes = parts(out.active_bytes), pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
+  auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes),
+             requested = parts(out.requested_bytes), active_bytes = parts(out.active_bytes),
+             pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
   std::array<std::array<stat*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
   level_values now{}, peak{};
   for (tally const* const t : tallies) {
@@ -174,7 +187,8 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
     for (std::size_t p = 0; p < tally::all; ++p) {  // each number is looked at once, so that small and large add up
       auto const ever = [&](tally::pools const& s, tally::cell sums::* what) { return t->of(s, p, what); };
       auto const add = [&](std::array<stat*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
-        for (std::size_t q : {p, tally::all}) to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
+        for (std::size_t q : {p, tally::all})
+          to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
       };
       std::int64_t const taken = ever(t->taken_, &sums::blocks), given = ever(t->given_, &sums::blocks);
       std::int64_t const held = ever(t->held_, &sums::bytes), settled = ever(t->settled_, &sums::bytes);
@@ -201,13 +215,16 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
     allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
     requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
     now[static_cast<std::size_t>(level::active)][p] += lent.waited, active[p]->freed -= lent.waited;
-    now[static_cast<std::size_t>(level::active_bytes)][p] += lent.waited_bytes, pending[p]->allocated += lent.waited_bytes;
+    now[static_cast<std::size_t>(level::active_bytes)][p] += lent.waited_bytes,
+        pending[p]->allocated += lent.waited_bytes;
   }
   for (std::size_t p = 0; p < 3; ++p) {
     now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
     for (std::size_t k = 0; k < levels; ++k) {
-      std::int64_t known = tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
-      if (k >= static_cast<std::size_t>(level::allocated_bytes)) known = std::min(known, reserved[p]->peak);  // exact ones need no help
+      std::int64_t known =
+          tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
+      // exact ones need no help
+      if (k >= static_cast<std::size_t>(level::allocated_bytes)) known = std::min(known, reserved[p]->peak);
       with_peak[k][p]->current = now[k][p];
       with_peak[k][p]->peak = std::max(known, now[k][p]);
     }

@@ -1,14 +1,16 @@
-// Counts of one device's memory. What happens often is counted by a tally, one for each stream's memory, and summed on reading;
-// what asks the driver is counted in one place, where the limit is held.
+// Counts of one device's memory. What happens often is counted by a tally, one for each stream's memory, and
+// summed on reading; what asks the driver is counted in one place, where the limit is held.
 // Threads: a tally is written by whoever holds the lock of its memory and read by any; counters are for any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
-// Peaks. Of a device with one stream that one thread allocates on they are exact: that thread's cache may raise a level, or the bytes cached, only
-// as far as the tally granted (untold.h). With several threads or streams what thread caches hold counts as taken, and bytes that were
-// asked for are known as of the last time that a thread held the lock: a peak errs by at most what those caches hold. With several streams a tally's level
-// is known to the others with some slack as well: a peak errs upward by at most an eighth of its bytes for each of them, `slack_bytes` for
-// each of four or in equal shares for more, or an eighth of the peak for all of them together: a quarter of that in equal shares, the
-// rest by what each holds. No peak of bytes is above that of what was reserved.
+// Peaks. Of a device with one stream that one thread allocates on they are exact: that thread's cache may
+// raise a level, or the bytes cached, only as far as the tally granted (untold.h). With several threads or
+// streams what thread caches hold counts as taken, and bytes that were asked for are known as of the last
+// time that a thread held the lock: a peak errs by at most what those caches hold. With several streams a
+// tally's level is known to the others with some slack as well: a peak errs upward by at most an eighth of
+// its bytes for each of them, `slack_bytes` for each of four or in equal shares for more, or an eighth of the
+// peak for all of them together: a quarter of that in equal shares, the rest by what each holds. No peak of
+// bytes is above that of what was reserved.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
 #include <algorithm>
@@ -30,11 +32,14 @@ enum class size_pool : std::uint8_t { small, large };  // small: a slot of a sla
 struct lent_slots {
   std::int64_t held = 0, held_bytes = 0;   // now in a cache
   std::int64_t waiting_bytes = 0;                        // of those that wait for another stream in an outbox
-  std::int64_t unused_bytes = 0;           // of slots taken from caches less those given back there: their size less what was asked
-  std::int64_t taken = 0, taken_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;  // ever
+  // of slots taken from caches less those given back there: their size less what was asked
+  std::int64_t unused_bytes = 0;
+  // ever
+  std::int64_t taken = 0, taken_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
   std::int64_t waited = 0, waited_bytes = 0;             // of those given: in an outbox, ever
   lent_slots& operator+=(lent_slots const& o) noexcept {
-    held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited, waited_bytes += o.waited_bytes;
+    held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited,
+        waited_bytes += o.waited_bytes;
     unused_bytes += o.unused_bytes;
     taken += o.taken, taken_bytes += o.taken_bytes, taken_requested += o.taken_requested;
     given += o.given, given_bytes += o.given_bytes, given_requested += o.given_requested;
@@ -62,13 +67,15 @@ class shared_levels {
     std::int64_t extra = 0;              // what it then had of an eighth of the peak beyond its equal share
   };
   // A tally is at `now` and may rise by some slack from now on.
-  void tell(level_values const& now, told_levels& told, std::int64_t own_slack, std::int64_t slack_bytes, std::int64_t slack_blocks) noexcept {
+  void tell(level_values const& now, told_levels& told, std::int64_t own_slack, std::int64_t slack_bytes,
+            std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
     std::int64_t const n = std::max(tallies_, few);
     constexpr auto most = static_cast<std::size_t>(level::active_bytes);
     std::int64_t const all = peaks_[most][2] / 8, by_held = all - all / 4, held = sums_[most][2] >> 10;
     extra_ -= told.extra;
-    told.extra = std::clamp<std::int64_t>(held > 0 ? by_held / held * (told.upto[most][2] >> 10) : 0, 0, std::max<std::int64_t>(0, by_held - extra_));
+    told.extra = std::clamp<std::int64_t>(held > 0 ? by_held / held * (told.upto[most][2] >> 10) : 0, 0,
+                                          std::max<std::int64_t>(0, by_held - extra_));
     extra_ += told.extra;
     std::int64_t const share = all / 4 / std::max<std::int64_t>(1, tallies_) + told.extra;
     told.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
@@ -109,22 +116,28 @@ class shared_levels {
   std::int64_t extra_ = 0;    // bytes: the sum of the tallies' own
 };
 
-// Of one stream's memory. Sums that only grow; what is now is their difference, and peaks are looked at where the direction turns.
+// Of one stream's memory. Sums that only grow;
+// what is now is their difference, and peaks are looked at where the direction turns.
 class tally {
  public:
   static constexpr std::int64_t slack_bytes = 8 << 20, slack_blocks = 4096;
   tally() = default;
   tally(tally const&) = delete;
 
-  // These two happen with every block of an arena: inline, so that what is known of the pool there is not asked here.
-  [[gnu::always_inline]] void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept { take(p, 1, as(rounded), as(requested), taken_); }
-  [[gnu::always_inline]] void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {  // usable by its stream at once
+  // These two happen with every block of an arena:
+  // inline, so that what is known of the pool there is not asked here.
+  [[gnu::always_inline]] void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
+    take(p, 1, as(rounded), as(requested), taken_);
+  }
+  // usable by its stream at once
+  [[gnu::always_inline]] void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
     regain(requested);
     fell(p, 1, as(rounded), as(requested));
     cached_rose(p, as(rounded));
   }
-  void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {   // given back, but other streams may still use it
+  // given back, but other streams may still use it
+  void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
     at(held_, p).add(1, as(rounded), 0);
     for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
@@ -132,12 +145,14 @@ class tally {
   }
   // Slots come home from an outbox, and others may still use them.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
-    alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes) : give(size_pool::small, slots, bytes, bytes, returned_);
+    alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes)
+                 : give(size_pool::small, slots, bytes, bytes, returned_);
     sent_.add(slots, bytes, 0);
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
   }
-  // So many bytes wait in outboxes beside what is held. Before any of that is held no more: what was pending at once is a peak then.
+  // So many bytes wait in outboxes beside what is held. Before any of that is held no more:
+  // what was pending at once is a peak then.
   void also_waiting(std::int64_t bytes) noexcept {
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q) + bytes);
   }
@@ -161,14 +176,17 @@ class tally {
   }
   // What a thread's cache did since it last told: taken less given back; of that, put into its outbox.
   void told(change const& out, change const& posted) noexcept;
-  // Alone: told(), and how far the one cache may go from there without telling. Requires: nothing else was counted since the last answer, or
-  // since told()
+  // Alone: told(), and how far the one cache may go from there without telling. Requires: nothing else was
+  // counted since the last answer, or since told()
   grant left_after(change const& out, change const& posted) noexcept;
-  // The one cache has a grant that is set aside in all rooms: large blocks come and go beside it, and it tells nothing. After each of these calls
-  // its owner asks whether a room is used up, and if so tells.
+  // The one cache has a grant that is set aside in all rooms: large blocks come and go beside it, and it
+  // tells nothing. After each of these calls its owner asks whether a room is used up, and if so tells.
   bool sets_aside() const noexcept { return set_aside_; }
-  bool is_used_up() const noexcept { return set_aside_ && (bytes_room_.near() | requested_room_.near() | blocks_room_.near() | cached_room_.near()) < 0; }
-  // Alone: what the one cache holds is known to be free, for it asks before a peak may pass. Else what caches hold counts as taken.
+  bool is_used_up() const noexcept {
+    return set_aside_ && (bytes_room_.near() | requested_room_.near() | blocks_room_.near() | cached_room_.near()) < 0;
+  }
+  // Alone: what the one cache holds is known to be free, for it asks before a peak may pass.
+  // Else what caches hold counts as taken.
   bool is_alone() const noexcept { return alone_.get(); }
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
@@ -190,7 +208,8 @@ class tally {
   std::int64_t blocks_live(size_pool p) const noexcept { return live(index(p), &sums::blocks); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
-  std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }  // bytes, since peaks were reset
+  // bytes, since peaks were reset
+  std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
     if (shared_) return tell();  // with less slack, as there are more
@@ -225,7 +244,8 @@ class tally {
   static std::size_t index(size_pool p) noexcept { return static_cast<std::size_t>(p); }
   static sums& at(pools& s, size_pool p) noexcept { return s[index(p)]; }
 
-  [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+  [[gnu::always_inline]] void take(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested,
+                                   pools& as_what) noexcept {
     rises();
     at(as_what, p).add(n, bytes, requested);
     bytes_room_.add(p, -bytes), requested_room_.add(p, -requested), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
@@ -233,7 +253,8 @@ class tally {
     credit_ -= bytes, credit_blocks_ -= n;
     if ((credit_ | credit_blocks_) < 0) [[unlikely]] tell();
   }
-  [[gnu::always_inline]] void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested, pools& as_what) noexcept {
+  [[gnu::always_inline]] void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested,
+                                   pools& as_what) noexcept {
     falls();
     at(as_what, p).add(n, bytes, requested);
   }
@@ -267,12 +288,23 @@ class tally {
     mapped_[index(p)].add(bytes);
     if (bytes > 0) note_cached();
   }
-  std::int64_t of(pools const& s, std::size_t p, cell sums::* what) const noexcept { return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get(); }
-  std::int64_t live(std::size_t p, cell sums::* what) const noexcept { return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what); }
-  std::int64_t pending(std::size_t p) const noexcept { return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) - of(settled_, p, &sums::bytes); }
+  std::int64_t of(pools const& s, std::size_t p, cell sums::*what) const noexcept {
+    return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get();
+  }
+  std::int64_t live(std::size_t p, cell sums::*what) const noexcept {
+    return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what);
+  }
+  std::int64_t pending(std::size_t p) const noexcept {
+    return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) -
+           of(settled_, p, &sums::bytes);
+  }
   std::int64_t cached(std::size_t p) const noexcept {
-    std::int64_t const in_caches = alone_.get() && p != index(size_pool::large) ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get() : 0;
-    return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p) + in_caches;
+    std::int64_t const in_caches =
+        alone_.get() && p != index(size_pool::large)
+            ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get()
+            : 0;
+    return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p) +
+           in_caches;
   }
   level_values current() const noexcept;
   level_values peaks() const noexcept {
@@ -284,12 +316,15 @@ class tally {
   }
   void note_peaks() noexcept;
   void note_cached() noexcept;
-  std::int64_t rooms_up() const noexcept { return bytes_room_.least() | requested_room_.least() | blocks_room_.least(); }
+  std::int64_t rooms_up() const noexcept {
+    return bytes_room_.least() | requested_room_.least() | blocks_room_.least();
+  }
   void add(change const& out, change const& posted) noexcept;
   grant left() noexcept;
   void set_aside(grant const&, int sign) noexcept;
   bool take_back() noexcept;  // what was set aside. False: nothing was
-  // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall, 1/8 to drift before the others are told again.
+  // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall,
+  // 1/8 to drift before the others are told again.
   [[gnu::noinline]] void tell() noexcept {
     auto const now = current();
     shared_->tell(now, told_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
@@ -308,15 +343,16 @@ class tally {
     grant least() const noexcept;
   } left_;
   grant aside_;
-  std::int64_t large_seen_ = 0;             // large blocks that had come and gone when it was granted
-  bool set_aside_ = false;                  // aside_, in all rooms. Invariant: no room is used up when a call of the owner's ends
+  std::int64_t large_seen_ = 0;  // large blocks that had come and gone when it was granted
+  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up when a call of the owner's ends
   std::array<cell, 2> mapped_{};
   std::array<std::array<cell, 3>, levels> peaks_{};
   std::array<cell, 3> pending_peak_{}, cached_peak_{};
   cell pieces_made_, pieces_gone_, pieces_peak_;
-  bool rising_ = false;                     // the last change was an allocation: peaks may be higher than noted
-  // How much the levels of small, large, all may rise at least before one is above its noted peak; least() < 0: one has been since set().
-  // What large blocks change, all the time, is one number: of large's and all's the lower, for both move alike then.
+  bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
+  // How much the levels of small, large, all may rise at least before one is above its noted peak; least() <
+  // 0: one has been since set(). What large blocks change, all the time, is one number: of large's and all's
+  // the lower, for both move alike then.
   class room {
    public:
     [[gnu::always_inline]] void add(size_pool p, std::int64_t by) noexcept {
@@ -325,9 +361,14 @@ class tally {
     }
     std::int64_t least() const noexcept { return near_.get() | small_passed_; }
     std::int64_t near() const noexcept { return near_.get(); }  // as least(), after changes of large alone
-    // What small may rise by if it may have one part in `parts` of what is left of all. Requires: least() >= 0
-    std::int64_t left_of_small(int parts) const noexcept { return std::min(small_, (near_.get() + std::max<std::int64_t>(0, beyond_)) / parts); }
-    void set(by_pool const& left) noexcept { near_.set(std::min(left[1], left[2])), small_ = left[0], beyond_ = left[2] - left[1], small_passed_ = 0; }
+    // What small may rise by if it may have one part in `parts` of what is left of all.
+    // Requires: least() >= 0
+    std::int64_t left_of_small(int parts) const noexcept {
+      return std::min(small_, (near_.get() + std::max<std::int64_t>(0, beyond_)) / parts);
+    }
+    void set(by_pool const& left) noexcept {
+      near_.set(std::min(left[1], left[2])), small_ = left[0], beyond_ = left[2] - left[1], small_passed_ = 0;
+    }
 
    private:
     void add_small(std::int64_t by) noexcept {
@@ -340,15 +381,16 @@ class tally {
     std::int64_t small_passed_ = 0;
   };
   room bytes_room_, requested_room_, blocks_room_, cached_room_;
-  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;  // how much the level may still rise before the others must be told
+  // how much the level may still rise before the others must be told
+  std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;
   shared_levels* shared_ = nullptr;
   shared_levels::told_levels told_;
 };
 
 class counters {
  public:
-  // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved would pass the limit.
-  // What is charged counts as reserved from when gave() says that the driver gave it.
+  // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved
+  // would pass the limit. What is charged counts as reserved from when gave() says that the driver gave it.
   bool charge(std::size_t bytes) {
     lock_guard hold(lock_);
     if (limit_ && charged() + bytes > limit_) return false;
@@ -373,7 +415,8 @@ class counters {
     both(now_.reserved_bytes, size_pool::large, -as(bytes));
   }
   void handle_mapped() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1), ++n.pages_mapped; }); }
-  void handle_moved() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1); }); }  // it was gone, and is mapped elsewhere
+  // it was gone, and is mapped elsewhere
+  void handle_moved() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1); }); }
   void handle_gone() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, -1); }); }
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
@@ -402,10 +445,12 @@ class counters {
   memory_statistics read(std::span<tally const* const> tallies, lent_slots const& lent) const {
     lock_guard hold(lock_);
     memory_statistics out = since(sum(tallies, lent), base_);
-    out.cache_hits = static_cast<std::uint64_t>(std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
+    out.cache_hits = static_cast<std::uint64_t>(
+        std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
     return out;
   }
-  // Requires: the locks of all tallies' memories have been taken in turn to reset them, see tally::reset_peak.
+  // Requires: the locks of all tallies' memories have been taken in turn to reset them,
+  // see tally::reset_peak.
   void reset_peak() {
     edit([this](memory_statistics& n) {
       for (stat_by_size* s : {&n.segment, &n.reserved_bytes}) {
@@ -418,7 +463,8 @@ class counters {
     lock_guard hold(lock_);
     misses_ = 0;
     now_.found_by = {};
-    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.over_waits = now_.pages_mapped = 0;
+    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.over_waits = now_.pages_mapped =
+        0;
     base_ = sum(tallies, lent);
   }
 
@@ -436,7 +482,8 @@ class counters {
   }
   static std::array<stat*, 3> parts(stat_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
   static std::array<stat_by_size*, 10> each(memory_statistics& n) noexcept {
-    return {&n.allocation, &n.segment, &n.active, &n.inactive, &n.allocated_bytes, &n.requested_bytes, &n.reserved_bytes, &n.active_bytes, &n.pending_bytes, &n.cached_bytes};
+    return {&n.allocation,      &n.segment,        &n.active,       &n.inactive,      &n.allocated_bytes,
+            &n.requested_bytes, &n.reserved_bytes, &n.active_bytes, &n.pending_bytes, &n.cached_bytes};
   }
   // The same with the totals counted from `base` on.
   static memory_statistics since(memory_statistics n, memory_statistics base) noexcept {
@@ -453,7 +500,10 @@ class counters {
     lock_guard hold(lock_);
     act(now_);
   }
-  std::size_t charged() const noexcept { return static_cast<std::size_t>(now_.reserved_bytes.all.current) + under_way_; }  // Requires: lock_
+  // Requires: lock_
+  std::size_t charged() const noexcept {
+    return static_cast<std::size_t>(now_.reserved_bytes.all.current) + under_way_;
+  }
   void move_run(std::int64_t bytes) {
     lock_guard hold(lock_);
     add(now_.reserved_bytes.small, bytes);

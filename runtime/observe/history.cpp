@@ -76,7 +76,8 @@ struct history::book {
   std::vector<event> batch;     // of several
   boost::circular_buffer<event> ring;
   boost::unordered_flat_map<std::uintptr_t, live_entry> live;
-  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> early_ends, earlier_ends;  // ticks, of blocks whose beginning comes with the next gathering
+  // ticks, of blocks whose beginning comes with the next gathering
+  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> early_ends, earlier_ends;
   boost::unordered_flat_map<line_key, std::uint32_t, boost::hash<line_key>> numbers;
   std::vector<line_entry> lines;
   std::vector<place> places;
@@ -133,7 +134,8 @@ struct history::book {
       s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
     }
   }
-  // A line's numbers at the peak are kept when they first change after it: whoever has not changed since has them still.
+  // A line's numbers at the peak are kept when they first change after it:
+  // whoever has not changed since has them still.
   void change(std::uint32_t line, std::int64_t blocks, std::int64_t bytes) {
     line_entry& l = lines[line];
     place& p = places[l.place];
@@ -155,7 +157,8 @@ struct history::book {
       if (l.line == e.line && l.file == e.file && p.device == e.device && p.runtime == e.runtime) return last_line;
     }
     std::uint32_t const where = place_of(e.runtime, e.device);
-    auto const [at, fresh] = numbers.try_emplace(line_key{e.file, e.line, where}, static_cast<std::uint32_t>(lines.size()));
+    auto const [at, fresh] =
+        numbers.try_emplace(line_key{e.file, e.line, where}, static_cast<std::uint32_t>(lines.size()));
     if (fresh) {
       line_entry l;
       l.sums.file = e.file, l.sums.function = e.function, l.sums.line = e.line;
@@ -205,7 +208,8 @@ void history::turn(bool on) noexcept {
   if (on_.exchange(on) != on) note_all_blocks(on);
 }
 
-void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device, here from) noexcept {
+void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime,
+                   int device, here from) noexcept {
   try {
     log& l = mine();
     std::uint32_t n = l.count.load(base::memory_order_relaxed);
@@ -215,15 +219,28 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
       l.gathered = n = 0;
       l.count.store(0, base::memory_order_relaxed);
     }
-    std::uint32_t const stack = stacks_.load(base::memory_order_relaxed) && what == action::alloc ? number_of_stack() : 0;
-    l.events[n] = {base::ticks(), at, bytes, stream, from.file, from.function, from.line, runtime, stack, l.thread, static_cast<std::int16_t>(device), what};
+    std::uint32_t const stack =
+        stacks_.load(base::memory_order_relaxed) && what == action::alloc ? number_of_stack() : 0;
+    l.events[n] = {base::ticks(),
+                   at,
+                   bytes,
+                   stream,
+                   from.file,
+                   from.function,
+                   from.line,
+                   runtime,
+                   stack,
+                   l.thread,
+                   static_cast<std::int16_t>(device),
+                   what};
     l.count.store(n + 1, base::memory_order_release);
   } catch (std::bad_alloc const&) {
     turn(false);  // no memory to write into: from here on the book would be wrong
   }
 }
 
-// What was written up to one moment, of all threads: of two events that followed each other the later one is never gathered first.
+// What was written up to one moment, of all threads:
+// of two events that followed each other the later one is never gathered first.
 void history::gather() {
   std::uint64_t const until = base::ticks();
   book& b = *book_;
@@ -294,7 +311,8 @@ std::vector<live_block> history::live(std::uint32_t runtime, int device) {
   for (auto const& [at, b] : book_->live) {
     book::line_entry const& l = book_->lines[b.line];
     book::place const& its = book_->places[l.place];
-    if (its.runtime == runtime && its.device == device) out.push_back({at, b.bytes, b.ticks, b.stream, b.thread, b.stack, {l.sums.file, l.sums.function, l.sums.line}});
+    if (its.runtime == runtime && its.device == device)
+      out.push_back({at, b.bytes, b.ticks, b.stream, b.thread, b.stack, {l.sums.file, l.sums.function, l.sums.line}});
   }
   return out;
 }
@@ -315,7 +333,9 @@ history::time_scale history::scale() const noexcept {
   std::uint64_t const now = base::ticks();
   std::int64_t const ns = base::now_ns();
   book const& b = *book_;
-  double const rate = now == b.ticks_at_start ? 0 : static_cast<double>(ns - b.ns_at_start) / static_cast<double>(now - b.ticks_at_start);
+  double const rate = now == b.ticks_at_start
+                          ? 0
+                          : static_cast<double>(ns - b.ns_at_start) / static_cast<double>(now - b.ticks_at_start);
   return {b.ticks_at_start, b.ns_at_start, rate};
 }
 

@@ -1,10 +1,13 @@
-// What happened to memory: every block taken and given back, with time, thread, stream and line. Off until somebody asks.
+// What happened to memory: every block taken and given back, with time, thread, stream and line.
+// Off until somebody asks.
 // Threads: any.
 //
-// A thread writes into a log of its own, without a lock. When a log is full, and when somebody reads, all logs are gathered:
-// sorted by time into one bounded ring, each end paired with its beginning, sums kept for each line of the program. So what is
-// live is known by line even after the ring has forgotten where it began.
-// Invariant, under the lock: live blocks are those whose beginning was gathered and whose end was not; the sums of lines are theirs.
+// A thread writes into a log of its own, without a lock. When a log is full, and when somebody reads, all
+// logs are gathered: sorted by time into one bounded ring, each end paired with its beginning, sums kept for
+// each line of the program. So what is live is known by line even after the ring has forgotten where it
+// began.
+// Invariant, under the lock: live blocks are those whose beginning was gathered and whose end was not;
+// the sums of lines are theirs.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -60,8 +63,10 @@ class history {
 
   void start(std::size_t events, bool stacks);  // what was written before is forgotten
   void stop() noexcept;                         // and stays to be read
-  // Requires: of a block that is taken, after it was; of one that goes, before it does: times of one address are then in order.
-  void note(action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device, here) noexcept;
+  // Requires: of a block that is taken, after it was; of one that goes, before it does:
+  // times of one address are then in order.
+  void note(action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device,
+            here) noexcept;
 
   // Of one runtime's device. Each is what all threads had written when it was called.
   std::vector<event> events(std::uint32_t runtime, int device);
@@ -71,11 +76,13 @@ class history {
     std::uint64_t ticks = 0;
     std::int64_t ns = 0;
     double ns_a_tick = 0;
-    std::int64_t operator()(std::uint64_t t) const noexcept { return ns + static_cast<std::int64_t>(static_cast<double>(static_cast<std::int64_t>(t - ticks)) * ns_a_tick); }
+    std::int64_t operator()(std::uint64_t t) const noexcept {
+      return ns + static_cast<std::int64_t>(static_cast<double>(static_cast<std::int64_t>(t - ticks)) * ns_a_tick);
+    }
   };
-  time_scale scale() const noexcept;                                  // to base::now_ns(); one for all that is to be compared
-  std::vector<void const*> stack(std::uint32_t number) const;         // return addresses, innermost first
-  std::uint64_t forgotten();                                          // events that the ring had no room for any more
+  time_scale scale() const noexcept;                           // to base::now_ns(); one for all that is to be compared
+  std::vector<void const*> stack(std::uint32_t number) const;  // return addresses, innermost first
+  std::uint64_t forgotten();                                   // events that the ring had no room for any more
 
  private:
   struct log;    // of one thread
@@ -94,8 +101,11 @@ class history {
 };
 
 // On the ways that run often: one load and one branch while nobody asks.
-inline void note(action what, void const* at, std::size_t bytes, std::uint64_t stream, std::uint64_t runtime, int device, here from) noexcept {
-  if (history::on()) [[unlikely]] history::process().note(what, reinterpret_cast<std::uintptr_t>(at), bytes, stream, static_cast<std::uint32_t>(runtime), device, from);
+inline void note(action what, void const* at, std::size_t bytes, std::uint64_t stream, std::uint64_t runtime,
+                 int device, here from) noexcept {
+  if (history::on()) [[unlikely]]
+    history::process().note(what, reinterpret_cast<std::uintptr_t>(at), bytes, stream,
+                            static_cast<std::uint32_t>(runtime), device, from);
 }
 
 }  // namespace weir::observe

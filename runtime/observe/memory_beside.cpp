@@ -47,7 +47,8 @@ void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::s
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
-  if (stat* const s = of(*b, device, kind)) s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
+  if (stat* const s = of(*b, device, kind))
+    s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
 }
 
 void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
@@ -90,23 +91,27 @@ std::optional<memory_beside::block> memory_beside::unpinned(std::uintptr_t page,
 
 void memory_beside::opened(std::uintptr_t at, int reader) noexcept {
   auto b = books_.lock();
-  if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.readers |= std::uint64_t{1} << (reader & 63);
+  if (auto const found = b->mapped.find(at); found != b->mapped.end())
+    found->second.readers |= std::uint64_t{1} << (reader & 63);
 }
 
 std::optional<memory_beside::place> memory_beside::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
-  if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes) return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
+  if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes)
+    return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
   auto const in = before(b->mapped, at);
   if (in == b->mapped.end() || at - in->first >= in->second.bytes) return std::nullopt;
   auto const& its = in->second;
   auto is = before(b->blocks, at);
   auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
-  for (auto one = is; its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
+  for (auto one = is;
+       its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
     --one;
     if (end_of(one) > end_of(is)) is = one;
   }
-  if (is != b->blocks.end() && at - is->first < is->second.requested) return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
+  if (is != b->blocks.end() && at - is->first < is->second.requested)
+    return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
   if (its.partly_known) return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};
 }
@@ -145,7 +150,8 @@ std::vector<memory_beside::segment> memory_beside::segments(int device) const {
   std::vector<segment> out;
   for (auto const& [at, its] : b->mapped) {
     if (its.device != device) continue;
-    segment& s = out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
+    segment& s =
+        out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
     auto const end = b->blocks.lower_bound(at + its.bytes);
     for (auto one = b->blocks.lower_bound(at); one != end; ++one) s.blocks.push_back(one->second);
   }

@@ -1,5 +1,6 @@
-// Memory that weir knows beside what its allocators hold: shared with other processes, or the program's own and page-locked. How much
-// there is of each device, and what lies where. Who has it (peer/share.h, pinned_range, floors above) says here what appeared and what went.
+// Memory that weir knows beside what its allocators hold: shared with other processes, or the program's own
+// and page-locked. How much there is of each device, and what lies where. Who has it (peer/share.h,
+// pinned_range, floors above) says here what appeared and what went.
 // Threads: any. The lock is held over no driver call.
 #pragma once
 #include <map>
@@ -19,12 +20,13 @@ class memory_beside {  // a part of the runtime
   explicit memory_beside(runtime::impl&);
   ~memory_beside();
   memory_beside(memory_beside const&) = delete;
-  // A handle was mapped here, or is mapped no more: whole pages, of that device. For want of memory for these books a handle is
-  // counted, and is no segment. Requires: pages of one kind do not overlap
+  // A handle was mapped here, or is mapped no more: whole pages, of that device. For want of memory for these
+  // books a handle is counted, and is no segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
   void vanished(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
-  // A block in one of them serves somebody, or nobody any more: as often given back as taken. Blocks of another process may overlap:
-  // of those at an address the one that reaches furthest counts. For want of memory for these books all of its handle is in use.
+  // A block in one of them serves somebody, or nobody any more: as often given back as taken. Blocks of
+  // another process may overlap: of those at an address the one that reaches furthest counts. For want of
+  // memory for these books all of its handle is in use.
   void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
@@ -35,7 +37,8 @@ class memory_beside {  // a part of the runtime
     here from{nullptr, nullptr, 0};
     int holders = 1;
   };
-  // Pages of the host were locked for a range of the program's own, which no other one meets. false: no memory for these books
+  // Pages of the host were locked for a range of the program's own, which no other one meets.
+  // false: no memory for these books
   bool pinned(std::uintptr_t at, std::size_t bytes, here) noexcept;
   std::optional<block> unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept;  // the range that begins in it
 

@@ -1,4 +1,5 @@
-// A memory report as text: what was asked for, where the device's memory is, what the ladder tried, what to do.
+// A memory report as text: what was asked for, where the device's memory is,
+// what the ladder tried, what to do.
 // Threads: any; it reads one value.
 #include <algorithm>
 #include <array>
@@ -27,7 +28,9 @@ std::string memory_report::text() const {
   size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
   std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
   constexpr size_t width = 16;  // more than the longest name
-  auto const row = [&out](std::string_view name, size_t bytes) { out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n'; };
+  auto const row = [&out](std::string_view name, size_t bytes) {
+    out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n';
+  };
   row("capacity", capacity);
   size_t const outside = other_processes - std::min(other_processes, exported);
   row("outside weir", outside);
@@ -49,7 +52,9 @@ std::string memory_report::text() const {
       continue;
     }
     bool const waited = tried.name.starts_with("waited");  // gives no bytes, but lets others be looked at again
-    out += "  tried " + std::string(tried.name) + ": " + (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " + std::to_string(tried.ns / 1000) + " us\n";
+    out += "  tried " + std::string(tried.name) + ": " +
+           (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " +
+           std::to_string(tried.ns / 1000) + " us\n";
   }
   size_t const others_leave = capacity - std::min(capacity, other_processes);
   bool const limited = limit != 0 && limit < others_leave;
@@ -59,20 +64,33 @@ std::string memory_report::text() const {
     out += std::string("The request is larger than the ") + (on.is_cpu() ? "host" : "device") + ".\n";
   } else if (host_kept != 0 && rounded + host_kept > host_available) {
     size_t const spare = host_available - std::min(host_available, host_kept);
-    out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) + " to others and may pin " + in_units(spare) +
-           ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all (WEIR_CONF=pinned_limit:" + std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
+    out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) +
+           " to others and may pin " + in_units(spare) +
+           ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all "
+           "(WEIR_CONF=pinned_limit:" +
+           std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
   } else if (addresses) {
-    out += "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
+    out +=
+        "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise "
+        "the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
   } else if (limit != 0 && rounded > limit) {
-    out += "The request is larger than the limit, whatever is freed: raise it (set_memory_limit, or the option device_limit), or ask for less.\n";
+    out +=
+        "The request is larger than the limit, whatever is freed: raise it (set_memory_limit, or the option "
+        "device_limit), or ask for less.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += limit_forbids;
   } else if (exported > capacity / 2) {
-    out += "Most of the device is shared with other processes, or kept to be: end shared buffers and pools that serve nobody, or trim the pools.\n";
+    out +=
+        "Most of the device is shared with other processes, or kept to be: end shared buffers and pools that serve "
+        "nobody, or trim the pools.\n";
   } else if (outside > capacity / 2) {
-    out += "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
-  } else if (held + rounded <= within && largest_hole < rounded && cached >= within / 64) {  // less is the end of a page here and there
-    out += "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks first, and what lives long together.\n";
+    out +=
+        "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
+  } else if (held + rounded <= within && largest_hole < rounded && cached >= within / 64) {
+    // less is the end of a page here and there
+    out +=
+        "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks "
+        "first, and what lives long together.\n";
   } else if (pending > rounded) {
     out += "Freed blocks wait for their streams: synchronize before allocating, or keep fewer steps in flight.\n";
   } else if (limited) {

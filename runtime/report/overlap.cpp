@@ -62,15 +62,18 @@ std::string sentence(int device, device_times const& d) {
     l.alone += whole - both, l.whole += whole, l.bytes += c->bytes;
     l.copies += c->link == 0 || l.calls.insert(c->link).second;
   }
-  std::string out = "gpu:" + std::to_string(device) + ": kernels ran for " + time_text(computing) + ", copies for " + time_text(copying) + ", streams waited for each other for " + time_text(d.waited) + ".\n";
+  std::string out = "gpu:" + std::to_string(device) + ": kernels ran for " + time_text(computing) + ", copies for " +
+                    time_text(copying) + ", streams waited for each other for " + time_text(d.waited) + ".\n";
   if (d.copies.empty() || copying == 0) return out;
   out += "Of the copies " + std::to_string(overlapped * 100 / copying) + " % went on while a kernel ran.\n";
-  auto const worst = std::max_element(lines.begin(), lines.end(), [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
+  auto const worst = std::max_element(lines.begin(), lines.end(),
+                                      [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
   if (worst->second.alone * 50 < copying) return out;
   std::string file = worst->first.first;
   file = file.substr(file.rfind('/') + 1);
   line const& l = worst->second;
-  std::string const copies = l.copies == 1 ? "1 copy of " + bytes_text(l.bytes) : std::to_string(l.copies) + " copies, " + bytes_text(l.bytes) + " in all,";
+  std::string const copies = l.copies == 1 ? "1 copy of " + bytes_text(l.bytes)
+                                           : std::to_string(l.copies) + " copies, " + bytes_text(l.bytes) + " in all,";
   return out + "Longest alone: " + copies + " at " + file + ":" + std::to_string(worst->first.second) + ", " +
          time_text(worst->second.alone) + " of " + time_text(worst->second.whole) + ".\n";
 }

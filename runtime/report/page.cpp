@@ -1,5 +1,7 @@
-// What the page carries: names as JSON, and the events of each device as numbers of 7 bits a byte, in base64. page/data.js reads it.
-// A trace begins somewhere: what was there before it is found by going backward from how memory is now, and told as its first events.
+// What the page carries: names as JSON, and the events of each device as numbers of 7 bits a byte,
+// in base64. page/data.js reads it.
+// A trace begins somewhere: what was there before it is found by going backward from how memory is now,
+// and told as its first events.
 #include "runtime/report/page.h"
 
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -27,7 +29,8 @@ std::string base64(std::string_view bytes) {
   out.reserve((bytes.size() + 2) / 3 * 4);
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
     std::uint32_t three = 0;
-    for (std::size_t k = 0; k < 3; ++k) three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    for (std::size_t k = 0; k < 3; ++k)
+      three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
     for (std::size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : letters[three >> (18 - 6 * k) & 63];
   }
   return out;
@@ -40,8 +43,11 @@ class names {
     for (stack_of const& s : stacks) stacks_[s.number] = &s;
   }
   std::uint32_t site(here const& at, std::uint32_t stack) {
-    auto const [found, fresh] = numbers_.try_emplace({at.file ? at.file : "", at.line, stack}, static_cast<std::uint32_t>(numbers_.size()));
-    if (fresh) sites_ += (sites_.empty() ? "[" : ",[") + base::json_text(label(at, stack)) + ',' + base::json_text(calls(at, stack)) + ']';
+    auto const [found, fresh] =
+        numbers_.try_emplace({at.file ? at.file : "", at.line, stack}, static_cast<std::uint32_t>(numbers_.size()));
+    if (fresh)
+      sites_ += (sites_.empty() ? "[" : ",[") + base::json_text(label(at, stack)) + ',' +
+                base::json_text(calls(at, stack)) + ']';
     return found->second;
   }
   std::uint32_t stream(std::uint64_t id) {
@@ -61,7 +67,8 @@ class names {
       return std::string(file) + (at.line ? ":" + std::to_string(at.line) : "");
     }
     auto const found = stacks_.find(stack);
-    return found == stacks_.end() || found->second->frames.empty() ? "(line not known)" : found->second->frames.front().name;
+    return found == stacks_.end() || found->second->frames.empty() ? "(line not known)"
+                                                                   : found->second->frames.front().name;
   }
   std::string calls(here const& at, std::uint32_t stack) const {
     std::string out;
@@ -86,7 +93,8 @@ struct block_there {
   here where{nullptr, nullptr, 0};
   bool given_back = false;
 };
-using ranges = std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>>;  // bytes and stream by address, none overlap
+// bytes and stream by address, none overlap
+using ranges = std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>>;
 
 // Takes a range out of those that are there, cutting what it lies in.
 void cut(ranges& all, std::uintptr_t at, std::size_t bytes) {
@@ -114,7 +122,9 @@ beginning before_the_trace(device_snapshot const& d) {
   for (memory_segment const& s : d.segments) {
     b.mapped[s.address] = {s.bytes, s.stream};
     for (memory_block const& m : s.blocks) {
-      if (m.state != block_state::inactive) b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes, s.stream, m.where, m.state == block_state::active_pending_free};
+      if (m.state != block_state::inactive)
+        b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes,
+                               s.stream, m.where, m.state == block_state::active_pending_free};
     }
   }
   for (std::size_t i = d.trace.size(); i-- > 0;) {
@@ -142,12 +152,15 @@ class writer {
       if (b.given_back) give(kind::ask, first, at, 0);
     }
     before_ = events_;
-    for (std::size_t i = 0; i < d.trace.size(); ++i) entry(d.trace[i], i + 1 < d.trace.size() ? &d.trace[i + 1] : nullptr);
+    for (std::size_t i = 0; i < d.trace.size(); ++i)
+      entry(d.trace[i], i + 1 < d.trace.size() ? &d.trace[i + 1] : nullptr);
     first_ = first;
   }
   std::string json(int device) const {
-    return "{\"device\":" + std::to_string(device) + ",\"before\":" + std::to_string(before_) + ",\"events\":" + std::to_string(events_) + ",\"blocks\":" + std::to_string(blocks_) +
-           ",\"ranges\":" + std::to_string(ranges_) + ",\"begin_us\":" + std::to_string(first_) + ",\"data\":\"" + base64(out_) + "\"}";
+    return "{\"device\":" + std::to_string(device) + ",\"before\":" + std::to_string(before_) +
+           ",\"events\":" + std::to_string(events_) + ",\"blocks\":" + std::to_string(blocks_) +
+           ",\"ranges\":" + std::to_string(ranges_) + ",\"begin_us\":" + std::to_string(first_) + ",\"data\":\"" +
+           base64(out_) + "\"}";
   }
 
  private:
@@ -158,8 +171,10 @@ class writer {
     }
     if (e.action == "alloc") return take(e.us, e.at, e.bytes, e.stream, names_.site(e.where, e.stack));
     if (e.action == "oom") return no_memory(e);
-    if (e.action == "segment_map" || e.action == "segment_alloc") return range(kind::map, e.us, e.at, e.bytes, e.stream);
-    if (e.action == "segment_unmap" || e.action == "segment_free") return range(kind::unmap, e.us, e.at, e.bytes, e.stream);
+    if (e.action == "segment_map" || e.action == "segment_alloc")
+      return range(kind::map, e.us, e.at, e.bytes, e.stream);
+    if (e.action == "segment_unmap" || e.action == "segment_free")
+      return range(kind::unmap, e.us, e.at, e.bytes, e.stream);
     if (e.action == "free_requested") {
       joined_ = next && next->action == "free_completed" && next->at == e.at;
       return give(joined_ ? kind::free : kind::ask, e.us, e.at, e.user);
@@ -182,7 +197,9 @@ class writer {
     event(k, us).near(at, range_at_).number(bytes).number(names_.stream(stream));
     ranges_ += k == kind::map;
   }
-  void no_memory(trace_entry const& e) { event(kind::oom, e.us).number(e.bytes).number(names_.site(e.where, e.stack)).number(names_.stream(e.stream)); }
+  void no_memory(trace_entry const& e) {
+    event(kind::oom, e.us).number(e.bytes).number(names_.site(e.where, e.stack)).number(names_.stream(e.stream));
+  }
 
   writer& event(kind k, std::int64_t us) {
     ++events_;
@@ -234,8 +251,12 @@ std::string page(std::span<device_snapshot const> devices, std::span<stack_of co
     w.write(d);
     recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device);
   }
-  std::string const data = "{\"title\":" + base::json_text(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
-  return filled(page_frame, {{"<!-- title -->", plain(title)}, {"<!-- style -->", page_style}, {"<!-- recording -->", data}, {"<!-- script -->", page_script}});
+  std::string const data =
+      "{\"title\":" + base::json_text(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
+  return filled(page_frame, {{"<!-- title -->", plain(title)},
+                             {"<!-- style -->", page_style},
+                             {"<!-- recording -->", data},
+                             {"<!-- script -->", page_script}});
 }
 
 }  // namespace weir::report

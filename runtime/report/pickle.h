@@ -1,5 +1,6 @@
 // Python's pickle, protocol 2: dicts, lists, tuples, text and numbers, as PyTorch's memory viewer reads them.
-// Format: pickletools.py of CPython. Opcodes are those that MemoryViz.js knows; repeated text is written once and then named.
+// Format: pickletools.py of CPython. Opcodes are those that MemoryViz.js knows;
+// repeated text is written once and then named.
 // Threads: one.
 #pragma once
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -19,7 +20,8 @@ class pickle {
   pickle& text(std::string_view);
   pickle& pair(std::int64_t a, std::int64_t b) { return number(a).number(b).put('\x86'); }  // a tuple
 
-  // A list or dict of any length; items are written between open and close. In a dict each is key(…) and then one value.
+  // A list or dict of any length; items are written between open and close.
+  // In a dict each is key(…) and then one value.
   pickle& open_list() { return put(']').put('('); }
   pickle& close_list() { return put('e'); }
   pickle& open_dict() { return put('}').put('('); }

@@ -1,5 +1,6 @@
-// Rules of the viewer, which replays a trace backward from the segments: a block's end is asked for, and is complete: a
-// moment later or much later; addresses of a trace lie in segments of that time; lists of more than a thousand items are written in parts.
+// Rules of the viewer, which replays a trace backward from the segments: a block's end is asked for, and is
+// complete: a moment later or much later; addresses of a trace lie in segments of that time; lists of more
+// than a thousand items are written in parts.
 #include "runtime/report/snapshot.h"
 
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -37,7 +38,9 @@ class writer {
   void item(std::size_t index) {
     if (index != 0 && index % 1000 == 0) out_.next_thousand();
   }
-  pickle& field(std::string_view name, std::uint64_t value) { return out_.key(name).number(static_cast<std::int64_t>(value)); }
+  pickle& field(std::string_view name, std::uint64_t value) {
+    return out_.key(name).number(static_cast<std::int64_t>(value));
+  }
 
   void segment(int device, memory_segment const& s) {
     item(segments_++);
@@ -68,7 +71,9 @@ class writer {
       field("address", b.address);
       field("size", b.bytes);
       field("requested_size", b.requested);
-      out_.key("state").text(b.state == block_state::active_allocated ? "active_allocated" : b.state == block_state::inactive ? "inactive" : "active_pending_free");
+      out_.key("state").text(b.state == block_state::active_allocated ? "active_allocated"
+                             : b.state == block_state::inactive       ? "inactive"
+                                                                      : "active_pending_free");
       out_.key("frames");
       frames(b.where, 0);
       out_.close_dict();
@@ -140,6 +145,9 @@ class writer {
 
 }  // namespace
 
-std::string snapshot(std::span<device_snapshot const> all, std::span<stack_of const> stacks, std::string_view settings) { return writer(stacks).write(all, settings); }
+std::string snapshot(std::span<device_snapshot const> all, std::span<stack_of const> stacks,
+                     std::string_view settings) {
+  return writer(stacks).write(all, settings);
+}
 
 }  // namespace weir::report

@@ -1,5 +1,6 @@
-// A snapshot of device memory as PyTorch's memory viewer reads it: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html and
-// torch/csrc/cuda/memory_snapshot.cpp (keys of segments, blocks, frames and traces).
+// A snapshot of device memory as PyTorch's memory viewer reads it:
+// https://docs.pytorch.org/docs/stable/torch_cuda_memory.html and torch/csrc/cuda/memory_snapshot.cpp (keys
+// of segments, blocks, frames and traces).
 // Threads: any; values in, bytes out.
 #pragma once
 #include <span>
@@ -12,7 +13,9 @@
 namespace weir::report {
 
 struct trace_entry {
-  std::string_view action;  // alloc, free_requested, free_completed, oom, segment_map, segment_unmap. Completed: no stream uses it any more
+  // alloc, free_requested, free_completed, oom, segment_map, segment_unmap.
+  // Completed: no stream uses it any more
+  std::string_view action;
   std::uintptr_t at = 0;
   std::size_t bytes = 0;
   std::uint64_t stream = 0;

@@ -24,7 +24,8 @@ std::string grouped(std::int64_t n) {  // 1,234,567
 
 std::string row(char const* name, stat const& s) {
   char text[160];
-  std::snprintf(text, sizeof text, "%-14s %20s %20s %22s %22s\n", name, grouped(s.current).c_str(), grouped(s.peak).c_str(), grouped(s.allocated).c_str(), grouped(s.freed).c_str());
+  std::snprintf(text, sizeof text, "%-14s %20s %20s %22s %22s\n", name, grouped(s.current).c_str(),
+                grouped(s.peak).c_str(), grouped(s.allocated).c_str(), grouped(s.freed).c_str());
   return text;
 }
 
@@ -38,7 +39,8 @@ std::string whose_cached(stat const& cached, std::int64_t reserved, std::span<st
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
     if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3) continue;
-    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to stream " + std::to_string(u.stream) + (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
+    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to stream " + std::to_string(u.stream) +
+           (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
   }
   return out + ". Other streams get them when they run short; empty_cache() gives them to other programs.\n";
 }
@@ -48,32 +50,50 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
     for (auto const& w : u.waits_for) {
-      if (told < 4) out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of stream " + std::to_string(u.stream) + " on stream " + std::to_string(w.stream));
+      if (told < 4)
+        out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of stream " + std::to_string(u.stream) +
+                                      " on stream " + std::to_string(w.stream));
     }
   }
   return out + ".\n";
 }
 
-std::int64_t outside(memory_report const& now) { return static_cast<std::int64_t>(now.other_processes - std::min(now.other_processes, now.exported)); }
+std::int64_t outside(memory_report const& now) {
+  return static_cast<std::int64_t>(now.other_processes - std::min(now.other_processes, now.exported));
+}
 
 // A plain sentence for each thing worth knowing.
-std::string sentences(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
-  std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current, pending = n.pending_bytes.all.current;
+std::string sentences(memory_statistics const& n, memory_report const& now,
+                      std::span<stream_memory_use const> streams) {
+  std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current,
+                     pending = n.pending_bytes.all.current;
   std::int64_t const rounding = n.allocated_bytes.all.current - n.requested_bytes.all.current;
   auto const hole = static_cast<std::int64_t>(now.largest_hole);
   std::string out;
   if (worth(cached, reserved)) out += whose_cached(n.cached_bytes.all, reserved, streams);
   if (worth(pending, reserved)) out += what_is_pending(pending, streams);
-  if (worth(cached, reserved) && hole < cached / 2) out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) + " free: a larger block moves free memory together, or takes more.\n";
-  if (worth(rounding, reserved)) out += in_units(rounding) + " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
-  if (worth(n.reserved_bytes.all.peak - reserved, reserved)) out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " + in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
-  if (n.peer_visible_bytes) out += in_units(static_cast<std::int64_t>(n.peer_visible_bytes)) + " are open to other devices, and stay where they are.\n";
-  if (n.exported_bytes.current) out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
+  if (worth(cached, reserved) && hole < cached / 2)
+    out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) +
+           " free: a larger block moves free memory together, or takes more.\n";
+  if (worth(rounding, reserved))
+    out += in_units(rounding) +
+           " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
+  if (worth(n.reserved_bytes.all.peak - reserved, reserved))
+    out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " +
+           in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
+  if (n.peer_visible_bytes)
+    out += in_units(static_cast<std::int64_t>(n.peer_visible_bytes)) +
+           " are open to other devices, and stay where they are.\n";
+  if (n.exported_bytes.current)
+    out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
   if (n.imported_bytes.current) out += in_units(n.imported_bytes.current) + " of other processes are mapped here.\n";
   if (worth(outside(now), static_cast<std::int64_t>(now.capacity))) {
-    out += in_units(outside(now)) + " of the device's " + bytes_text(now.capacity) + " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
+    out += in_units(outside(now)) + " of the device's " + bytes_text(now.capacity) +
+           " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
   }
-  if (n.num_ooms) out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") + " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
+  if (n.num_ooms)
+    out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") +
+           " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
   return out;
 }
 
@@ -81,7 +101,8 @@ std::string sentences(memory_statistics const& n, memory_report const& now, std:
 
 std::string summary(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
   char head[160];
-  std::snprintf(head, sizeof head, "%-14s %20s %20s %22s %22s\n", (now.on.str() + ", bytes").c_str(), "now", "peak", "taken in all", "given back in all");
+  std::snprintf(head, sizeof head, "%-14s %20s %20s %22s %22s\n", (now.on.str() + ", bytes").c_str(), "now", "peak",
+                "taken in all", "given back in all");
   std::string out = head;
   out += row("reserved", n.reserved_bytes.all);
   out += row("= allocated", n.allocated_bytes.all);
@@ -92,10 +113,12 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  small", n.allocation.small);
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
-  out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " + grouped(static_cast<std::int64_t>(now.capacity)) +
-         " B, limit " + (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " + grouped(outside(now)) + " B\n";
-  out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) + ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " +
-         std::to_string(n.fences) + "\n";
+  out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " +
+         grouped(static_cast<std::int64_t>(now.capacity)) + " B, limit " +
+         (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " +
+         grouped(outside(now)) + " B\n";
+  out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) +
+         ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " + std::to_string(n.fences) + "\n";
   return out + sentences(n, now, streams);
 }
 
@@ -128,7 +151,9 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   one("imported_bytes", imported_bytes);
   one("oversize_allocations", {});  // weir has no such size
   one("oversize_segments", {});
-  auto const scalar = [&](std::string const& name, std::uint64_t value) { out.emplace_back(name, static_cast<std::int64_t>(value)); };
+  auto const scalar = [&](std::string const& name, std::uint64_t value) {
+    out.emplace_back(name, static_cast<std::int64_t>(value));
+  };
   out.emplace_back("max_split_size", -1);
   scalar("num_alloc_retries", num_alloc_retries);
   scalar("num_ooms", num_ooms);

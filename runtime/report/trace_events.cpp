@@ -1,4 +1,5 @@
-// Process 0 is the host and has a track a thread; process 1 + d is gpu:d and has a track a stream. Times are microseconds from the first.
+// Process 0 is the host and has a track a thread; process 1 + d is gpu:d and has a track a stream.
+// Times are microseconds from the first.
 #include "runtime/report/trace_events.h"
 
 #include <algorithm>
@@ -33,8 +34,10 @@ class writer {
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
     if (s.at.file) arg(first, "line", json_text(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
     out_ += "}}";
-    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;  // to the first part of it
-    begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);  // an arrow from the call to its work
+    // to the first part of it
+    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
+    // an arrow from the call to its work
+    begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
     time("ts", from - origin_);
     out_ += ",\"cat\":\"given\",\"bp\":\"e\",\"id\":" + std::to_string(s.link) + "}";
   }
@@ -43,7 +46,8 @@ class writer {
     time("ts", e.ns - origin_);
     char at[24];
     std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
-    out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) + ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
+    out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) +
+            ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
     if (e.where.file) out_ += ",\"line\":" + json_text(std::string(e.where.file) + ":" + std::to_string(e.where.line));
     out_ += "}}";
     begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
@@ -55,11 +59,13 @@ class writer {
  private:
   void begin(std::string_view name, char const* phase, int process, std::uint64_t track) {
     out_ += out_.empty() ? "\n{" : ",\n{";
-    out_ += "\"name\":" + json_text(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(track);
+    out_ += "\"name\":" + json_text(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) +
+            ",\"tid\":" + std::to_string(track);
   }
   void time(char const* name, std::int64_t ns) {
     char text[48];
-    std::snprintf(text, sizeof text, ",\"%s\":%lld.%03d", name, static_cast<long long>(ns / 1000), static_cast<int>(ns % 1000));
+    std::snprintf(text, sizeof text, ",\"%s\":%lld.%03d", name, static_cast<long long>(ns / 1000),
+                  static_cast<int>(ns % 1000));
     out_ += text;
   }
   void arg(bool& first, std::string_view name, std::string const& value) {
@@ -89,7 +95,9 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
   std::set<std::uint64_t> threads;
   std::vector<observe::span const*> in_order;
   for (observe::span const& s : spans) in_order.push_back(&s);
-  std::stable_sort(in_order.begin(), in_order.end(), [](auto const* a, auto const* b) { return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns; });
+  std::stable_sort(in_order.begin(), in_order.end(), [](auto const* a, auto const* b) {
+    return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns;
+  });
   for (observe::span const* const s : in_order) {
     std::int64_t from = s->begin_ns, to = std::max(s->end_ns, from);
     if (s->where == observe::span::on::stream) {
@@ -105,9 +113,14 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
   }
   for (device_memory_events const& d : memory) {
     std::int64_t live = d.live_bytes;
-    for (memory_event const& e : d.events) live -= e.what == "alloc" ? static_cast<std::int64_t>(e.bytes) : e.what == "free" ? -static_cast<std::int64_t>(e.bytes) : 0;
+    for (memory_event const& e : d.events)
+      live -= e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
+              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
+                                 : 0;
     for (memory_event const& e : d.events) {
-      live += e.what == "alloc" ? static_cast<std::int64_t>(e.bytes) : e.what == "free" ? -static_cast<std::int64_t>(e.bytes) : 0;
+      live += e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
+              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
+                                 : 0;
       out.memory(d.device, e, live);
       devices.insert(d.device);
     }

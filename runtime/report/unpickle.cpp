@@ -1,7 +1,8 @@
-// A machine with a stack, as pickletools.py of CPython describes it. A dictionary that is a frame, a block, an entry of a trace or a
-// segment becomes a record as soon as its items are there: a file of 10^6 events needs no tree of values.
-// Invariant: of values, containers, texts and what is remembered there are at most `spare`, and one for each `bytes_a_value` bytes that were
-// read, of each. In a snapshot each of them takes ten bytes and more.
+// A machine with a stack, as pickletools.py of CPython describes it. A dictionary that is a frame, a block,
+// an entry of a trace or a segment becomes a record as soon as its items are there:
+// a file of 10^6 events needs no tree of values.
+// Invariant: of values, containers, texts and what is remembered there are at most `spare`, and one for each
+// `bytes_a_value` bytes that were read, of each. In a snapshot each of them takes ten bytes and more.
 #include "runtime/report/unpickle.h"
 
 #include <algorithm>
@@ -46,7 +47,9 @@ constexpr std::size_t largest_file = std::size_t{1} << 30;
 constexpr std::size_t largest_stacks = std::size_t{1} << 28;  // bytes of text: a file may name one text often
 constexpr std::size_t spare = 10'000, bytes_a_value = 8;
 constexpr std::uint64_t no_list = ~std::uint64_t{0};
-constexpr std::string_view actions[] = {"alloc", "free_requested", "free_completed", "oom", "segment_map", "segment_unmap", "segment_alloc", "segment_free", "snapshot", "workspace_snapshot"};
+constexpr std::string_view actions[] = {"alloc",       "free_requested",    "free_completed", "oom",
+                                        "segment_map", "segment_unmap",     "segment_alloc",  "segment_free",
+                                        "snapshot",    "workspace_snapshot"};
 
 class reader {
  public:
@@ -54,15 +57,18 @@ class reader {
 
   loaded_snapshot read() {
     if (in_.size() > largest_file) refuse("the file has more than 1 GiB", "Record fewer events");
-    if (in_.substr(0, 1) != "\x80") refuse("this is no pickle", "Name a file of dump_memory_snapshot, or of torch.cuda.memory._dump_snapshot");
+    if (in_.substr(0, 1) != "\x80")
+      refuse("this is no pickle", "Name a file of dump_memory_snapshot, or of torch.cuda.memory._dump_snapshot");
     while (step()) {}
     finish();
     return std::move(out_);
   }
 
  private:
-  [[noreturn]] void refuse(std::string const& what, std::string remedy = "The file is damaged, or no memory snapshot: record it anew") const {
-    throw invalid_use("snapshot", std::string(file_) + ", byte " + std::to_string(next_) + ": " + what, std::move(remedy), called_);
+  [[noreturn]] void refuse(std::string const& what,
+                           std::string remedy = "The file is damaged, or no memory snapshot: record it anew") const {
+    throw invalid_use("snapshot", std::string(file_) + ", byte " + std::to_string(next_) + ": " + what,
+                      std::move(remedy), called_);
   }
   template <class Container>
   void room_for_one_more(Container const& in) const {
@@ -84,7 +90,10 @@ class reader {
   bool step() {
     auto const code = static_cast<unsigned char>(bytes(1)[0]);
     switch (code) {
-      case 0x80: if (auto const v = little_endian(1); v < 2 || v > 5) refuse("protocol " + std::to_string(v) + " is not one of 2 to 5"); break;
+      case 0x80:
+        if (auto const v = little_endian(1); v < 2 || v > 5)
+          refuse("protocol " + std::to_string(v) + " is not one of 2 to 5");
+        break;
       case 0x95: (void)bytes(8); break;                                             // a frame's length
       case '.': return false;
       case '(': push({value::type::mark}); break;
@@ -151,7 +160,8 @@ class reader {
   std::vector<value> top(std::size_t n) {
     if (stack_.size() < n) refuse("more values are taken than there are");
     std::vector<value> out(stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
-    if (std::any_of(out.begin(), out.end(), [](value v) { return v.is == value::type::mark; })) refuse("values are taken beyond a mark");
+    if (std::any_of(out.begin(), out.end(), [](value v) { return v.is == value::type::mark; }))
+      refuse("values are taken beyond a mark");
     stack_.resize(stack_.size() - n);
     return out;
   }
@@ -182,11 +192,12 @@ class reader {
     else memo_[n] = stack_.back();
   }
   void recall(std::uint64_t n) {
-    if (n >= memo_.size() || memo_[n].is == value::type::mark) refuse("number " + std::to_string(n) + " was never remembered");
+    if (n >= memo_.size() || memo_[n].is == value::type::mark)
+      refuse("number " + std::to_string(n) + " was never remembered");
     push(memo_[n]);
   }
 
-  // Dictionaries -----------------------------------------------------------------------------------------------------
+  // Dictionaries --------------------------------------------------------------------------------------------
   void set(std::vector<value> const& items) {
     if (items.size() % 2) refuse("a key has no value");
     dictionary& d = dicts_[container(value::type::dict).what];
@@ -199,7 +210,9 @@ class reader {
     }
     d.at = next_;
     if (field(f, "action")) make(d, dictionary::type::entry, entries_, entry(f));
-    else if (field(f, "filename")) make(d, dictionary::type::frame, frames_, {&string(f, "name"), &string(f, "filename"), static_cast<std::uint32_t>(whole(f, "line"))});
+    else if (field(f, "filename"))
+      make(d, dictionary::type::frame, frames_,
+           {&string(f, "name"), &string(f, "filename"), static_cast<std::uint32_t>(whole(f, "line"))});
     else if (field(f, "blocks")) make(d, dictionary::type::segment, segments_, segment(f));
     else if (field(f, "state") && field(f, "size")) make(d, dictionary::type::block, blocks_, block(f));
     else plain_[d.record] = std::move(f);
@@ -218,13 +231,20 @@ class reader {
   }
   value const& needed(fields const& f, std::string_view name, value::type wanted) const {
     value const* const v = field(f, name);
-    if (!v || v->is != wanted) refuse("a dictionary's '" + std::string(name) + (v ? "' is of another type" : "' is missing"));
+    if (!v || v->is != wanted)
+      refuse("a dictionary's '" + std::string(name) + (v ? "' is of another type" : "' is missing"));
     return *v;
   }
-  std::uint64_t whole(fields const& f, std::string_view name) const { return needed(f, name, value::type::number).what; }
+  std::uint64_t whole(fields const& f, std::string_view name) const {
+    return needed(f, name, value::type::number).what;
+  }
   std::uint64_t whole_or_0(fields const& f, std::string_view name) const { return field(f, name) ? whole(f, name) : 0; }
-  std::string const& string(fields const& f, std::string_view name) const { return text_of(needed(f, name, value::type::text)); }
-  std::uint64_t list_or_none(fields const& f, std::string_view name) const { return field(f, name) ? needed(f, name, value::type::list).what : no_list; }
+  std::string const& string(fields const& f, std::string_view name) const {
+    return text_of(needed(f, name, value::type::text));
+  }
+  std::uint64_t list_or_none(fields const& f, std::string_view name) const {
+    return field(f, name) ? needed(f, name, value::type::list).what : no_list;
+  }
 
   found_entry entry(fields const& f) const {
     std::string const& action = string(f, "action");
@@ -232,34 +252,50 @@ class reader {
     if (known == std::end(actions)) refuse("the action '" + base::visible(action.substr(0, 40)) + "' is not known");
     trace_entry e{*known};
     e.at = *known == "oom" ? whole_or_0(f, "device_free") : whole(f, "addr");
-    e.bytes = whole(f, "size"), e.stream = whole_or_0(f, "stream"), e.us = static_cast<std::int64_t>(whole_or_0(f, "time_us")), e.user = whole_or_0(f, "still_used_by");
+    e.bytes = whole(f, "size"), e.stream = whole_or_0(f, "stream"),
+    e.us = static_cast<std::int64_t>(whole_or_0(f, "time_us")), e.user = whole_or_0(f, "still_used_by");
     return {e, list_or_none(f, "frames")};
   }
   found_block block(fields const& f) const {
     std::string const& state = string(f, "state");
-    block_state const is = state == "active_allocated" ? block_state::active_allocated : state == "inactive" ? block_state::inactive : block_state::active_pending_free;
-    if (is == block_state::active_pending_free && !state.starts_with("active_")) refuse("the state '" + base::visible(state.substr(0, 40)) + "' is not known");
-    return {{field(f, "address") ? whole(f, "address") : 0, whole(f, "size"), whole_or_0(f, "requested_size"), is, {nullptr, nullptr, 0}}, list_or_none(f, "frames")};
+    block_state const is = state == "active_allocated" ? block_state::active_allocated
+                           : state == "inactive"       ? block_state::inactive
+                                                       : block_state::active_pending_free;
+    if (is == block_state::active_pending_free && !state.starts_with("active_"))
+      refuse("the state '" + base::visible(state.substr(0, 40)) + "' is not known");
+    return {{field(f, "address") ? whole(f, "address") : 0,
+             whole(f, "size"),
+             whole_or_0(f, "requested_size"),
+             is,
+             {nullptr, nullptr, 0}},
+            list_or_none(f, "frames")};
   }
   found_segment segment(fields const& f) const {
     bool const small = field(f, "segment_type") && string(f, "segment_type") == "small";
-    return {{whole(f, "address"), whole(f, "total_size"), whole_or_0(f, "stream"), small, {}}, static_cast<int>(whole_or_0(f, "device")), needed(f, "blocks", value::type::list).what};
+    return {{whole(f, "address"), whole(f, "total_size"), whole_or_0(f, "stream"), small, {}},
+            static_cast<int>(whole_or_0(f, "device")),
+            needed(f, "blocks", value::type::list).what};
   }
 
-  // The end ----------------------------------------------------------------------------------------------------------
+  // The end -------------------------------------------------------------------------------------------------
   void finish() {
-    if (stack_.size() != 1 || stack_[0].is != value::type::dict || dicts_[stack_[0].what].is != dictionary::type::plain) refuse("what the file holds is no dictionary");
+    if (stack_.size() != 1 || stack_[0].is != value::type::dict || dicts_[stack_[0].what].is != dictionary::type::plain)
+      refuse("what the file holds is no dictionary");
     fields const& top = plain_[dicts_[stack_[0].what].record];
     auto const& segments = lists_[needed(top, "segments", value::type::list).what];
     std::size_t devices = 0;
-    for (value const v : segments) devices = std::max(devices, static_cast<std::size_t>(record(v, dictionary::type::segment, segments_).device) + 1);
-    auto const* const traces = field(top, "device_traces") ? &lists_[needed(top, "device_traces", value::type::list).what] : nullptr;
+    for (value const v : segments)
+      devices = std::max(devices, static_cast<std::size_t>(record(v, dictionary::type::segment, segments_).device) + 1);
+    auto const* const traces =
+        field(top, "device_traces") ? &lists_[needed(top, "device_traces", value::type::list).what] : nullptr;
     if (traces) devices = std::max(devices, traces->size());
     if (devices > 1024) refuse("memory of device " + std::to_string(devices - 1));
     for (std::size_t d = 0; d < devices; ++d) out_.devices.push_back({static_cast<int>(d), {}, {}});
     for (value const v : segments) add(record(v, dictionary::type::segment, segments_));
     for (std::size_t d = 0; traces && d < traces->size(); ++d) add((*traces)[d], out_.devices[d]);
-    for (device_snapshot& d : out_.devices) std::sort(d.segments.begin(), d.segments.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
+    for (device_snapshot& d : out_.devices)
+      std::sort(d.segments.begin(), d.segments.end(),
+                [](auto const& a, auto const& b) { return a.address < b.address; });
   }
   template <class T>
   T const& record(value v, dictionary::type wanted, std::vector<T> const& all) const {
@@ -275,7 +311,8 @@ class reader {
       memory_block one = b.block;
       if (one.address == 0) one.address = next;  // older files leave it out
       next = one.address + one.bytes;
-      if (one.address < s.address || next > s.address + s.bytes || next < one.address) refuse("a block lies outside its segment");
+      if (one.address < s.address || next > s.address + s.bytes || next < one.address)
+        refuse("a block lies outside its segment");
       std::uint32_t stack = 0;
       place(b.frames, one.where, stack);
       s.blocks.push_back(one);
@@ -301,12 +338,15 @@ class reader {
       stack_of all{static_cast<std::uint32_t>(list + 1), {}};
       for (value const v : lists_[list]) {
         found_frame const& f = record(v, dictionary::type::frame, frames_);
-        if ((spent_ += sizeof(frame) + f.name->size() + f.file->size()) > largest_stacks) refuse("the stacks are longer than the file has any use for");
+        if ((spent_ += sizeof(frame) + f.name->size() + f.file->size()) > largest_stacks)
+          refuse("the stacks are longer than the file has any use for");
         all.frames.push_back({*f.name, *f.file, f.line});
       }
-      auto const named = std::find_if(all.frames.begin(), all.frames.end(), [](frame const& f) { return f.line > 0 && !f.file.empty(); });
+      auto const named = std::find_if(all.frames.begin(), all.frames.end(),
+                                      [](frame const& f) { return f.line > 0 && !f.file.empty(); });
       if (named != all.frames.end()) {
-        known->second.first = {out_.texts.emplace(named->file).first->c_str(), out_.texts.emplace(named->name).first->c_str(), named->line};
+        known->second.first = {out_.texts.emplace(named->file).first->c_str(),
+                               out_.texts.emplace(named->name).first->c_str(), named->line};
         all.frames.erase(named);
       }
       if (!all.frames.empty()) known->second.second = all.number, out_.stacks.push_back(std::move(all));
@@ -331,6 +371,8 @@ class reader {
 
 }  // namespace
 
-loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file, here at) { return reader(bytes, file, at).read(); }
+loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file, here at) {
+  return reader(bytes, file, at).read();
+}
 
 }  // namespace weir::report

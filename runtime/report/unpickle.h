@@ -1,5 +1,6 @@
-// Reads a snapshot back from its pickle: weir's own and PyTorch's (torch.cuda.memory._dump_snapshot, protocols 2 to 5).
-// Nothing in a file is carried out: opcodes that make objects of a program are refused, as are files above a gibibyte.
+// Reads a snapshot back from its pickle: weir's own and PyTorch's (torch.cuda.memory._dump_snapshot,
+// protocols 2 to 5). Nothing in a file is carried out:
+// opcodes that make objects of a program are refused, as are files above a gibibyte.
 // Threads: any; values in, values out.
 #pragma once
 #include <unordered_set>

@@ -1,4 +1,5 @@
-// Host threads that a seeded machine switches: who runs is chosen, and chosen again; who cannot go on is passed over.
+// Host threads that a seeded machine switches: who runs is chosen, and chosen again;
+// who cannot go on is passed over.
 // Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
 #include <gtest/gtest.h>
 
@@ -23,7 +24,9 @@ bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say 
 
 // A seeded machine with one device and the relay of its host threads.
 struct rig {
-  explicit rig(std::uint64_t seed) : made(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})), threads(*made.control->host_threads()) {
+  explicit rig(std::uint64_t seed)
+      : made(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})),
+        threads(*made.control->host_threads()) {
     machine().open(0);
     threads.enter("main", relay::life::until_left);
   }
@@ -286,7 +289,10 @@ TEST(relay, a_circle_of_locks_is_named_and_unwound) {
     ASSERT_EQ(r.findings().size(), 1u);
     std::string const text = r.findings()[0];
     EXPECT_EQ(text, "stuck: " + r.why_over);
-    EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which thread 1 (a) holds"), std::string::npos) << text;
+    EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which "
+                        "thread 1 (a) holds"),
+              std::string::npos)
+        << text;
   }
   if (many(wanted)) {
     EXPECT_GT(stuck, wanted.count() / 50);
@@ -411,7 +417,9 @@ TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what
   auto const gate = d.hold(0, s).value;
   r.run({[&] { ASSERT_EQ(d.synchronize_stream(0, s).what, driver::code::failed); }});
   ASSERT_EQ(r.findings().size(), 1u);
-  EXPECT_EQ(r.findings()[0], "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits in a call: stream 1 of device 0 is held by gate 1");
+  EXPECT_EQ(r.findings()[0],
+            "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits in a call: stream 1 of "
+            "device 0 is held by gate 1");
   EXPECT_TRUE(r.why_over.empty()) << "it went on with an error";
   EXPECT_TRUE(d.open_gate(gate).ok());
 }
@@ -520,7 +528,8 @@ TEST(relay, a_thread_of_nobody_is_refused_by_a_machine_that_switches_its_threads
   stranger.join();
   EXPECT_EQ(answer->what, driver::code::not_permitted);
   ASSERT_EQ(r.findings().size(), 1u);
-  EXPECT_EQ(r.findings()[0], "stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+  EXPECT_EQ(r.findings()[0],
+            "stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
 }
 
 }  // namespace

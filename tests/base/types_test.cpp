@@ -20,7 +20,8 @@ TEST(device, text_names_the_cpu_the_current_gpu_and_gpus_by_number) {
 }
 
 TEST(device, text_that_names_no_device_is_refused) {
-  for (char const* text : {"", "gpu:", "gpu:x", "gpu:-1", "gpu:1x", "tpu", "cpu:0", "gpu:99999999999"}) EXPECT_THROW(device{text}, invalid_use) << text;
+  for (char const* text : {"", "gpu:", "gpu:x", "gpu:-1", "gpu:1x", "tpu", "cpu:0", "gpu:99999999999"})
+    EXPECT_THROW(device{text}, invalid_use) << text;
 }
 
 TEST(error, every_kind_is_both_an_error_and_a_standard_exception) {
@@ -32,7 +33,8 @@ TEST(error, every_kind_is_both_an_error_and_a_standard_exception) {
     EXPECT_EQ(ours->operation(), "copy");
     EXPECT_EQ(ours->operands(), "dst gpu:1 0x10 holds 4096 B, asked 8192 B");
     EXPECT_EQ(ours->remedy(), "Ask for less");
-    EXPECT_NE(std::string(e.what()).find("copy: dst gpu:1 0x10 holds 4096 B, asked 8192 B. Ask for less"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("copy: dst gpu:1 0x10 holds 4096 B, asked 8192 B. Ask for less"),
+              std::string::npos);
     EXPECT_NE(std::string(e.what()).find("types_test.cpp"), std::string::npos);
   }
   EXPECT_THROW(throw out_of_memory(memory_report{}, here::current()), std::bad_alloc);

@@ -24,7 +24,9 @@ struct bench : ::testing::Test {
     witness = machine->watching();
     for (int d = 0; d < 2; ++d) EXPECT_TRUE(machine->open(d).ok());
   }
-  stream_handle stream(int device = 0, stream_kind k = stream_kind::independent) { return machine->create_stream(device, k, 0).value; }
+  stream_handle stream(int device = 0, stream_kind k = stream_kind::independent) {
+    return machine->create_stream(device, k, 0).value;
+  }
   event_handle event(int device = 0) { return machine->create_event(device, event_kind::order_only).value; }
   address addresses(std::size_t bytes = page) { return machine->reserve(bytes, page).value; }
   memory_handle map(address at, memory_handle h = memory_handle::none) {
@@ -39,7 +41,9 @@ struct bench : ::testing::Test {
     EXPECT_TRUE(machine->release(map(at)).ok());
     return at;
   }
-  void write(stream_handle s, address at, std::size_t n = 64, int device = 0) { EXPECT_TRUE(machine->fill(device, s, reinterpret_cast<void*>(at), 1, 1, n).ok()); }
+  void write(stream_handle s, address at, std::size_t n = 64, int device = 0) {
+    EXPECT_TRUE(machine->fill(device, s, reinterpret_cast<void*>(at), 1, 1, n).ok());
+  }
   void read(stream_handle s, address at, std::size_t n = 64, int device = 0) {
     touch const t{at, n, false};
     EXPECT_TRUE(machine->enqueue(device, s, {&t, 1}, {}).ok());
@@ -50,8 +54,11 @@ struct bench : ::testing::Test {
     EXPECT_TRUE(machine->wait(0, later, e).ok());
     EXPECT_TRUE(machine->destroy_event(0, e).ok());
   }
-  void begins(stream_handle home, address at, std::size_t n, int line) { witness->allocated({0, home}, at, n, {"program.cpp", "", static_cast<unsigned>(line)}); }
-  void ends(std::vector<witness::user> behind, address at, std::size_t n, int line, std::vector<witness::user> counted = {}) {
+  void begins(stream_handle home, address at, std::size_t n, int line) {
+    witness->allocated({0, home}, at, n, {"program.cpp", "", static_cast<unsigned>(line)});
+  }
+  void ends(std::vector<witness::user> behind, address at, std::size_t n, int line,
+            std::vector<witness::user> counted = {}) {
     witness->freed(at, n, {behind, counted}, {"program.cpp", "", static_cast<unsigned>(line)});
   }
   std::vector<kind> kinds() {

@@ -1,4 +1,5 @@
-// The checker before a machine, call by call: order, memory seen through two mappings, blocks' lives, pages, what is left behind.
+// The checker before a machine, call by call:
+// order, memory seen through two mappings, blocks' lives, pages, what is left behind.
 // Threads: one, but where a test says so.
 #include <sys/mman.h>
 
@@ -65,7 +66,9 @@ TEST_F(checker, a_use_after_the_block_was_given_back_is_named_with_the_place_of_
   ends({{0, s}}, at, 256, 11);
   write(s, at + 32);
   EXPECT_EQ(kinds(), (all{kind::use_after_free}));
-  EXPECT_NE(text().find("fill writes bytes 32-95 of block 1 of gpu:0 (256 B, allocated at program.cpp:10)"), std::string::npos) << text();
+  EXPECT_NE(text().find("fill writes bytes 32-95 of block 1 of gpu:0 (256 B, allocated at program.cpp:10)"),
+            std::string::npos)
+      << text();
   EXPECT_NE(text().find("given back at program.cpp:11"), std::string::npos) << text();
   begins(s, at, 256, 12);
   write(s, at + 32);
@@ -251,7 +254,9 @@ TEST_F(checker, streams_and_events_whose_handles_come_back_are_new_ones) {
 }
 
 struct pinned_page {
-  explicit pinned_page(driver& d) : machine(d), at(static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+  explicit pinned_page(driver& d)
+      : machine(d),
+        at(static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
     EXPECT_TRUE(machine.pin(at, 4096).ok());
   }
   ~pinned_page() {
@@ -297,7 +302,13 @@ TEST_F(checker, a_pinned_source_that_work_of_streams_writes_is_not_the_hosts_aff
       char* at;
       int value;
     };
-    EXPECT_TRUE(machine->host_function(0, on, {[](void* w) { *static_cast<write*>(w)->at = static_cast<char>(static_cast<write*>(w)->value); }, [](void* w) { delete static_cast<write*>(w); }, new write{p.at, value}}).ok());
+    EXPECT_TRUE(machine
+                    ->host_function(0, on,
+                                    {[](void* w) {
+                                       *static_cast<write*>(w)->at = static_cast<char>(static_cast<write*>(w)->value);
+                                     },
+                                     [](void* w) { delete static_cast<write*>(w); }, new write{p.at, value}})
+                    .ok());
   };
   EXPECT_TRUE(machine->fill(0, s, device, 7, 1, 100).ok());
   EXPECT_TRUE(machine->copy(0, s, p.at, device, 100).ok()) << "still to come";
@@ -343,7 +354,8 @@ TEST_F(checker, the_census_names_all_that_was_never_given_back) {
   void* const host = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_TRUE(machine->pin(host, 4096).ok());
   auto const left = judge->census();
-  EXPECT_EQ(left, (std::vector<std::string>{"a stream of gpu:0", "an event of gpu:0", "a reservation of 65536 bytes", left[3], left[4], left[5], "a memory handle of 65536 bytes of gpu:0"}));
+  EXPECT_EQ(left, (std::vector<std::string>{"a stream of gpu:0", "an event of gpu:0", "a reservation of 65536 bytes",
+                                            left[3], left[4], left[5], "a memory handle of 65536 bytes of gpu:0"}));
   EXPECT_TRUE(machine->unpin(host).ok());
   EXPECT_TRUE(machine->release_segment(1, segment).ok());
   EXPECT_TRUE(machine->unmap(at, page).ok());

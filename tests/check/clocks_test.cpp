@@ -1,5 +1,5 @@
-// Two judges of order that share no code, asked the same questions: whenever weir's clocks say ordered or complete, the
-// checker's graph says so, under random programs on many seeds.
+// Two judges of order that share no code, asked the same questions: whenever weir's clocks say ordered or
+// complete, the checker's graph says so, under random programs on many seeds.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -23,7 +23,8 @@ TEST(clocks, what_weir_says_is_ordered_or_complete_the_graph_of_calls_says_too) 
   std::uint64_t ordered = 0, complete = 0, neither = 0;
   tests::seeds const wanted("clocks and graph", 60);
   for (auto const seed : wanted) {
-    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true}};
+    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed},
+               {.check_races = true}};
     runtime_guard const in{rt};
     auto& machine = rt.get().machine();
     auto& judge = *driver::check::control_of(machine);
@@ -47,7 +48,10 @@ TEST(clocks, what_weir_says_is_ordered_or_complete_the_graph_of_calls_says_too) 
       switch (below(11)) {
         case 0: case 1: launch(s, {}, on_gpu, [] {}); break;
         case 2: case 3: t.ref().wait(s); break;
-        case 4: if (line(s).device() == line(all[static_cast<std::size_t>(on[e])]).device()) events[e].record(s), on[e] = static_cast<int>(&s - all.data()); break;
+        case 4:
+          if (line(s).device() == line(all[static_cast<std::size_t>(on[e])]).device())
+            events[e].record(s), on[e] = static_cast<int>(&s - all.data());
+          break;
         case 5: t.ref().wait(events[e]); break;
         case 6: (void)events[e].query(); break;
         case 7: (void)s.ref().query(); break;
@@ -69,7 +73,8 @@ TEST(clocks, what_weir_says_is_ordered_or_complete_the_graph_of_calls_says_too) 
       for (asked const& a : stamps) {
         if (clocks.complete(a.stamp)) {
           ++complete;
-          ASSERT_TRUE(judge.complete(a.place)) << "seed " << seed << ", step " << step << ": weir takes stream " << a.place.stream << " to be complete up to " << a.place.n;
+          ASSERT_TRUE(judge.complete(a.place)) << "seed " << seed << ", step " << step << ": weir takes stream "
+                                               << a.place.stream << " to be complete up to " << a.place.n;
         }
         for (auto const& to : all) {
           auto& l = line(to);
@@ -78,7 +83,9 @@ TEST(clocks, what_weir_says_is_ordered_or_complete_the_graph_of_calls_says_too) 
             continue;
           }
           ++ordered;
-          ASSERT_TRUE(judge.ordered(a.place, l.device(), l.handle())) << "seed " << seed << ", step " << step << ": weir takes stream " << a.place.stream << " up to " << a.place.n << " to be before a stream it is not before";
+          ASSERT_TRUE(judge.ordered(a.place, l.device(), l.handle()))
+              << "seed " << seed << ", step " << step << ": weir takes stream " << a.place.stream << " up to "
+              << a.place.n << " to be before a stream it is not before";
         }
       }
     }

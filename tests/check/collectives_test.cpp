@@ -1,4 +1,5 @@
-// Collectives before the checker: programs that are right, and those that touch a buffer while a collective uses it.
+// Collectives before the checker: programs that are right,
+// and those that touch a buffer while a collective uses it.
 // Threads: one. It gives the parts of all ranks, which a simulated machine allows.
 #include "peer/collective.h"
 #include "runtime/base/call_site.h"
@@ -43,21 +44,27 @@ struct two {
 
 std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
 
-// Rank 0's part waits for rank 1's, whose stream waits for rank 0's: the circle, with its lines, the same in every runtime.
+// Rank 0's part waits for rank 1's, whose stream waits for rank 0's:
+// the circle, with its lines, the same in every runtime.
 TEST(collectives, a_circle_through_the_parts_of_two_ranks_is_printed) {
   using running = simulated::running;
-  std::string const after[] = {" stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank 1's part of ",
-                               " (collectives_test.cpp:303), still to run: stream ", " waits (wait at collectives_test.cpp:302) for operation ", ": a circle"};
+  std::string const after[] = {
+      " stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank "
+      "1's part of ",
+      " (collectives_test.cpp:303), still to run: stream ", " waits (wait at collectives_test.cpp:302) for operation ",
+      ": a circle"};
   std::string first;
   for (auto const& [how, seed] : {std::pair{running::seeded, 1}, {running::seeded, 2}, {running::stepped, 0}}) {
-    runtime rt{simulated{.devices = 2, .memory = 64 << 20, .how = how, .seed = static_cast<std::uint64_t>(seed)}, {.check_races = true}};
+    runtime rt{simulated{.devices = 2, .memory = 64 << 20, .how = how, .seed = static_cast<std::uint64_t>(seed)},
+               {.check_races = true}};
     runtime_guard const in{rt};
     auto ranks = two_ranks();
     buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
     stream s{device(0)}, t{device(1)};
     auto const reduce = [&](int rank, stream const& on, buffer const& b, unsigned line) {
       stream_guard const home(on);
-      ranks[static_cast<size_t>(rank)].all_reduce({b.data(), 4, float32}, reduction::sum, {"collectives_test.cpp", "", line});
+      ranks[static_cast<size_t>(rank)].all_reduce({b.data(), 4, float32}, reduction::sum,
+                                                  {"collectives_test.cpp", "", line});
     };
     reduce(0, s, x, 301);
     t.wait(s, {"collectives_test.cpp", "", 302});
@@ -142,7 +149,9 @@ TEST(collectives, a_buffer_written_while_a_collective_reads_it_is_named_with_bot
     write(p.other, p.in[0].data(), bytes), wrote = __LINE__;
     p.done();
   });
-  expect_one(all, "race", {"all_reduce at " + at_line(reduced) + " writes them on stream 1 of gpu:0", "launch at " + at_line(wrote) + " writes them on stream"});
+  expect_one(all, "race",
+             {"all_reduce at " + at_line(reduced) + " writes them on stream 1 of gpu:0",
+              "launch at " + at_line(wrote) + " writes them on stream"});
 }
 
 TEST(collectives, a_collective_that_does_not_wait_for_its_input_is_named) {
@@ -180,7 +189,8 @@ TEST(collectives, a_buffer_given_back_under_a_collective_waits_for_it) {
   }));
 }
 
-// NCCL's work is given past the driver: what it touches is declared after each call. Here the same is declared for bare work.
+// NCCL's work is given past the driver: what it touches is declared after each call.
+// Here the same is declared for bare work.
 struct as_nccl {
   explicit as_nccl(stream_ref s) : on(streams::line_of(s)) {}
   void call(peer::request const& r, here at = here::current()) const {
@@ -190,7 +200,9 @@ struct as_nccl {
   }
   clock::timeline& on;
 };
-peer::request gather(buffer const& in, buffer const& out) { return {peer::verb::all_gather, float32, reduction::sum, 0, count, in.data(), out.data()}; }
+peer::request gather(buffer const& in, buffer const& out) {
+  return {peer::verb::all_gather, float32, reduction::sum, 0, count, in.data(), out.data()};
+}
 
 TEST(collectives_past_the_driver, are_judged_by_what_they_declare) {
   auto const run = [](int how) {

@@ -1,4 +1,5 @@
-// Captures and graphs before the checker: parts of a graph against each other, launches against everything else.
+// Captures and graphs before the checker:
+// parts of a graph against each other, launches against everything else.
 // Threads: one.
 #include <sys/mman.h>
 
@@ -36,7 +37,9 @@ TEST_F(graphs, what_is_captured_is_no_use_until_it_is_launched) {
   EXPECT_EQ(kinds(), all{}) << text();
   launch(g, s);
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
-  EXPECT_NE(text().find("fill writes them on stream 2 of gpu:0, graph launch writes them on stream 1 of gpu:0"), std::string::npos) << text();
+  EXPECT_NE(text().find("fill writes them on stream 2 of gpu:0, graph launch writes them on stream 1 of gpu:0"),
+            std::string::npos)
+      << text();
 }
 
 TEST_F(graphs, a_launch_is_one_operation_of_its_stream) {
@@ -111,7 +114,10 @@ TEST_F(graphs, parts_of_a_graph_that_nothing_orders_race_when_they_are_captured)
     (void)end(s);
     EXPECT_EQ(kinds(), right ? all{} : all{kind::race}) << text();
   }
-  EXPECT_NE(text().find("fill writes them on stream 2 of gpu:0, enqueue reads them on stream 1 of gpu:0, both in one graph"), std::string::npos) << text();
+  EXPECT_NE(
+      text().find("fill writes them on stream 2 of gpu:0, enqueue reads them on stream 1 of gpu:0, both in one graph"),
+      std::string::npos)
+      << text();
 }
 
 TEST_F(graphs, a_race_inside_a_graph_is_told_once_however_often_it_is_launched) {
@@ -185,7 +191,8 @@ TEST_F(graphs, a_block_given_back_while_a_launch_uses_it_is_named) {
 }
 
 TEST_F(graphs, a_pinned_source_is_the_graphs_from_each_launch_to_its_end) {
-  auto* const host = static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* const host =
+      static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_TRUE(machine->pin(host, 4096).ok());
   begin(s);
   EXPECT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), host, 100).ok());
@@ -204,7 +211,7 @@ TEST_F(graphs, a_pinned_source_is_the_graphs_from_each_launch_to_its_end) {
   ::munmap(host, 4096);
 }
 
-// The legacy stream ------------------------------------------------------------------------------------------------
+// The legacy stream -----------------------------------------------------------------------------------------
 
 struct legacy : bench {
   static constexpr auto of_cuda = stream_handle::legacy;

@@ -1,4 +1,5 @@
-// Device memory of a guarded machine is within reach of work that declares it, while it runs, and of nobody else.
+// Device memory of a guarded machine is within reach of work that declares it,
+// while it runs, and of nobody else.
 // Threads: one, and the machine's.
 #include "runtime/parts.h"
 #include "streams/context.h"
@@ -16,7 +17,8 @@ namespace {
 using how = simulated::running;
 
 struct guarded : ::testing::TestWithParam<how> {
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7}, {.check_races = true}};  // which guards
+  // which guards
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7}, {.check_races = true}};
   runtime_guard const in{rt};
 };
 struct guarded_death : guarded {};
@@ -26,7 +28,8 @@ TEST_P(guarded, work_reads_and_writes_what_it_declares) {
   stream_guard const home{s.ref()};
   buffer x(4096), y(4096), far(4096, {.on = device(1)}), host = pinned(4096);
   write(s, x.data(), 4096);
-  launch(s, {reads(x), writes(y)}, on_gpu, [from = x.data<char>(), to = y.data<char>()] { std::copy(from, from + 4096, to); });
+  launch(s, {reads(x), writes(y)}, on_gpu,
+         [from = x.data<char>(), to = y.data<char>()] { std::copy(from, from + 4096, to); });
   copy(far.data(), y.data(), 4096);
   copy(host.data(), far.data(), 4096, blocking::yes);
   EXPECT_EQ(host.host<char>()[4095], 1);
@@ -41,7 +44,8 @@ TEST_P(guarded, work_reads_and_writes_what_it_declares) {
   expect_none(race_reports());
 }
 
-// Regression: the end of one reader closed the bytes to the other for a moment, which AddressSanitizer took for a touch too many.
+// Regression: the end of one reader closed the bytes to the other for a moment,
+// which AddressSanitizer took for a touch too many.
 TEST_P(guarded, two_that_read_at_once_do_not_close_the_bytes_to_each_other) {
   stream s, t;
   buffer x(64 << 10);
@@ -107,19 +111,26 @@ void a_race_and_then_an_exception() {
 TEST_P(guarded_death, races_found_before_the_end_are_printed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   if (!by_the_byte) {
-    EXPECT_DEATH(a_race_and_then_a_stray_touch(), "host code touched.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
+    EXPECT_DEATH(a_race_and_then_a_stray_touch(),
+                 "host code touched.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
   }
-  EXPECT_DEATH(a_race_and_then_an_exception(), "no such word.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
+  EXPECT_DEATH(a_race_and_then_an_exception(),
+               "no such word.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
 }
 
 TEST_P(guarded_death, host_code_that_touches_a_block_is_named_before_the_process_dies) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(host_touches_a_block(), by_the_byte ? "use-after-poison" : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 0 of block 1 of gpu:0 .4096 B, allocated at guard_test.cpp:[0-9]+");
+  EXPECT_DEATH(host_touches_a_block(), by_the_byte ? "use-after-poison"
+                                                   : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 0 of "
+                                                     "block 1 of gpu:0 .4096 B, allocated at guard_test.cpp:[0-9]+");
 }
 
 TEST_P(guarded_death, work_that_touches_what_it_did_not_declare_is_named) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(work_touches_another_block(), by_the_byte ? "use-after-poison" : "work .launch at guard_test.cpp:78 on stream 1 of gpu:0. touched 0x[0-9a-f]+, memory of gpu:0, in byte 4194304 of block 2.*reads.p., writes.p.");
+  EXPECT_DEATH(work_touches_another_block(),
+               by_the_byte ? "use-after-poison"
+                           : "work .launch at guard_test.cpp:82 on stream 1 of gpu:0. touched 0x[0-9a-f]+, memory of "
+                             "gpu:0, in byte 4194304 of block 2.*reads.p., writes.p.");
 }
 
 // Work given past weir's own look at what is a block: the third of its kind is too late.
@@ -131,7 +142,10 @@ struct passed_by {
       char* at;
       size_t bytes;
     };
-    driver::work const w{[](void* at) { auto const& to = *static_cast<target*>(at); for (size_t i = 0; i < to.bytes; ++i) static_cast<char volatile*>(to.at)[i] = 1; },
+    driver::work const w{[](void* at) {
+                           auto const& to = *static_cast<target*>(at);
+                           for (size_t i = 0; i < to.bytes; ++i) static_cast<char volatile*>(to.at)[i] = 1;
+                         },
                          [](void* at) { delete static_cast<target*>(at); }, new target{static_cast<char*>(p), bytes}};
     EXPECT_TRUE(rt.get().machine().enqueue(0, line.handle(), {&t, 1}, w).ok());
   }
@@ -173,7 +187,11 @@ void an_engine_touches_a_block_given_back() {
   buffer x(4096), y(4096);
   void* const gone = x.data();
   x.reset();
-  EXPECT_TRUE(runtime::current().get().machine().copy(0, streams::line_of(current_stream()).handle(), y.data(), gone, 100).ok());
+  EXPECT_TRUE(runtime::current()
+                  .get()
+                  .machine()
+                  .copy(0, streams::line_of(current_stream()).handle(), y.data(), gone, 100)
+                  .ok());
   synchronize();
 }
 

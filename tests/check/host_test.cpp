@@ -1,4 +1,5 @@
-// The host that uses pinned memory before its copies are done: found by the call it makes, or by the page it touches.
+// The host that uses pinned memory before its copies are done:
+// found by the call it makes, or by the page it touches.
 // Threads: one; the machine's besides.
 #include <signal.h>
 #include <sys/mman.h>
@@ -18,7 +19,8 @@ constexpr size_t size = 4096, n = size / sizeof(float);
 std::string here_line(int at) { return "host_test.cpp:" + std::to_string(at); }
 
 enum class waits { no, for_the_stream, for_the_stamp, for_an_event, for_the_device, for_a_query };
-constexpr waits all_waits[] = {waits::for_the_stream, waits::for_the_stamp, waits::for_an_event, waits::for_the_device, waits::for_a_query};
+constexpr waits all_waits[] = {waits::for_the_stream, waits::for_the_stamp, waits::for_an_event, waits::for_the_device,
+                               waits::for_a_query};
 
 // A copy to pinned memory, a wait or none, and what the host does then.
 void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> const& use) {
@@ -44,8 +46,11 @@ TEST(host_too_early, a_target_read_by_host_before_its_copy_was_waited_for_is_nam
   int copied = 0, used = 0;
   auto const use = [&](buffer const& to) { (void)to.host<float>(), used = __LINE__; };
   auto const all = found([&] { fetch_then(waits::no, copied, use); });
-  expect_one(all, "host too early", {"bytes 0-4095 of pinned block 1 (4096 B", "copy at " + here_line(copied) + " writes them on stream 1 of gpu:0", "buffer::host at " + here_line(used) + " reads them",
-                                     "Remedy: before " + here_line(used) + " synchronize the stream", "copied.synchronize()"});
+  expect_one(
+      all, "host too early",
+      {"bytes 0-4095 of pinned block 1 (4096 B", "copy at " + here_line(copied) + " writes them on stream 1 of gpu:0",
+       "buffer::host at " + here_line(used) + " reads them",
+       "Remedy: before " + here_line(used) + " synchronize the stream", "copied.synchronize()"});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].first.line, static_cast<unsigned>(copied));
   EXPECT_EQ(all[0].second.line, static_cast<unsigned>(used));
@@ -64,7 +69,8 @@ TEST(host_too_early, the_wrong_bytes_come_under_some_seeds_and_the_report_under_
   EXPECT_LT(wrong, 50);
 }
 
-// weir waits for the copy by itself, where a program may not rely on it: the checker then reads bytes that a shield still covers.
+// weir waits for the copy by itself, where a program may not rely on it:
+// the checker then reads bytes that a shield still covers.
 TEST(host_too_early, the_checker_reads_a_source_whose_shield_stands_and_the_host_is_still_kept_away) {
   auto const run = [](bool early) {
     stream home, other;
@@ -101,7 +107,10 @@ constexpr tensor_use tensor_uses[] = {
     {"sum", "a tensor operation", false, [](tensor const& t, here at) { (void)sum(t, at); }},
     {"clone", "tensor::copy_", false, [](tensor const& t, here at) { (void)t.clone(at); }},
     {"fill_", "a tensor operation", true, [](tensor const& t, here at) { tensor(t).fill_(3, at); }},
-    {"copy_", "tensor::copy_", true, [](tensor const& t, here at) { tensor(t).copy_(ones({static_cast<std::int64_t>(n)}, {.on = cpu}), blocking::yes, at); }},
+    {"copy_", "tensor::copy_", true,
+     [](tensor const& t, here at) {
+       tensor(t).copy_(ones({static_cast<std::int64_t>(n)}, {.on = cpu}), blocking::yes, at);
+     }},
 };
 
 TEST(host_too_early, operations_on_a_pinned_tensor_are_the_hosts_uses) {
@@ -124,7 +133,8 @@ TEST(host_too_early, operations_on_a_pinned_tensor_are_the_hosts_uses) {
 TEST(host_too_early, a_source_may_be_read_beside_its_copy_and_not_written) {
   for (tensor_use const& use : tensor_uses) {
     auto const run = [&](bool right) {
-      tensor const x = empty({static_cast<std::int64_t>(n)}), y = ones({static_cast<std::int64_t>(n)}, {.on = cpu, .kind = memory_kind::pinned});
+      tensor const x = empty({static_cast<std::int64_t>(n)}),
+                   y = ones({static_cast<std::int64_t>(n)}, {.on = cpu, .kind = memory_kind::pinned});
       tensor(x).copy_(y, non_blocking);
       if (right) synchronize();
       use.does(y, here::current());
@@ -190,7 +200,7 @@ TEST(host_too_early, a_host_function_behind_the_copy_is_no_early_host) {
   }));
 }
 
-// The page. A machine with threads opens it while its engine is there: who comes then is not seen. ---------------------
+// The page. A machine with threads opens it while its engine is there: who comes then is not seen. ----------
 
 using floats = std::vector<float, pinned_allocator<float>>;
 
@@ -214,11 +224,14 @@ TEST(host_too_early, an_element_of_a_container_is_seen_by_its_page) {
     for (bool const to_device : {false, true}) {
       auto const all = found_without_threads([&] { run(writing, to_device, false); });
       if (!writing && to_device) expect_none(all);
-      else expect_one(all, "host too early", {"bytes 0-4095 of pinned block 1", "copy at " + here_line(copied), to_device ? " reads them on stream 1" : " writes them on stream 1", "code of the host",
+      else
+        expect_one(all, "host too early", {
+          "bytes 0-4095 of pinned block 1", "copy at " + here_line(copied),
+              to_device ? " reads them on stream 1" : " writes them on stream 1", "code of the host",
 #if defined(__x86_64__)
-                                              writing ? " writes them" : " reads them", "for addr2line"
+              writing ? " writes them" : " reads them", "for addr2line"
 #endif
-                                             });
+        });
       expect_none(found([&] { run(writing, to_device, true); }));
     }
   }
@@ -339,7 +352,9 @@ TEST(host_too_early, a_slot_that_no_copy_is_under_way_to_may_be_read_and_the_oth
     s.synchronize();
   };
   for (size_t const done : {0, 1}) expect_none(found([&] { run(done); }));
-  for (size_t const under_way : {2, 3}) expect_one(found_without_threads([&] { run(under_way); }), "host too early", {"bytes " + std::to_string(under_way * size), "code of the host"});
+  for (size_t const under_way : {2, 3})
+    expect_one(found_without_threads([&] { run(under_way); }), "host too early",
+               {"bytes " + std::to_string(under_way * size), "code of the host"});
 }
 
 TEST(host_too_early, a_range_pinned_where_it_lies_is_open_once_it_is_pinned_no_more) {
@@ -358,7 +373,8 @@ TEST(host_too_early, a_range_pinned_where_it_lies_is_open_once_it_is_pinned_no_m
   }));
 }
 
-// The first and the last page hold what lies beside the range, perhaps of the heap that the report is made with.
+// The first and the last page hold what lies beside the range,
+// perhaps of the heap that the report is made with.
 TEST(host_too_early, a_range_pinned_where_it_lies_is_watched_on_the_pages_that_it_fills) {
   std::vector<std::byte> own(5 * size + 200);
   auto const run = [&](size_t at) {
@@ -375,7 +391,8 @@ TEST(host_too_early, a_range_pinned_where_it_lies_is_watched_on_the_pages_that_i
   expect_none(found([&] { run(0); }));
 }
 
-// What a kernel touches of pinned memory beyond its declared uses, on machines that run it inside driver calls.
+// What a kernel touches of pinned memory beyond its declared uses,
+// on machines that run it inside driver calls.
 TEST(undeclared_use, a_kernel_that_reads_pinned_memory_it_does_not_declare_is_named_with_its_launch) {
   int launched = 0;
   auto const run = [&](bool right) {
@@ -394,7 +411,9 @@ TEST(undeclared_use, a_kernel_that_reads_pinned_memory_it_does_not_declare_is_na
   };
   for (auto const how : {simulated::running::stepped, simulated::running::seeded}) {
     auto const all = found_in({.devices = 1, .memory = 64_MiB, .how = how, .seed = 4}, [&] { run(false); });
-    expect_one(all, "undeclared use", {"work (launch at " + here_line(launched) + " on stream 1 of gpu:0) ", "pinned block 1", "does not declare", "reads(p)"});
+    expect_one(all, "undeclared use",
+               {"work (launch at " + here_line(launched) + " on stream 1 of gpu:0) ", "pinned block 1",
+                "does not declare", "reads(p)"});
     expect_none(found_in({.devices = 1, .memory = 64_MiB, .how = how, .seed = 4}, [&] { run(true); }));
   }
 }
@@ -411,7 +430,8 @@ TEST(undeclared_use, work_may_use_the_heap_beside_a_range_that_is_pinned_where_i
     }
     stream s;
     stream_guard const home{s.ref()};
-    for (int i = 0; i < 20; ++i) launch(s, {}, on_gpu, [] { std::vector<std::string>(50, std::string(50, 'x')).clear(); });
+    for (int i = 0; i < 20; ++i)
+      launch(s, {}, on_gpu, [] { std::vector<std::string>(50, std::string(50, 'x')).clear(); });
     s.synchronize();
   }));
 }

@@ -19,7 +19,8 @@ TEST(names, a_race_and_a_circle_of_one_program_name_a_stream_by_the_same_number_
     stream const first;
     std::uint64_t const before = first.id() - 1;
     auto& machine = rt.get().machine();
-    auto const of_nobody = machine.create_stream(0, driver::stream_kind::independent, 0).value;  // as the library makes some that it keeps to itself
+    // as the library makes some that it keeps to itself
+    auto const of_nobody = machine.create_stream(0, driver::stream_kind::independent, 0).value;
     auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
     stream const s{device(0)}, t{device(1)}, other{device(0)};
     buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
@@ -36,8 +37,10 @@ TEST(names, a_race_and_a_circle_of_one_program_name_a_stream_by_the_same_number_
     EXPECT_THROW(s.synchronize(), driver_error);
     std::string race, circle;
     for (auto const& r : race_reports()) (r.kind == "stuck" ? circle : race) += r.text;
-    for (auto const* one : {&s, &other}) EXPECT_NE(race.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << race;
-    for (auto const* one : {&s, &t}) EXPECT_NE(circle.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << circle;
+    for (auto const* one : {&s, &other})
+      EXPECT_NE(race.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << race;
+    for (auto const* one : {&s, &t})
+      EXPECT_NE(circle.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << circle;
     EXPECT_EQ(circle.find(" of device "), std::string::npos) << circle;
     ranks[0].abort();
     EXPECT_TRUE(machine.destroy_stream(0, of_nobody).ok());

@@ -1,4 +1,5 @@
-// Programs for the checker: run on each kind of simulated machine, under many seeds, and what was found in them.
+// Programs for the checker: run on each kind of simulated machine,
+// under many seeds, and what was found in them.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>
@@ -18,10 +19,20 @@ inline auto const on_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; 
 
 // Work that reads or writes what it declares.
 inline void write(stream_ref s, void* p, size_t bytes, here at = here::current()) {
-  launch(s, {writes(p, bytes)}, on_gpu, [p, bytes] { for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(p)[i] = 1; }, at);
+  launch(
+      s, {writes(p, bytes)}, on_gpu,
+      [p, bytes] {
+        for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(p)[i] = 1;
+      },
+      at);
 }
 inline void read(stream_ref s, void* p, size_t bytes, here at = here::current()) {
-  launch(s, {reads(p, bytes)}, on_gpu, [p, bytes] { for (size_t i = 0; i < bytes; ++i) (void)static_cast<volatile char*>(p)[i]; }, at);
+  launch(
+      s, {reads(p, bytes)}, on_gpu,
+      [p, bytes] {
+        for (size_t i = 0; i < bytes; ++i) (void)static_cast<volatile char*>(p)[i];
+      },
+      at);
 }
 
 using program = std::function<void()>;
@@ -64,7 +75,8 @@ inline std::vector<race_report> found(program const& run) {
   return once;
 }
 
-inline void expect_one(std::vector<race_report> const& all, std::string const& kind, std::vector<std::string> const& words) {
+inline void expect_one(std::vector<race_report> const& all, std::string const& kind,
+                       std::vector<std::string> const& words) {
   ASSERT_EQ(all.size(), 1u) << texts(all);
   EXPECT_EQ(all[0].kind, kind) << all[0].text;
   for (auto const& word : words) EXPECT_NE(all[0].text.find(word), std::string::npos) << word << " in: " << all[0].text;

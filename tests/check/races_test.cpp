@@ -1,4 +1,5 @@
-// What the checker finds in programs, each beside its twin that is right; the report does not depend on the machine's order.
+// What the checker finds in programs, each beside its twin that is right;
+// the report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
 #include <cstring>
 #include <set>
@@ -38,7 +39,11 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
     synchronize();
   };
   auto const all = found([&] { run(false); });
-  expect_one(all, "race", {"bytes 0-4095 of block 1 of gpu:0 (4096 B, allocated at " + line(made) + ")", "launch at " + line(wrote) + " writes them on stream 1", "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0"});
+  expect_one(
+      all, "race",
+      {"bytes 0-4095 of block 1 of gpu:0 (4096 B, allocated at " + line(made) + ")",
+       "launch at " + line(wrote) + " writes them on stream 1",
+       "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0"});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].first.line, static_cast<unsigned>(wrote));
   EXPECT_EQ(all[0].second.line, static_cast<unsigned>(read_at));
@@ -122,21 +127,23 @@ TEST(races, completion_that_the_host_asked_for_orders_and_what_happened_to_be_co
   for (int how = 1; how <= 4; ++how) expect_none(found([&] { run(how); }));
 }
 
-// A poll's answer orders, whether or not the program looks at it, for that cannot be known: reported where it was no, and only there.
+// A poll's answer orders, whether or not the program looks at it, for that cannot be known:
+// reported where it was no, and only there.
 TEST(races, a_poll_whose_answer_is_ignored_excuses_the_runs_where_it_was_yes) {
   std::string first;
   int excused = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool was_done = false;
-    auto const reports = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
-      stream a, b;
-      stream_guard const home{a.ref()};
-      buffer x(size);
-      write(a, x.data(), size);
-      was_done = a.ref().query();
-      read(b, x.data(), size);
-      synchronize();
-    });
+    auto const reports =
+        found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+          stream a, b;
+          stream_guard const home{a.ref()};
+          buffer x(size);
+          write(a, x.data(), size);
+          was_done = a.ref().query();
+          read(b, x.data(), size);
+          synchronize();
+        });
     ASSERT_EQ(reports.size(), was_done ? 0u : 1u) << "seed " << seed << "\n" << texts(reports);
     excused += was_done;
     if (first.empty()) first = texts(reports);
@@ -146,35 +153,37 @@ TEST(races, a_poll_whose_answer_is_ignored_excuses_the_runs_where_it_was_yes) {
   EXPECT_LT(excused, 50);
 }
 
-// What one host thread has seen complete orders what all of them give later, for they may have told each other: reported where both
-// had given their work before either had seen its own complete, and only there. Of the two that was given first is named first.
+// What one host thread has seen complete orders what all of them give later, for they may have told each
+// other: reported where both had given their work before either had seen its own complete, and only there. Of
+// the two that was given first is named first.
 TEST(races, host_threads_that_nothing_orders_are_reported_where_both_gave_work_before_either_saw_its_own_complete) {
   int excused = 0, reported = 0;
   unsigned lines[2] = {};
   std::set<std::string> said;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool given[2] = {}, waits[2] = {}, seen[2] = {}, after_the_other = false, neither_waited = false;
-    auto const reports = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
-      stream on[2];
-      buffer const x(size);
-      for (auto& s : on) s.wait(current_stream());
-      auto machine = simulation::of(runtime::current());
-      for (int k : {0, 1}) {
-        machine.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
-          after_the_other |= seen[1 - k];
-          if (k == 0) write(on[0], x.data(), size), lines[0] = __LINE__;
-          else write(on[1], x.data(), size), lines[1] = __LINE__;
-          given[k] = true;
-          if (seed % 2) base::yield_thread();
-          neither_waited |= given[1 - k] && !waits[0] && !waits[1];
-          waits[k] = true;
-          on[k].synchronize();
-          seen[k] = true;
+    auto const reports =
+        found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+          stream on[2];
+          buffer const x(size);
+          for (auto& s : on) s.wait(current_stream());
+          auto machine = simulation::of(runtime::current());
+          for (int k : {0, 1}) {
+            machine.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
+              after_the_other |= seen[1 - k];
+              if (k == 0) write(on[0], x.data(), size), lines[0] = __LINE__;
+              else write(on[1], x.data(), size), lines[1] = __LINE__;
+              given[k] = true;
+              if (seed % 2) base::yield_thread();
+              neither_waited |= given[1 - k] && !waits[0] && !waits[1];
+              waits[k] = true;
+              on[k].synchronize();
+              seen[k] = true;
+            });
+          }
+          machine.join();
+          synchronize();
         });
-      }
-      machine.join();
-      synchronize();
-    });
     if (after_the_other) expect_none(reports);
     if (neither_waited) {
       EXPECT_EQ(reports.size(), 1u) << "seed " << seed << "\n" << texts(reports);
@@ -193,7 +202,8 @@ TEST(races, host_threads_that_nothing_orders_are_reported_where_both_gave_work_b
 }
 
 // The source of a copy is looked at when the copy is seen complete. Who changes it may not have come by then.
-TEST(races, a_source_that_an_unordered_host_function_changes_is_reported_where_it_came_before_the_copy_was_seen_complete) {
+TEST(races,
+     a_source_that_an_unordered_host_function_changes_is_reported_where_it_came_before_the_copy_was_seen_complete) {
   auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
     return found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
       stream a, b;
@@ -220,7 +230,8 @@ TEST(races, a_source_that_an_unordered_host_function_changes_is_reported_where_i
       expect_none(reports);
       continue;
     }
-    expect_one(reports, "source changed", {"were the source of copy at", "changed before the host had seen that copy complete"});
+    expect_one(reports, "source changed",
+               {"were the source of copy at", "changed before the host had seen that copy complete"});
     if (first.empty()) first = texts(reports);
     EXPECT_EQ(texts(reports), first) << "seed " << seed;
   }
@@ -258,7 +269,8 @@ TEST(races, a_block_begins_on_its_stream) {
     write(b, x.data(), size);
     synchronize();
   };
-  expect_one(found([&] { run(false); }), "race", {"nothing orders that after the block's beginning on stream 1", "allocate it on stream 2"});
+  expect_one(found([&] { run(false); }), "race",
+             {"nothing orders that after the block's beginning on stream 1", "allocate it on stream 2"});
   expect_none(found([&] { run(true); }));
 }
 
@@ -308,7 +320,8 @@ TEST(lifetime, a_block_handed_over_may_be_used_by_both_as_they_are_ordered) {
     synchronize();
   };
   expect_none(found([&] { run(true); }));
-  expect_one(found([&] { run(false); }), "race", {"reads them on stream 2 of gpu:0, launch", "let stream 1 of gpu:0 wait for stream 2"});
+  expect_one(found([&] { run(false); }), "race",
+             {"reads them on stream 2 of gpu:0, launch", "let stream 1 of gpu:0 wait for stream 2"});
 }
 
 TEST(lifetime, a_block_handed_over_is_no_new_block_for_the_stream_it_came_from) {
@@ -325,7 +338,8 @@ TEST(lifetime, a_block_handed_over_is_no_new_block_for_the_stream_it_came_from) 
 }
 
 TEST(reports, they_can_be_thrown_listened_to_and_counted) {
-  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.check_races = true}};
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3},
+             {.check_races = true}};
   runtime_guard const in{rt};
   require_no_races();
   int heard = 0;

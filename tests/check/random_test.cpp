@@ -1,6 +1,7 @@
-// Random programs judged by the checker and by an oracle that keeps every operation and searches the graph of what comes before
-// what: no race is missed, none is made up, and every seed of the machine gives the same reports.
-// The programs begin with WEIR_TEST_BASE_SEED. Each runs on WEIR_TEST_SEEDS/30 machines, at least 5 (6000 by hand: 200 of them); WEIR_TEST_SEED runs one program.
+// Random programs judged by the checker and by an oracle that keeps every operation and searches the graph of
+// what comes before what: no race is missed, none is made up, and every seed of the machine gives the same
+// reports. The programs begin with WEIR_TEST_BASE_SEED. Each runs on WEIR_TEST_SEEDS/30 machines, at least 5
+// (6000 by hand: 200 of them); WEIR_TEST_SEED runs one program.
 // Threads: one.
 #include <bitset>
 #include <random>
@@ -11,8 +12,8 @@ namespace weir::check_tests {
 namespace {
 
 constexpr std::size_t grain = 64, grains = 16, block_count = 4;  // bytes; a range is of whole grains
-constexpr int line_count = 5;                                     // streams: three of gpu:0, its default stream, one of gpu:1
-constexpr int programs = 24;                                      // of each kind
+constexpr int line_count = 5;  // streams: three of gpu:0, its default stream, one of gpu:1
+constexpr int programs = 24;   // of each kind
 
 struct touched {
   int block = 0;
@@ -20,7 +21,16 @@ struct touched {
   bool writes = false;
 };
 struct operation {
-  enum class what : std::uint8_t { launch, copy, set, wait_stream, record, wait_event, synchronize_stream, synchronize_event } is = what::launch;
+  enum class what : std::uint8_t {
+    launch,
+    copy,
+    set,
+    wait_stream,
+    record,
+    wait_event,
+    synchronize_stream,
+    synchronize_event
+  } is = what::launch;
   int on = 0;                    // whose line; of synchronize_event: nobody's
   int other = 0;                 // line or event
   std::vector<touched> uses;
@@ -29,7 +39,8 @@ using listing = std::vector<operation>;
 
 bool of_gpu_1(int line) { return line == line_count - 1; }
 
-// Who comes before whom: an edge from each operation to what it comes straight after; the answer is found by walking back.
+// Who comes before whom: an edge from each operation to what it comes straight after;
+// the answer is found by walking back.
 class oracle {
  public:
   // The operation as the next of the program: its number.
@@ -68,7 +79,9 @@ class oracle {
     }
     return false;
   }
-  static bool conflict(touched const& a, touched const& b) { return a.block == b.block && (a.writes || b.writes) && a.from < b.to && b.from < a.to; }
+  static bool conflict(touched const& a, touched const& b) {
+    return a.block == b.block && (a.writes || b.writes) && a.from < b.to && b.from < a.to;
+  }
   bool race(int first, int later) const {
     bool meet = false;
     for (auto const& a : uses_[static_cast<std::size_t>(first)]) {
@@ -76,7 +89,8 @@ class oracle {
     }
     return meet && !comes_before(first, later);
   }
-  // Of each grain the first operation that races there with an earlier one: until then a checker knows all there is to know of it.
+  // Of each grain the first operation that races there with an earlier one:
+  // until then a checker knows all there is to know of it.
   std::set<int> first_to_race() const {
     std::set<int> all;
     for (int block = 0; block < static_cast<int>(block_count); ++block) {
@@ -153,8 +167,14 @@ class author {
       case 6: o.is = wait_stream, o.other = below(line_count); break;
       case 7: case 12: o.is = record, o.other = of_gpu_1(o.on) ? 2 : below(2); break;
       case 8: case 13: o.is = wait_event; break;
-      case 9: o.is = below(4) ? wait_stream : synchronize_stream; if (o.is == wait_stream) o.other = below(line_count); break;
-      case 10: o.is = below(4) ? record : synchronize_event; if (o.is == record) o.other = of_gpu_1(o.on) ? 2 : below(2); break;
+      case 9:
+        o.is = below(4) ? wait_stream : synchronize_stream;
+        if (o.is == wait_stream) o.other = below(line_count);
+        break;
+      case 10:
+        o.is = below(4) ? record : synchronize_event;
+        if (o.is == record) o.other = of_gpu_1(o.on) ? 2 : below(2);
+        break;
       default: o.uses = {some_use(o.on, below(3) == 0)};
     }
     if (o.is == wait_stream && o.other == o.on) return;
@@ -192,7 +212,8 @@ void perform(listing const& all) {
   using enum operation::what;
   stream a, b, c, far(device(1));
   stream_ref const lines[line_count] = {a, b, c, default_stream(), far};
-  buffer blocks[block_count] = {buffer(grain * grains), buffer(grain * grains), buffer(grain * grains, {.on = device(1)}), pinned(grain * grains)};
+  buffer blocks[block_count] = {buffer(grain * grains), buffer(grain * grains),
+                                buffer(grain * grains, {.on = device(1)}), pinned(grain * grains)};
   event events[3];
   auto const place = [&](touched const& t) { return blocks[t.block].data<char>() + t.from * grain; };
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -202,7 +223,8 @@ void perform(listing const& all) {
     switch (o.is) {
       case launch: {
         std::vector<use> declared;
-        for (touched const& t : o.uses) declared.push_back({place(t), t.writes ? access::write : access::read, (t.to - t.from) * grain});
+        for (touched const& t : o.uses)
+          declared.push_back({place(t), t.writes ? access::write : access::read, (t.to - t.from) * grain});
         weir::launch(on, declared, on_gpu, [] {}, at);
         break;
       }
@@ -238,7 +260,8 @@ std::size_t judge(listing const& all, std::vector<race_report> const& found) {
     EXPECT_TRUE(first >= 0 && first < later && truth.race(first, later)) << "made up: " << r.text;
     reported.insert(later);
   }
-  for (int const i : truth.first_to_race()) EXPECT_TRUE(reported.count(i)) << "missed: a race of program.cpp:" << i + 1 << "\n" << texts(found);
+  for (int const i : truth.first_to_race())
+    EXPECT_TRUE(reported.count(i)) << "missed: a race of program.cpp:" << i + 1 << "\n" << texts(found);
   return found.size();
 }
 
@@ -249,7 +272,8 @@ std::size_t reports_of(std::uint64_t program, bool careful) {
   auto const once = found_in(like, [&] { perform(all); });
   std::size_t const n = judge(all, once);
   like.how = simulated::running::seeded;
-  for (std::uint64_t seed = 1, end = std::max<std::uint64_t>(5, number("WEIR_TEST_SEEDS", 600) / 30); seed <= end; ++seed) {
+  for (std::uint64_t seed = 1, end = std::max<std::uint64_t>(5, number("WEIR_TEST_SEEDS", 600) / 30); seed <= end;
+       ++seed) {
     like.seed = seed + program;
     EXPECT_EQ(texts(found_in(like, [&] { perform(all); })), texts(once)) << "machine " << like.seed;
     if (::testing::Test::HasFailure()) break;
@@ -258,8 +282,10 @@ std::size_t reports_of(std::uint64_t program, bool careful) {
 }
 
 void many(bool careful, std::size_t& with_reports) {
-  std::uint64_t const first = number("WEIR_TEST_SEED", number("WEIR_TEST_BASE_SEED", 1)), last = first + (std::getenv("WEIR_TEST_SEED") ? 0 : programs - 1);
-  for (std::uint64_t program = first; program <= last && !::testing::Test::HasFailure(); ++program) with_reports += reports_of(program, careful) != 0;
+  std::uint64_t const first = number("WEIR_TEST_SEED", number("WEIR_TEST_BASE_SEED", 1)),
+                      last = first + (std::getenv("WEIR_TEST_SEED") ? 0 : programs - 1);
+  for (std::uint64_t program = first; program <= last && !::testing::Test::HasFailure(); ++program)
+    with_reports += reports_of(program, careful) != 0;
 }
 
 TEST(random_programs, careless_ones_have_the_races_that_an_oracle_finds_under_every_seed) {

@@ -1,5 +1,5 @@
-// The worked example of docs/testing.md: a pipeline whose author forgot one line, the race found and replayed from its seed,
-// and the same program mended. What the page shows is what this prints.
+// The worked example of docs/testing.md: a pipeline whose author forgot one line, the race found and replayed
+// from its seed, and the same program mended. What the page shows is what this prints.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -36,7 +36,9 @@ struct outcome {
 };
 
 outcome run(std::uint64_t seed, bool mended) {
-  weir::runtime rt{weir::simulated{.devices = 1, .memory = 64 << 20, .how = weir::simulated::running::seeded, .seed = seed}, {.check_races = true}};
+  weir::runtime rt{
+      weir::simulated{.devices = 1, .memory = 64 << 20, .how = weir::simulated::running::seeded, .seed = seed},
+      {.check_races = true}};
   weir::runtime_guard const in{rt};
   float const result = pipeline(mended);
   return {seed, result, weir::simulation::of(rt).trace_hash(), weir::race_reports()};
@@ -56,7 +58,8 @@ TEST(worked_example, the_race_is_found_under_every_seed_wrong_bytes_only_under_s
     if (!first) first = o;
     wrong += o.result != 42;
   }
-  std::printf("wrong bytes under %d seeds of 50; the report under each of them:\n%s\n", wrong, first->races[0].text.c_str());
+  std::printf("wrong bytes under %d seeds of 50; the report under each of them:\n%s\n", wrong,
+              first->races[0].text.c_str());
   EXPECT_GT(wrong, 0);
   EXPECT_LT(wrong, 50);
 }
@@ -65,8 +68,10 @@ TEST(worked_example, a_seed_is_the_same_run_again) {
   std::uint64_t seed = 1;
   while (run(seed, false).result == 42) ++seed;
   outcome const once = run(seed, false), again = run(seed, false);
-  std::printf("seed %llu: %g instead of 42, trace %016llx\nseed %llu: %g instead of 42, trace %016llx\n", static_cast<unsigned long long>(seed), static_cast<double>(once.result),
-              static_cast<unsigned long long>(once.trace), static_cast<unsigned long long>(seed), static_cast<double>(again.result), static_cast<unsigned long long>(again.trace));
+  std::printf("seed %llu: %g instead of 42, trace %016llx\nseed %llu: %g instead of 42, trace %016llx\n",
+              static_cast<unsigned long long>(seed), static_cast<double>(once.result),
+              static_cast<unsigned long long>(once.trace), static_cast<unsigned long long>(seed),
+              static_cast<double>(again.result), static_cast<unsigned long long>(again.trace));
   EXPECT_EQ(once.trace, again.trace);
   EXPECT_EQ(once.result, again.result);
 }

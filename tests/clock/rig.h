@@ -1,4 +1,5 @@
-// Clocks over a stepped machine, behind a driver that lets a test look on from inside a call, as another thread would.
+// Clocks over a stepped machine, behind a driver that lets a test look on from inside a call,
+// as another thread would.
 // Threads: one.
 #pragma once
 #include <atomic>
@@ -47,7 +48,8 @@ class watched : public driver::faulty {
 
 // A facade that no test enters: runtime::impl needs one to name.
 inline weir::runtime& some_runtime() {
-  static auto* const r = new weir::runtime(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1});
+  static auto* const r =
+      new weir::runtime(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1});
   return *r;
 }
 
@@ -58,7 +60,8 @@ struct rig {
   std::unique_ptr<runtime::impl> rt;
   clocks& all;
 
-  explicit rig(simulated like = {.devices = devices, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}) : rig(driver::sim::make(like)) {}
+  explicit rig(simulated like = {.devices = devices, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1})
+      : rig(driver::sim::make(like)) {}
 
   timeline& stream(int device = 0, life l = life::own) {
     auto const s = machine->create_stream(device, driver::stream_kind::independent, 0);
@@ -74,7 +77,8 @@ struct rig {
   explicit rig(driver::sim::made made)
       : control(made.control),
         machine(new watched(std::move(made.machine))),
-        rt(std::make_unique<runtime::impl>(some_runtime(), std::unique_ptr<driver::driver>(machine), options{}, "a test")),
+        rt(std::make_unique<runtime::impl>(some_runtime(), std::unique_ptr<driver::driver>(machine), options{},
+                                           "a test")),
         all(rt->part<clocks>()) {
     for (int d = 0; d < machine->device_count(); ++d) rt->open(d, "rig", here::current());
   }

@@ -1,4 +1,5 @@
-// The clocks' invariants, each from inside the driver call where a defect would show; and what refused calls leave behind.
+// The clocks' invariants, each from inside the driver call where a defect would show;
+// and what refused calls leave behind.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -48,7 +49,8 @@ TEST_F(timelines, a_waiter_merges_only_after_the_drivers_wait_returned) {
 TEST_F(timelines, a_fence_carries_the_frontier_as_it_was_before_its_record) {
   auto &a = stream(), &b = stream(), &c = stream();
   stamp const s = a.now();
-  machine->after_record = [&] { EXPECT_TRUE(b.wait(s).ok()); };  // another thread's wait, between the record and its return
+  // another thread's wait, between the record and its return
+  machine->after_record = [&] { EXPECT_TRUE(b.wait(s).ok()); };
   stamp const f = b.fence().value;
   EXPECT_TRUE(c.wait(f).ok());
   EXPECT_FALSE(c.covers(s));

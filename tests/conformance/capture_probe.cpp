@@ -1,4 +1,5 @@
-// Questions about captures that CUDA's documentation leaves open: what exactly spoils one, and what an event is afterwards.
+// Questions about captures that CUDA's documentation leaves open:
+// what exactly spoils one, and what an event is afterwards.
 // Threads: one, and others that are joined at once.
 #include "tests/conformance/probe.h"
 
@@ -36,7 +37,8 @@ void ask(gpu const& g, char const* what, std::function<CUresult(captured&)> cons
   captured c(g);
   CUresult const r = call(c);
   std::string const then = state(g.s);
-  say(what, number(r) + ", then the capture is " + then + ", its end answers " + (then == "none" ? std::string("nothing") : number(c.end())));
+  say(what, number(r) + ", then the capture is " + then + ", its end answers " +
+                (then == "none" ? std::string("nothing") : number(c.end())));
   MUST(cu->cuThreadExchangeStreamCaptureMode(&mode));
 }
 
@@ -54,23 +56,40 @@ void captures() {
   ask(g, "cuStreamSynchronize of it", [&](captured& c) { return cu->cuStreamSynchronize(c.g.s); });
   ask(g, "cuEventQuery of an event recorded inside", [&](captured& c) { return cu->cuEventQuery(c.inside); });
   ask(g, "cuEventSynchronize of one", [&](captured& c) { return cu->cuEventSynchronize(c.inside); });
-  ask(g, "cuEventElapsedTime of one", [&](captured& c) { float ms = 0; return cu->cuEventElapsedTime(&ms, c.inside, c.inside); });
+  ask(g, "cuEventElapsedTime of one", [&](captured& c) {
+    float ms = 0;
+    return cu->cuEventElapsedTime(&ms, c.inside, c.inside);
+  });
   ask(g, "cuEventDestroy of one", [&](captured& c) { return cu->cuEventDestroy(c.inside); });
-  ask(g, "cuEventRecord of one, on another stream", [&](captured& c) { return cu->cuEventRecord(c.inside, c.g.other); });
-  ask(g, "cuStreamWaitEvent inside, for a complete outside event", [&](captured& c) { return cu->cuStreamWaitEvent(c.g.s, c.outside, 0); });
-  ask(g, "cuStreamWaitEvent inside, for one never recorded", [&](captured& c) { return cu->cuStreamWaitEvent(c.g.s, c.never, 0); });
-  ask(g, "cuStreamWaitEvent of another stream, with no work after it, not joined", [&](captured& c) { return cu->cuStreamWaitEvent(c.g.other, c.inside, 0); });
-  ask(g, "the same on the legacy stream", [&](captured& c) { return cu->cuStreamWaitEvent(CU_STREAM_LEGACY, c.inside, 0); });
-  ask(g, "cuEventRecord on the legacy stream", [&](captured& c) { return cu->cuEventRecord(c.outside, CU_STREAM_LEGACY); });
+  ask(g, "cuEventRecord of one, on another stream",
+      [&](captured& c) { return cu->cuEventRecord(c.inside, c.g.other); });
+  ask(g, "cuStreamWaitEvent inside, for a complete outside event",
+      [&](captured& c) { return cu->cuStreamWaitEvent(c.g.s, c.outside, 0); });
+  ask(g, "cuStreamWaitEvent inside, for one never recorded",
+      [&](captured& c) { return cu->cuStreamWaitEvent(c.g.s, c.never, 0); });
+  ask(g, "cuStreamWaitEvent of another stream, with no work after it, not joined",
+      [&](captured& c) { return cu->cuStreamWaitEvent(c.g.other, c.inside, 0); });
+  ask(g, "the same on the legacy stream",
+      [&](captured& c) { return cu->cuStreamWaitEvent(CU_STREAM_LEGACY, c.inside, 0); });
+  ask(g, "cuEventRecord on the legacy stream",
+      [&](captured& c) { return cu->cuEventRecord(c.outside, CU_STREAM_LEGACY); });
   ask(g, "cuStreamBeginCapture again", [&](captured& c) { return cu->cuStreamBeginCapture(c.g.s, relaxed_mode()); });
-  ask(g, "cuStreamBeginCapture of the legacy stream", [&](captured&) { return cu->cuStreamBeginCapture(CU_STREAM_LEGACY, relaxed_mode()); });
-  ask(g, "cuStreamEndCapture of a stream that is not captured", [&](captured& c) { CUgraph k = nullptr; return cu->cuStreamEndCapture(c.g.other, &k); });
+  ask(g, "cuStreamBeginCapture of the legacy stream",
+      [&](captured&) { return cu->cuStreamBeginCapture(CU_STREAM_LEGACY, relaxed_mode()); });
+  ask(g, "cuStreamEndCapture of a stream that is not captured", [&](captured& c) {
+    CUgraph k = nullptr;
+    return cu->cuStreamEndCapture(c.g.other, &k);
+  });
   ask(g, "cuStreamEndCapture of a joined stream", [&](captured& c) {
     MUST(cu->cuStreamWaitEvent(c.g.other, c.inside, 0));
     CUgraph k = nullptr;
     return cu->cuStreamEndCapture(c.g.other, &k);
   });
-  ask(g, "cuMemFree of what nobody uses", [&](captured&) { CUdeviceptr p = 0; MUST(cu->cuMemAlloc(&p, page)); return cu->cuMemFree(p); });
+  ask(g, "cuMemFree of what nobody uses", [&](captured&) {
+    CUdeviceptr p = 0;
+    MUST(cu->cuMemAlloc(&p, page));
+    return cu->cuMemFree(p);
+  });
   ask(g, "cuMemHostRegister and Unregister", [&](captured&) {
     void* const h = host_memory(page);
     MUST(cu->cuMemHostRegister(h, page, CU_MEMHOSTREGISTER_PORTABLE));
@@ -90,14 +109,16 @@ void captures() {
       r = c.end();
     }).join();
     std::string const then = state(g.s);
-    say("the end on another thread, of a thread-local capture", number(r) + ", then it is " + then + ", its end answers " + (then == "none" ? "nothing" : number(c.end())));
+    say("the end on another thread, of a thread-local capture",
+        number(r) + ", then it is " + then + ", its end answers " + (then == "none" ? "nothing" : number(c.end())));
   }
   captured c(g);
   MUST(c.end());
   say("after the end: cuEventQuery of an event recorded inside", number(cu->cuEventQuery(c.inside)));
   say("after the end: cuStreamWaitEvent for it", number(cu->cuStreamWaitEvent(g.other, c.inside, 0)));
   captured d(g);
-  say("inside another capture: cuStreamWaitEvent for it", number(cu->cuStreamWaitEvent(g.s, c.inside, 0)) + ", then that is " + state(g.s));
+  say("inside another capture: cuStreamWaitEvent for it",
+      number(cu->cuStreamWaitEvent(g.s, c.inside, 0)) + ", then that is " + state(g.s));
   d.end();
   CUgraphExec once = nullptr;
   MUST(cu->cuGraphInstantiateWithFlags(&once, c.kept, 0));
@@ -109,11 +130,13 @@ void captures() {
   launch_spin(blocking, 1);
   launch_spin(reinterpret_cast<CUstream>(CU_STREAM_LEGACY), 1);
   say("cuStreamQuery of the legacy stream behind a held blocking stream", number(cu->cuStreamQuery(CU_STREAM_LEGACY)));
-  waits("cuStreamSynchronize of the legacy stream behind a held blocking stream", g, b, [&] { return cu->cuStreamSynchronize(CU_STREAM_LEGACY); });
+  waits("cuStreamSynchronize of the legacy stream behind a held blocking stream", g, b,
+        [&] { return cu->cuStreamSynchronize(CU_STREAM_LEGACY); });
   MUST(cu->cuCtxSynchronize());
   held again(g, blocking);
   launch_spin(blocking, 1);
-  waits("the same when the legacy stream was given nothing after it", g, again, [&] { return cu->cuStreamSynchronize(CU_STREAM_LEGACY); });
+  waits("the same when the legacy stream was given nothing after it", g, again,
+        [&] { return cu->cuStreamSynchronize(CU_STREAM_LEGACY); });
 }
 
 }  // namespace weir::conformance::probe

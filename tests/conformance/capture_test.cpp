@@ -1,4 +1,5 @@
-// Rule M17 of docs/simulated-machine.md, on every machine: what a capture keeps, what spoils it, and how it ends.
+// Rule M17 of docs/simulated-machine.md, on every machine:
+// what a capture keeps, what spoils it, and how it ends.
 // Threads: one.
 #include "tests/conformance/rig.h"
 
@@ -6,7 +7,9 @@ namespace weir::conformance {
 namespace {
 
 constexpr capture_mode all_modes[] = {capture_mode::global, capture_mode::this_thread, capture_mode::relaxed};
-std::string text(capture_mode m) { return m == capture_mode::global ? "global" : m == capture_mode::this_thread ? "this_thread" : "relaxed"; }
+std::string text(capture_mode m) {
+  return m == capture_mode::global ? "global" : m == capture_mode::this_thread ? "this_thread" : "relaxed";
+}
 
 class capture : public conformance {
  protected:
@@ -197,7 +200,8 @@ TEST_P(capture, m17_an_end_with_an_unjoined_stream_is_refused) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{4, 4, 4, 4}));
 }
 
-// w1: work on stream 1. r0a: event a is recorded on stream 0. x1a: stream 1 waits for event a. The capture is stream 0's.
+// w1: work on stream 1. r0a: event a is recorded on stream 0.
+// x1a: stream 1 waits for event a. The capture is stream 0's.
 TEST_P(capture, m17_all_captured_work_must_come_before_the_end_and_nothing_else_must) {
   struct one {
     char const* words;
@@ -326,7 +330,8 @@ TEST_P(capture, m17_a_capture_ends_where_it_began) {
   EXPECT_EQ(logged(), std::vector<std::uint32_t>{3});
 }
 
-// The control of the next test: calls that do not go through the seam spoil exactly the captures that CUDA says they do.
+// The control of the next test: calls that do not go through the seam spoil exactly the captures that CUDA
+// says they do.
 TEST_P(capture, m17_unsafe_calls_past_the_seam_spoil_by_mode) {
   auto const s = stream(0), other = stream(0);
   auto const outside = event(0);

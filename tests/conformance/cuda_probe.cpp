@@ -1,5 +1,7 @@
-// What CUDA does where its documentation is silent: prints a table of answers, from which the simulated machine is corrected.
-// Threads: one, and one more for calls that may block. Each group of questions runs in a process of its own, for some end a GPU.
+// What CUDA does where its documentation is silent:
+// prints a table of answers, from which the simulated machine is corrected.
+// Threads: one, and one more for calls that may block.
+// Each group of questions runs in a process of its own, for some end a GPU.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +21,8 @@ void unmap_unused() {
   pages const touched(0), untouched(0);
   held h(g, g.s);
   launch_store(g.s, touched.words(), 1);
-  waits("unmap of a range that no pending work uses, a stream of the device held", g, h, [&] { return cu->cuMemUnmap(untouched.at, page); });
+  waits("unmap of a range that no pending work uses, a stream of the device held", g, h,
+        [&] { return cu->cuMemUnmap(untouched.at, page); });
   say("  then the held stream", number(cu->cuStreamSynchronize(g.s)));
 }
 
@@ -28,7 +31,8 @@ void unmap_used() {
   pages const p(0);
   held h(g, g.s);
   launch_store(g.s, p.words(), 1);
-  waits("unmap of a range that held work will write, nothing mapped there", g, h, [&] { return cu->cuMemUnmap(p.at, page); });
+  waits("unmap of a range that held work will write, nothing mapped there", g, h,
+        [&] { return cu->cuMemUnmap(p.at, page); });
   say("  then the stream", number(cu->cuStreamSynchronize(g.s)));
 }
 
@@ -64,7 +68,8 @@ void blocking() {
   p.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUstream made = nullptr, blocking_stream = nullptr;
   CUevent e = nullptr;
-  void* const host = ::mmap(nullptr, 64 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* const host =
+      ::mmap(nullptr, 64 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   with_held("cuMemAddressReserve", [&] { return cu->cuMemAddressReserve(&at, page, page, 0, 0); });
   with_held("cuMemCreate", [&] { return cu->cuMemCreate(&handle, page, &p, 0); });
   with_held("cuMemMap", [&] { return cu->cuMemMap(at, page, 0, handle, 0); });
@@ -79,10 +84,13 @@ void blocking() {
   with_held("cuMemAddressFree", [&] { return cu->cuMemAddressFree(at, page); });
   with_held("cuMemAlloc 64 MiB", [&] { return cu->cuMemAlloc(&plain, 32 * page); });
   with_held("cuMemFree", [&] { return cu->cuMemFree(plain); });
-  with_held("cuMemHostRegister 128 MiB", [&] { return cu->cuMemHostRegister(host, 64 * page, CU_MEMHOSTREGISTER_PORTABLE); });
+  with_held("cuMemHostRegister 128 MiB",
+            [&] { return cu->cuMemHostRegister(host, 64 * page, CU_MEMHOSTREGISTER_PORTABLE); });
   with_held("cuMemHostUnregister", [&] { return cu->cuMemHostUnregister(host); });
-  with_held("cuStreamCreate non-blocking", [&] { return cu->cuStreamCreateWithPriority(&made, CU_STREAM_NON_BLOCKING, 0); });
-  with_held("cuStreamCreate blocking", [&] { return cu->cuStreamCreateWithPriority(&blocking_stream, CU_STREAM_DEFAULT, 0); });
+  with_held("cuStreamCreate non-blocking",
+            [&] { return cu->cuStreamCreateWithPriority(&made, CU_STREAM_NON_BLOCKING, 0); });
+  with_held("cuStreamCreate blocking",
+            [&] { return cu->cuStreamCreateWithPriority(&blocking_stream, CU_STREAM_DEFAULT, 0); });
   with_held("cuStreamDestroy, idle", [&] { return cu->cuStreamDestroy(made); });
   with_held("cuEventCreate", [&] { return cu->cuEventCreate(&e, CU_EVENT_DISABLE_TIMING); });
   with_held("cuEventDestroy", [&] { return cu->cuEventDestroy(e); });
@@ -180,7 +188,8 @@ void sticky() {
     say("on device 1: cuStreamQuery", number(cu->cuStreamQuery(b->s)));
     pages const q(1);
     int const launched = launch_store(b->s, q.words(), 3);
-    say("on device 1: a kernel (runtime's number), then synchronize", std::to_string(launched) + ", " + number(cu->cuStreamSynchronize(b->s)));
+    say("on device 1: a kernel (runtime's number), then synchronize",
+        std::to_string(launched) + ", " + number(cu->cuStreamSynchronize(b->s)));
     say("on device 1: the stream that waits for device 0's pending event", number(cu->cuStreamQuery(b->other)));
     say("on device 1: cuStreamWaitEvent for device 0's pending event", number(cu->cuStreamWaitEvent(b->s, pending, 0)));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -192,12 +201,16 @@ void sticky() {
     CUstream alive = nullptr;
     say("on device 1: cuStreamCreate", number(cu->cuStreamCreateWithPriority(&alive, CU_STREAM_NON_BLOCKING, 0)));
     CUresult const copied = cu->cuMemcpyAsync(q.at, hex, 64, alive);
-    say("on device 1: copy from memory that device 0 registered", number(copied) + ", then " + number(cu->cuStreamSynchronize(alive)));
-    comes_back("on device 1: cuMemHostUnregister of what device 1 registered", *b, [=] { return cu->cuMemHostUnregister(host2); });
-    comes_back("on device 1: cuMemHostUnregister of what device 0 registered", *b, [=] { return cu->cuMemHostUnregister(host); });
+    say("on device 1: copy from memory that device 0 registered",
+        number(copied) + ", then " + number(cu->cuStreamSynchronize(alive)));
+    comes_back("on device 1: cuMemHostUnregister of what device 1 registered", *b,
+               [=] { return cu->cuMemHostUnregister(host2); });
+    comes_back("on device 1: cuMemHostUnregister of what device 0 registered", *b,
+               [=] { return cu->cuMemHostUnregister(host); });
     comes_back("on device 1: cuMemFree", *b, [=] { return cu->cuMemFree(x); });
     comes_back("on device 1: cuCtxSynchronize", *b, [] { return cu->cuCtxSynchronize(); });
-    comes_back("on device 1: cuStreamDestroy of the stream that waits for device 0's event", *b, [=] { return cu->cuStreamDestroy(b->other); });
+    comes_back("on device 1: cuStreamDestroy of the stream that waits for device 0's event", *b,
+               [=] { return cu->cuStreamDestroy(b->other); });
     g.use();
   }
   CUdevice d = 0;
@@ -211,7 +224,8 @@ void odd_addresses() {
   gpu const g(0);
   CUdeviceptr hole = 0;
   MUST(cu->cuMemAddressReserve(&hole, page, page, 0, 0));
-  auto* const host = static_cast<char*>(::mmap(nullptr, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
+  auto* const host = static_cast<char*>(
+      ::mmap(nullptr, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
   auto const h = reinterpret_cast<CUdeviceptr>(host);
   pages const p(0);
   auto const attributes = [&](CUdeviceptr at) {
@@ -232,7 +246,8 @@ void odd_addresses() {
   CUdeviceptr plain = 0;
   MUST(cu->cuMemAlloc(&plain, 4 * page));
   auto const then = [&](CUresult r) { return number(r) + ", then " + number(cu->cuStreamSynchronize(g.s)); };
-  say("register of an already registered range", number(cu->cuMemHostRegister(host, 4096, CU_MEMHOSTREGISTER_PORTABLE)));
+  say("register of an already registered range",
+      number(cu->cuMemHostRegister(host, 4096, CU_MEMHOSTREGISTER_PORTABLE)));
   say("copy over two neighbouring registrations", then(cu->cuMemcpyAsync(plain, h + page / 2, page, g.s)));
   say("copy that runs past the end of a registration", then(cu->cuMemcpyAsync(plain, h + page + page / 2, page, g.s)));
   say("cuMemsetD32Async of registered memory", then(cu->cuMemsetD32Async(h, 1, 4, g.s)));
@@ -259,7 +274,10 @@ void costs() {
   ns("cuCtxGetCurrent", 100000, [&] { cu->cuCtxGetCurrent(&c); });
   ns("cuCtxPushCurrent + cuCtxPopCurrent", 100000, [&] { cu->cuCtxPushCurrent(g.context); cu->cuCtxPopCurrent(&c); });
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  ns("cuThreadExchangeStreamCaptureMode, twice", 100000, [&] { cu->cuThreadExchangeStreamCaptureMode(&mode); cu->cuThreadExchangeStreamCaptureMode(&mode); });
+  ns("cuThreadExchangeStreamCaptureMode, twice", 100000, [&] {
+    cu->cuThreadExchangeStreamCaptureMode(&mode);
+    cu->cuThreadExchangeStreamCaptureMode(&mode);
+  });
   CUstreamCaptureStatus status{};
   ns("cuStreamIsCapturing", 100000, [&] { cu->cuStreamIsCapturing(g.s, &status); });
   CUevent e = nullptr;

@@ -1,4 +1,5 @@
-// How much may be given to a stream that does not move before a call waits for room, and whom such a call holds up.
+// How much may be given to a stream that does not move before a call waits for room,
+// and whom such a call holds up.
 // Threads: as probe.h.
 #include <vector>
 
@@ -31,7 +32,8 @@ class filling {
   void join() { thread_.join(); }
   std::string text() const {
     if (error_ != 0) return std::to_string(given_) + " given, then error " + std::to_string(error_);
-    return stuck_at_ < 0 ? "none of " + std::to_string(most) + " waits" : std::to_string(stuck_at_) + " are given, the next WAITS";
+    return stuck_at_ < 0 ? "none of " + std::to_string(most) + " waits"
+                         : std::to_string(stuck_at_) + " are given, the next WAITS";
   }
 
  private:
@@ -128,9 +130,11 @@ void depth() {
   if (devices() < 2) return say("peer copies", "needs 2 GPUs");
   gpu const b(1);
   pages const far(1);
-  ask(k, "peer copy, 64 B, neither side granted", [&](int) { return cu->cuMemcpyPeerAsync(far.at, b.context, k.p.at, k.g.context, 64, s); });
+  ask(k, "peer copy, 64 B, neither side granted",
+      [&](int) { return cu->cuMemcpyPeerAsync(far.at, b.context, k.p.at, k.g.context, 64, s); });
   MUST(pages::grant(far.at, 0));
-  ask(k, "peer copy, 64 B, target granted", [&](int) { return cu->cuMemcpyPeerAsync(far.at, b.context, k.p.at, k.g.context, 64, s); });
+  ask(k, "peer copy, 64 B, target granted",
+      [&](int) { return cu->cuMemcpyPeerAsync(far.at, b.context, k.p.at, k.g.context, 64, s); });
 }
 
 void depth_others() {
@@ -154,13 +158,15 @@ void depth_others() {
     MUST(cu->cuCtxSynchronize());
   };
   struct kind { char const* name; give f; };
-  for (kind const& full : {kind{"kernels", [&](int i) { return k.launch(k.g.s, i); }}, kind{"the mix", [&](int i) { return k.mix(k.g.s, i); }}}) {
+  for (kind const& full : {kind{"kernels", [&](int i) { return k.launch(k.g.s, i); }},
+                           kind{"the mix", [&](int i) { return k.mix(k.g.s, i); }}}) {
     std::printf("  while a call waits for room on a stream full of %s, on another thread:\n", full.name);
     while_full("    a kernel on a free stream, synchronized", full.f, [&] {
       auto const r = static_cast<CUresult>(k.launch(free_stream, 1));
       return r == CUDA_SUCCESS ? cu->cuStreamSynchronize(free_stream) : r;
     });
-    while_full("    a host function on a free stream", full.f, [&] { return static_cast<CUresult>(k.call_host(free_stream)); });
+    while_full("    a host function on a free stream", full.f,
+               [&] { return static_cast<CUresult>(k.call_host(free_stream)); });
     while_full("    cuEventRecord + cuEventQuery on a free stream", full.f, [&] {
       CUresult const r = cu->cuEventRecord(k.complete, free_stream);
       CUresult const q = cu->cuEventQuery(k.complete);

@@ -1,4 +1,5 @@
-// Rule M17 of docs/simulated-machine.md, on every machine: what a graph does when it is launched, and how long it lives.
+// Rule M17 of docs/simulated-machine.md, on every machine:
+// what a graph does when it is launched, and how long it lives.
 // Threads: one.
 #include "tests/conformance/rig.h"
 

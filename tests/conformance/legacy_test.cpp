@@ -1,4 +1,5 @@
-// Rule M6 of docs/simulated-machine.md, on every machine: whom the legacy stream waits for, and who waits for it.
+// Rule M6 of docs/simulated-machine.md, on every machine:
+// whom the legacy stream waits for, and who waits for it.
 // Threads: one.
 #include <algorithm>
 
@@ -15,7 +16,8 @@ class legacy_stream : public conformance {
   void SetUp() override {
     conformance::SetUp();
     if (IsSkipped()) return;
-    for (stream_handle const s : {legacy, per_thread, stream(0), stream(0, stream_kind::blocking)}) {  // the first of its kind may block
+    // the first of its kind may block
+    for (stream_handle const s : {legacy, per_thread, stream(0), stream(0, stream_kind::blocking)}) {
       log(0, s, 1000);
       finish(0, s);
     }
@@ -109,7 +111,8 @@ TEST_P(legacy_stream, m6_independent_streams_and_the_legacy_stream_do_not_wait_f
   EXPECT_TRUE(has(5));
 }
 
-TEST_P(legacy_stream, m6_what_is_recorded_on_the_legacy_stream_covers_blocking_streams_and_what_it_waits_for_holds_them) {
+TEST_P(legacy_stream,
+       m6_what_is_recorded_on_the_legacy_stream_covers_blocking_streams_and_what_it_waits_for_holds_them) {
   auto const s = stream(0), b = stream(0, stream_kind::blocking), c = stream(0, stream_kind::blocking);
   auto const e = event(0), f = event(0);
   auto& g = hold(0, b);

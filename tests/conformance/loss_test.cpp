@@ -6,7 +6,8 @@ namespace {
 
 class loss : public conformance {
  protected:
-  // gpu:0 is lost while a gate holds what work of gpu:1, on `behind` and before `f`, waits for: that work and its event are owed for ever.
+  // gpu:0 is lost while a gate holds what work of gpu:1, on `behind` and before `f`, waits for:
+  // that work and its event are owed for ever.
   struct owed {
     stream_handle behind, idle;
     event_handle f;

@@ -1,4 +1,5 @@
-// Rules M9 to M14 and M16 of docs/simulated-machine.md, on every machine: places, pages, bytes, refusals, peers.
+// Rules M9 to M14 and M16 of docs/simulated-machine.md, on every machine:
+// places, pages, bytes, refusals, peers.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -31,7 +32,8 @@ TEST_P(memory, m9_copies_know_device_and_pinned_memory_only) {
 TEST_P(memory, m9_one_pageable_byte_is_enough_to_refuse_a_copy) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
-  auto* const pages = static_cast<char*>(::mmap(nullptr, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* const pages =
+      static_cast<char*>(::mmap(nullptr, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_OK(machine().pin(pages + 4096, 4096));
   EXPECT_OK(machine().copy(0, s, b.words(), pages + 4096, 4096));
   EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4096, 4097));
@@ -74,7 +76,8 @@ TEST_P(memory, m9_a_copy_of_addresses_where_nothing_is_mapped_is_refused) {
 TEST_P(memory, m9_a_copy_ends_where_its_pin_ends_though_another_begins_there) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
-  auto* const pages = static_cast<char*>(::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* const pages =
+      static_cast<char*>(::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_OK(machine().pin(pages, 4096));
   ASSERT_OK(machine().pin(pages + 4096, 4096));
   EXPECT_SAYS(code::invalid, machine().copy(0, s, b.words(), pages + 4032, 128));
@@ -281,7 +284,8 @@ TEST_P(memory, m13_a_released_handle_lives_as_long_as_its_last_mapping) {
   auto const handle = machine().create(0, page());
   ASSERT_OK(at.is);
   ASSERT_OK(handle.is);
-  block const first{.device = 0, .at = at.value, .bytes = page()}, second{.device = 0, .at = at.value + page(), .bytes = page()};
+  block const first{.device = 0, .at = at.value, .bytes = page()},
+      second{.device = 0, .at = at.value + page(), .bytes = page()};
   for (block const& b : {first, second}) {
     EXPECT_OK(machine().map(b.at, page(), handle.value));
     EXPECT_OK(machine().grant(b.at, page(), 0));
@@ -295,9 +299,11 @@ TEST_P(memory, m13_a_released_handle_lives_as_long_as_its_last_mapping) {
   EXPECT_OK(machine().unreserve(at.value, 2 * page()));
 }
 
-// More than there is room for, each given back before the next is made: in both orders, and with two mappings.
+// More than there is room for, each given back before the next is made:
+// in both orders, and with two mappings.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
-  if (control()) control()->use_up(0, machine().memory(0).value.free - 32 * page());  // fresh bytes take time to make up
+  // fresh bytes take time to make up
+  if (control()) control()->use_up(0, machine().memory(0).value.free - 32 * page());
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
   std::size_t const bytes = room.value.free / 4 / page() * page();
@@ -434,7 +440,8 @@ TEST_P(memory, m16_one_call_grants_to_several_devices_or_to_none) {
   EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, 0));
   EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes / 2, who));
   EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, who | std::uint64_t{1} << machine().device_count()));
-  for (int d = 1; d < n; ++d) EXPECT_SAYS(code::invalid, machine().copy(d, stream(d), conformance::memory(d).words(), b.words(), 4));
+  for (int d = 1; d < n; ++d)
+    EXPECT_SAYS(code::invalid, machine().copy(d, stream(d), conformance::memory(d).words(), b.words(), 4));
   EXPECT_OK(machine().grant_all(b.at, b.bytes, who));
   EXPECT_EQ(read(b), 3u);
   for (int d = 1; d < n; ++d) {
@@ -454,7 +461,8 @@ class granted_memory : public memory {
     memory::SetUp();
     if (IsSkipped()) return;
     NEED_DEVICES(2);
-    if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access) GTEST_SKIP() << "device 1 does not reach device 0";
+    if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access)
+      GTEST_SKIP() << "device 1 does not reach device 0";
     s = stream(1);
     b = conformance::memory(0), mine = conformance::memory(1);
     write(b, 3);

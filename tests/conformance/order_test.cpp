@@ -1,4 +1,5 @@
-// Rules M1 to M8 of docs/simulated-machine.md, on every machine: what is ordered, what blocks, what is complete.
+// Rules M1 to M8 of docs/simulated-machine.md, on every machine:
+// what is ordered, what blocks, what is complete.
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -272,7 +273,8 @@ TEST_P(order, m7_a_host_function_comes_after_what_was_given_before_it_and_holds_
     at_exit = logged();
   };
   log(0, s, 1);
-  EXPECT_OK(machine().host_function(0, s, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); }, nullptr, &body}));
+  EXPECT_OK(
+      machine().host_function(0, s, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); }, nullptr, &body}));
   log(0, s, 3);
   if (!seeded()) {
     soon(inside);

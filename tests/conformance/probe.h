@@ -21,7 +21,9 @@ using clock_type = std::chrono::steady_clock;
 inline driver::cuda::entries const* cu = nullptr;
 constexpr std::size_t page = std::size_t{2} << 20;
 
-inline double us_since(clock_type::time_point t) { return std::chrono::duration<double, std::micro>(clock_type::now() - t).count(); }
+inline double us_since(clock_type::time_point t) {
+  return std::chrono::duration<double, std::micro>(clock_type::now() - t).count();
+}
 inline void say(std::string const& question, std::string const& answer) {
   std::printf("  %-76s %s\n", question.c_str(), answer.c_str());
   std::fflush(stdout);
@@ -117,7 +119,8 @@ struct held {  // a stream that waits for a word; its GPU is current afterwards
 };
 
 // Makes the call on another thread while `h` is closed, for 300 ms at most; then opens it.
-inline bool waits(char const* question, gpu const& g, held& h, std::function<CUresult()> const& call, bool open_after = true) {
+inline bool waits(char const* question, gpu const& g, held& h, std::function<CUresult()> const& call,
+                  bool open_after = true) {
   std::atomic<bool> done{false};
   CUresult r = CUDA_SUCCESS;
   double took = 0;
@@ -133,7 +136,8 @@ inline bool waits(char const* question, gpu const& g, held& h, std::function<CUr
   if (waited || open_after) h.open();
   t.join();
   char text[96];
-  std::snprintf(text, sizeof text, waited ? "WAITS for the held work, then %s" : "does not wait: %s, %.0f us", number(r).c_str(), took);
+  std::snprintf(text, sizeof text, waited ? "WAITS for the held work, then %s" : "does not wait: %s, %.0f us",
+                number(r).c_str(), took);
   say(question, text);
   return waited;
 }

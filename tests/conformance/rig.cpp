@@ -63,8 +63,8 @@ testing::AssertionResult is_ok(char const* text, status s) { return says("ok", t
 
 testing::AssertionResult says(char const*, char const* text, code expected, status s) {
   if (s.what == expected) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << text << "\n  answers " << driver::name_of(s.what) << " (" << s.native << "), expected "
-                                     << driver::name_of(expected);
+  return testing::AssertionFailure() << text << "\n  answers " << driver::name_of(s.what) << " (" << s.native
+                                     << "), expected " << driver::name_of(expected);
 }
 
 gate::gate(driver::driver& machine, gate_handle handle, bool watched) : machine_(machine), handle_(handle) {
@@ -199,7 +199,8 @@ std::uint32_t* conformance::pinned(std::size_t bytes) {
 gate& conformance::hold(int device, stream_handle s) {
   auto const made = machine_->hold(device, s);
   EXPECT_OK(made.is);
-  // A seeded machine knows the threads it schedules; there a wait for a closed gate is seen by the machine itself.
+  // A seeded machine knows the threads it schedules;
+  // there a wait for a closed gate is seen by the machine itself.
   return gates_.emplace_back(*machine_, made.value, !seeded());
 }
 
@@ -224,8 +225,8 @@ bool conformance::unsafe_call(event_handle e) {
   return query_event(native.value) == 0;
 }
 
-status conformance::run(int device, stream_handle s, std::vector<driver::touch> touches, std::function<void()> simulated,
-                        std::function<int(CUstream_st*)> on_gpu) {
+status conformance::run(int device, stream_handle s, std::vector<driver::touch> touches,
+                        std::function<void()> simulated, std::function<int(CUstream_st*)> on_gpu) {
   if (!on_cuda()) return machine_->enqueue(device, s, touches, work_of(std::move(simulated)));
   auto const native = machine_->native(device, s);
   if (!native.ok()) return native.is;
@@ -250,19 +251,23 @@ std::vector<std::uint32_t> conformance::logged() {
   if (!device_log_) return {};
   auto const* const seen = static_cast<device_log const volatile*>(device_log_);
   std::vector<std::uint32_t> all;
-  for (std::uint32_t i = 0; i < seen->count && i < device_log::capacity; ++i) all.push_back(static_cast<std::uint32_t>(seen->at[i]));
+  for (std::uint32_t i = 0; i < seen->count && i < device_log::capacity; ++i)
+    all.push_back(static_cast<std::uint32_t>(seen->at[i]));
   return all;
 }
 
 void conformance::store(int device, stream_handle s, std::uint32_t* to, std::uint32_t value) {
-  EXPECT_OK(run(device, s, {{.at = reinterpret_cast<address>(to), .bytes = 4, .writes = true}}, [to, value] { *to = value; },
-                [&](CUstream_st* native) { return launch_store(native, to, value); }));
+  EXPECT_OK(run(
+      device, s, {{.at = reinterpret_cast<address>(to), .bytes = 4, .writes = true}}, [to, value] { *to = value; },
+      [&](CUstream_st* native) { return launch_store(native, to, value); }));
 }
 
 void conformance::relay(int device, stream_handle s, std::uint32_t* to, std::uint32_t const* from) {
-  EXPECT_OK(run(device, s,
-                {{.at = reinterpret_cast<address>(from), .bytes = 4, .writes = false}, {.at = reinterpret_cast<address>(to), .bytes = 4, .writes = true}},
-                [to, from] { *to = *from; }, [&](CUstream_st* native) { return launch_relay(native, to, from); }));
+  EXPECT_OK(run(
+      device, s,
+      {{.at = reinterpret_cast<address>(from), .bytes = 4, .writes = false},
+       {.at = reinterpret_cast<address>(to), .bytes = 4, .writes = true}},
+      [to, from] { *to = *from; }, [&](CUstream_st* native) { return launch_relay(native, to, from); }));
 }
 
 void conformance::crash(int device, stream_handle s) {
@@ -286,7 +291,8 @@ bool conformance::becomes(code expected, std::function<status()> const& ask) {
   for (status s = ask();; s = ask()) {
     if (s.what == expected) return true;
     if (s.what != code::not_ready || std::chrono::steady_clock::now() > end) {
-      ADD_FAILURE() << "answers " << driver::name_of(s.what) << " (" << s.native << "), expected " << driver::name_of(expected);
+      ADD_FAILURE() << "answers " << driver::name_of(s.what) << " (" << s.native << "), expected "
+                    << driver::name_of(expected);
       return false;
     }
     if (!seeded()) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -337,7 +343,8 @@ bool conformance::alone() {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  EXPECT_TRUE(WIFEXITED(exit_status) && WEXITSTATUS(exit_status) == 0) << "the child process failed, see its output above";
+  EXPECT_TRUE(WIFEXITED(exit_status) && WEXITSTATUS(exit_status) == 0)
+      << "the child process failed, see its output above";
   return false;
 }
 

@@ -1,4 +1,5 @@
-// What a conformance test stands on: one machine, simulated or of GPUs, with gates and logs to prove order by.
+// What a conformance test stands on: one machine, simulated or of GPUs,
+// with gates and logs to prove order by.
 // Threads: a test and its gates' watchdogs; nothing here is shared between tests but the GPUs.
 #pragma once
 #include <gtest/gtest.h>
@@ -40,7 +41,8 @@ std::string name_of(choice const&);
 inline void PrintTo(choice const& c, std::ostream* out) { *out << name_of(c); }
 std::vector<choice> every_machine();  // seeds: WEIR_TEST_SEED alone, or a few
 
-// A stream held closed. Opens at the latest when it is destroyed, or after 2 s by a watchdog: that fails the test.
+// A stream held closed. Opens at the latest when it is destroyed, or after 2 s by a watchdog:
+// that fails the test.
 class gate {
  public:
   gate(driver::driver&, gate_handle, bool watched);
@@ -88,7 +90,8 @@ class conformance : public testing::TestWithParam<choice> {
   block memory(int device, std::size_t bytes);
   std::uint32_t* pinned(std::size_t bytes);  // host memory, page-locked, zero
   gate& hold(int device, stream_handle);
-  executable_handle captured(int device, stream_handle, std::function<void()> const& what);  // what `what` gives streams, ready to be launched there
+  // what `what` gives streams, ready to be launched there
+  executable_handle captured(int device, stream_handle, std::function<void()> const& what);
 
   // Work of one step, given to the stream.
   void log(int device, stream_handle, std::uint32_t x);
@@ -108,14 +111,15 @@ class conformance : public testing::TestWithParam<choice> {
   std::uint32_t read(block const& b, std::size_t word = 0);  // on a stream of its own: what ordered work left there
   void write(block const& b, std::uint32_t value, std::size_t word = 0);
 
-  // A lost device stays lost for the life of the process. On GPUs the test runs again in a process of its own, and this
-  // answers false in the process that shall not do it.
+  // A lost device stays lost for the life of the process. On GPUs the test runs again in a process of its
+  // own, and this answers false in the process that shall not do it.
   bool alone();
 
   driver::sim::controls* control() noexcept { return control_; }
 
  private:
-  status run(int device, stream_handle, std::vector<driver::touch>, std::function<void()> simulated, std::function<int(CUstream_st*)> on_gpu);
+  status run(int device, stream_handle, std::vector<driver::touch>, std::function<void()> simulated,
+             std::function<int(CUstream_st*)> on_gpu);
 
   std::unique_ptr<driver::driver> own_;
   driver::driver* machine_ = nullptr;

@@ -9,7 +9,8 @@ namespace {
 
 class share : public conformance {
  protected:
-  // A mapping of its own of that handle, granted to the device. What is made is taken back at the end of the test.
+  // A mapping of its own of that handle, granted to the device.
+  // What is made is taken back at the end of the test.
   block mapped(int device, memory_handle h, std::size_t bytes) {
     auto const at = machine().reserve(bytes, page());
     EXPECT_OK(at.is);
@@ -85,7 +86,8 @@ TEST_P(share, m19_an_import_of_another_size_is_refused_at_the_latest_when_it_is_
     auto const at = machine().reserve(2 * page(), page());
     ASSERT_OK(at.is);
     auto const is = machine().map(at.value, 2 * page(), larger.value);
-    EXPECT_TRUE(is.what == code::invalid || is.what == code::not_supported) << "CUDA 13 says the latter; " << name_of(is.what);
+    EXPECT_TRUE(is.what == code::invalid || is.what == code::not_supported)
+        << "CUDA 13 says the latter; " << name_of(is.what);
     EXPECT_OK(machine().unreserve(at.value, 2 * page()));
     EXPECT_OK(machine().release(larger.value));
   } else {

@@ -1,4 +1,5 @@
-// Rule M18 of docs/simulated-machine.md, on every machine: any thread may call, and finds its own current device afterwards.
+// Rule M18 of docs/simulated-machine.md, on every machine:
+// any thread may call, and finds its own current device afterwards.
 #include <algorithm>
 
 #include "tests/conformance/kernels.h"
@@ -9,10 +10,13 @@ namespace {
 
 class threads : public conformance {
  protected:
-  // Every call of the seam on that device but make_current, and what it takes to make them, each checked to leave the thread's device alone.
+  // Every call of the seam on that device but make_current, and what it takes to make them, each checked to
+  // leave the thread's device alone.
   void call_everything(int d) {
     int const mine = current_device();
-    auto const left_alone = [&](char const* call) { EXPECT_EQ(current_device(), mine) << call << " changed the caller's device"; };
+    auto const left_alone = [&](char const* call) {
+      EXPECT_EQ(current_device(), mine) << call << " changed the caller's device";
+    };
 #define CALL(call)                  \
   do {                              \
     EXPECT_OK(machine().call);      \
@@ -108,7 +112,8 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
 }
 
-// Handles may come back at once. What is under one then is another stream: empty, and not held by what the first still has to do.
+// Handles may come back at once. What is under one then is another stream:
+// empty, and not held by what the first still has to do.
 TEST_P(threads, m18_a_stream_under_a_handle_that_came_back_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);

@@ -1,4 +1,5 @@
-// A simulated machine given bad input: what must be thrown, that nothing was lost, and the good program that must still work.
+// A simulated machine given bad input: what must be thrown, that nothing was lost,
+// and the good program that must still work.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>
@@ -26,7 +27,8 @@ struct bad_input : testing::Test {
   static std::vector<std::int64_t> held() {
     std::vector<std::int64_t> all;
     auto const add = [&](memory_statistics const& s) {
-      for (stat_by_size const* one : {&s.allocation, &s.active, &s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.pending_bytes}) {
+      for (stat_by_size const* one :
+           {&s.allocation, &s.active, &s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.pending_bytes}) {
         for (stat const* part : {&one->all, &one->small, &one->large}) {
           all.push_back(part->current);
         }
@@ -52,7 +54,8 @@ struct bad_input : testing::Test {
     }
   }
 
-  // f throws an Error that names operation and remedy and says each of the parts, and what is held stays the same.
+  // f throws an Error that names operation and remedy and says each of the parts,
+  // and what is held stays the same.
   template <class Error>
   static void refused(std::function<void()> const& f, said_parts parts, unsigned line = __builtin_LINE()) {
     judge([&] {

@@ -1,4 +1,5 @@
-// Bad arguments, item by item: devices, addresses, sizes, streams of other devices, ends of blocks, no memory left.
+// Bad arguments, item by item: devices, addresses, sizes,
+// streams of other devices, ends of blocks, no memory left.
 // Threads: one.
 #include "tests/defects/bad_input.h"
 
@@ -57,13 +58,16 @@ TEST_F(bad_input, a_callback_that_is_empty) {
 }
 
 TEST_F(bad_input, a_history_of_more_events_than_there_can_be_and_a_thread_with_nothing_to_run) {
-  refused<invalid_use>([] { record_memory_history({.events = SIZE_MAX}); }, {"record_memory_history", "18446744073709551615 events"});
+  refused<invalid_use>([] { record_memory_history({.events = SIZE_MAX}); },
+                       {"record_memory_history", "18446744073709551615 events"});
   refused<invalid_use>([] { record_memory_history({.events = 0}); }, {"record_memory_history", "0 events"});
   for (size_t const memory : {~size_t{0}, (size_t{1} << 46) + 1}) {
-    refused<invalid_use>([&] { runtime(simulated{.devices = 1, .memory = memory}); }, {"runtime", "simulated{.memory = " + std::to_string(memory) + "}"});
+    refused<invalid_use>([&] { runtime(simulated{.devices = 1, .memory = memory}); },
+                         {"runtime", "simulated{.memory = " + std::to_string(memory) + "}"});
   }
   runtime seeded(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 1});
-  refused<invalid_use>([&] { simulation::of(seeded).spawn("idle", {}); }, {"simulation::spawn", "\"idle\"", "empty function"});
+  refused<invalid_use>([&] { simulation::of(seeded).spawn("idle", {}); },
+                       {"simulation::spawn", "\"idle\"", "empty function"});
   simulation::of(seeded).join();
 }
 
@@ -79,7 +83,8 @@ TEST_F(bad_input, freeing_what_is_no_live_block) {
   for (size_t bytes : {size_t{100}, size_t{3} << 20}) {
     auto* const p = static_cast<char*>(allocate(bytes));
     for (size_t off : {size_t{1}, bytes / 2, bytes - 1}) {
-      refused<invalid_use>([&] { deallocate(p + off); }, {"deallocate", text(p + off), std::to_string(off) + " B inside", text(p)});
+      refused<invalid_use>([&] { deallocate(p + off); },
+                           {"deallocate", text(p + off), std::to_string(off) + " B inside", text(p)});
       refused<invalid_use>([&] { deallocate(default_stream(), p + off); }, {"deallocate", text(p + off)});
     }
     refused<invalid_use>([&] { (void)buffer::adopt(p + 1); }, {"adopt", text(p + 1)});
@@ -122,15 +127,30 @@ TEST_F(bad_input, sizes_that_overflow) {
     refused<invalid_use>([&] { (void)allocate(default_stream(1), bytes, 64); }, {"allocate", std::to_string(bytes)});
     refused<invalid_use>([&] { buffer b(bytes, {.on = cpu}); }, {"buffer", std::to_string(bytes)});
     refused<invalid_use>([&] { (void)pinned(bytes); }, {});
-    refused<invalid_use>([&] { pinned_allocator<double> a; (void)a.allocate(bytes); }, {"pinned_allocator", std::to_string(bytes)});
+    refused<invalid_use>(
+        [&] {
+          pinned_allocator<double> a;
+          (void)a.allocate(bytes);
+        },
+        {"pinned_allocator", std::to_string(bytes)});
     char here_ = 0;
     buffer b(64);
     refused<invalid_use>([&] { copy(b.data(), &here_, bytes); }, {"copy", std::to_string(bytes)});
     refused<invalid_use>([&] { copy(&here_, b.data(), bytes); }, {"copy", std::to_string(bytes)});
     refused<invalid_use>([&] { copy(&here_, &here_ + 1, bytes); }, {"copy", std::to_string(bytes)});
     refused<invalid_use>([&] { set(b.data(), std::byte{1}, bytes); }, {"set", std::to_string(bytes)});
-    refused<invalid_use>([&] { launch(default_stream(), {writes(b.data(), bytes)}, [](CUstream_st*) {}, [] {}); }, {"launch", std::to_string(bytes)});
-    refused<invalid_use>([&] { launch(default_stream(), {writes(b.data<char>() + 60, bytes)}, [](CUstream_st*) {}, [] {}); }, {"launch", std::to_string(bytes)});
+    refused<invalid_use>(
+        [&] {
+          launch(
+              default_stream(), {writes(b.data(), bytes)}, [](CUstream_st*) {}, [] {});
+        },
+        {"launch", std::to_string(bytes)});
+    refused<invalid_use>(
+        [&] {
+          launch(
+              default_stream(), {writes(b.data<char>() + 60, bytes)}, [](CUstream_st*) {}, [] {});
+        },
+        {"launch", std::to_string(bytes)});
   }
   refused<out_of_memory>([] { (void)allocate(size_t{1} << 62); }, {"allocate"});
   refused<out_of_memory>([] { (void)pinned(size_t{1} << 40); }, {});
@@ -139,7 +159,8 @@ TEST_F(bad_input, sizes_that_overflow) {
   }
   refused<invalid_use>([] { buffer b(64, {.kind = memory_kind::pinned, .alignment = 3}); }, {"aligned to 3"});
   refused<invalid_use>([] { buffer b(64, {.on = cpu, .alignment = 3}); }, {"alignment of 3"});
-  refused<invalid_use>([] { buffer b(64, {.on = cpu, .alignment = size_t{1} << 63}); }, {"alignment", std::to_string(size_t{1} << 63)});
+  refused<invalid_use>([] { buffer b(64, {.on = cpu, .alignment = size_t{1} << 63}); },
+                       {"alignment", std::to_string(size_t{1} << 63)});
 
   std::int64_t const big = std::int64_t{1} << 32;
   refused<invalid_use>([&] { (void)zeros({big, big}); }, {"4294967296"});
@@ -192,7 +213,12 @@ TEST_F(bad_input, zero_bytes_are_valid_and_freeable) {
   launch(default_stream(), {writes(p), reads(nullptr)}, [](CUstream_st*) {}, [] {});
   char one = 0;
   refused<invalid_use>([&] { copy(p, &one, 1); }, {"copy", "holds 0 B", "asked 1 B"});
-  refused<invalid_use>([&] { launch(default_stream(), {writes(p, 1)}, [](CUstream_st*) {}, [] {}); }, {"launch", "1 B", "0 B"});
+  refused<invalid_use>(
+      [&] {
+        launch(
+            default_stream(), {writes(p, 1)}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", "1 B", "0 B"});
   deallocate(p);
   deallocate(q);
   refused<invalid_use>([&] { deallocate(p); }, {text(p)});
@@ -229,7 +255,12 @@ TEST_F(bad_input, another_devices_stream) {
   buffer a(4096, {.on = 0}), b(4096, {.on = 1});
   refused<invalid_use>([&] { a.rebind(s1); }, {"rebind", "gpu:1", "gpu:0"});
   refused<invalid_use>([&] { copy(s2, b.data(), a.data(), 4096); }, {"copy", "gpu:0", "gpu:1", "gpu:2"});
-  refused<invalid_use>([&] { copy_item const item{b.data(), a.data(), 4096}; copy(s2, std::span(&item, 1)); }, {"copy", "gpu:2"});
+  refused<invalid_use>(
+      [&] {
+        copy_item const item{b.data(), a.data(), 4096};
+        copy(s2, std::span(&item, 1));
+      },
+      {"copy", "gpu:2"});
   refused<invalid_use>([&] { launch(s2, {reads(a)}, [](CUstream_st*) {}, [] {}); }, {"launch", "gpu:0", "gpu:2"});
   event e, timed{{.timing = true}}, timed1{{.timing = true}};
   e.record(s0);
@@ -255,13 +286,22 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
     buffer on(holds), page = pinned(holds), other(holds + 1, {.on = 1});
     for (buffer const* b : {&on, &page}) {
       auto* const p = b->data<char>();
-      refused<invalid_use>([&] { copy(p, host.data(), holds + 1); }, {"copy", "dst", text(p), "holds " + std::to_string(holds) + " B", "asked " + std::to_string(holds + 1) + " B"});
-      refused<invalid_use>([&] { copy(host.data(), p, holds + 1); }, {"copy", "src", "holds " + std::to_string(holds) + " B"});
-      refused<invalid_use>([&] { copy(p + holds - 1, host.data(), 2); }, {"holds 1 B to the end of its block of " + std::to_string(holds) + " B", "asked 2 B"});
+      refused<invalid_use>([&] { copy(p, host.data(), holds + 1); },
+                           {"copy", "dst", text(p), "holds " + std::to_string(holds) + " B",
+                            "asked " + std::to_string(holds + 1) + " B"});
+      refused<invalid_use>([&] { copy(host.data(), p, holds + 1); },
+                           {"copy", "src", "holds " + std::to_string(holds) + " B"});
+      refused<invalid_use>([&] { copy(p + holds - 1, host.data(), 2); },
+                           {"holds 1 B to the end of its block of " + std::to_string(holds) + " B", "asked 2 B"});
       refused<invalid_use>([&] { copy(p, other.data(), holds + 1); }, {"copy", "dst"});
       refused<invalid_use>([&] { copy(other.data(), p, holds + 1); }, {"copy", "src"});
       refused<invalid_use>([&] { set(p, std::byte{1}, holds + 1); }, {"set", "holds " + std::to_string(holds) + " B"});
-      refused<invalid_use>([&] { launch(default_stream(), {reads(p, holds + 1)}, [](CUstream_st*) {}, [] {}); }, {"launch", std::to_string(holds + 1) + " B"});
+      refused<invalid_use>(
+          [&] {
+            launch(
+                default_stream(), {reads(p, holds + 1)}, [](CUstream_st*) {}, [] {});
+          },
+          {"launch", std::to_string(holds + 1) + " B"});
       copy(p, host.data(), holds);
     }
     refused<invalid_use>([&] { copy(on.data<char>() + 1, on.data(), holds / 2); }, {"overlap"});
@@ -272,7 +312,12 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
     on.reset();
     page.reset();
     refused<invalid_use>([&] { copy(gone, host.data(), 1); }, {"copy", text(gone), "not allocated"});
-    refused<invalid_use>([&] { launch(default_stream(), {writes(gone)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(gone)});
+    refused<invalid_use>(
+        [&] {
+          launch(
+              default_stream(), {writes(gone)}, [](CUstream_st*) {}, [] {});
+        },
+        {"launch", text(gone)});
     refused<invalid_use>([&] { grant_access(gone, 1); }, {text(gone)});
     refused<invalid_use>([&] { copy(gone_page, host.data(), 1); }, {"copy", text(gone_page)});
   }

@@ -1,4 +1,5 @@
-// Bad moments: guards out of order, owners that outlive their runtime, runtimes mixed, streams gone or shared, odd environments.
+// Bad moments: guards out of order, owners that outlive their runtime, runtimes mixed,
+// streams gone or shared, odd environments.
 // Threads: one, but where a test says so.
 #include <atomic>
 #include <cstdlib>
@@ -58,7 +59,8 @@ TEST_F(bad_moment, owners_may_outlive_their_runtime) {
   event e = s.ref().record_event();
   stamp const done = s.ref().stamp();
   void* const raw = allocate(10);
-  auto const registration = std::make_unique<callback_registration>(on_out_of_memory([](memory_report const&) { return false; }));
+  auto const registration =
+      std::make_unique<callback_registration>(on_out_of_memory([](memory_report const&) { return false; }));
   in.reset();
   rt.reset();
   runtime next(simulated{.devices = 2, .memory = 64_MiB});
@@ -102,8 +104,18 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   refused<invalid_use>([&] { copy(b.data(), a.data(), 1000); }, {"copy", text(b.data())});
   refused<invalid_use>([&] { copy(*theirs, a.data(), b.data(), 1000); }, {"copy", text(a.data())});
   refused<invalid_use>([&] { set(b.data(), std::byte{1}, 10); }, {"set", text(b.data())});
-  refused<invalid_use>([&] { launch(mine, {writes(b)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(b.data()), "device memory of another runtime"});
-  refused<invalid_use>([&] { launch(mine, {writes(page)}, [](CUstream_st*) {}, [] {}); }, {"launch", text(page.data()), "a block of another runtime"});
+  refused<invalid_use>(
+      [&] {
+        launch(
+            mine, {writes(b)}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", text(b.data()), "device memory of another runtime"});
+  refused<invalid_use>(
+      [&] {
+        launch(
+            mine, {writes(page)}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", text(page.data()), "a block of another runtime"});
   refused<invalid_use>([&] { record_stream(b.data(), mine); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(page.data(), mine); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(a.data(), *theirs); }, {"record_stream", "runtime"});
@@ -200,8 +212,13 @@ TEST_F(bad_moment, a_call_inside_a_host_function_says_where_it_is) {
   launch_host(s, [&] {
     runtime_guard const inside{*rt};
     for (std::function<void()> const& call : std::initializer_list<std::function<void()>>{
-             [&] { synchronize(); }, [&] { s.synchronize(); }, [&] { copy(block.data(), host, 64); }, [&] { copy(s, host, block.data(), 64); }, [&] { set(block.data(), std::byte{1}, 64); },
-             [&] { launch(s, {writes(block)}, [](CUstream_st*) {}, [] {}); }, [&] { launch_host(s, [] {}); }, [&] { e.record(s); }}) {
+             [&] { synchronize(); }, [&] { s.synchronize(); }, [&] { copy(block.data(), host, 64); },
+             [&] { copy(s, host, block.data(), 64); }, [&] { set(block.data(), std::byte{1}, 64); },
+             [&] {
+               launch(
+                   s, {writes(block)}, [](CUstream_st*) {}, [] {});
+             },
+             [&] { launch_host(s, [] {}); }, [&] { e.record(s); }}) {
       try {
         call();
         said.emplace_back("nothing was thrown");
@@ -213,7 +230,11 @@ TEST_F(bad_moment, a_call_inside_a_host_function_says_where_it_is) {
   s.synchronize();
   ASSERT_EQ(said.size(), 8u);
   for (std::string const& one : said) {
-    EXPECT_NE(one.find("called from a host function of a stream, which may not call the driver. Return from the function first"), one.npos) << one;
+    EXPECT_NE(
+        one.find(
+            "called from a host function of a stream, which may not call the driver. Return from the function first"),
+        one.npos)
+        << one;
     EXPECT_EQ(one.find("capture"), one.npos) << one;
   }
 }
@@ -250,7 +271,10 @@ TEST_F(bad_moment, unknown_environment_values_name_the_nearest_right_one) {
     else ::unsetenv(name);
     return said;
   };
-  auto const has = [](std::string const& all, char const* part) { return all.find(part) != all.npos ? testing::AssertionSuccess() : testing::AssertionFailure() << part << " in " << all; };
+  auto const has = [](std::string const& all, char const* part) {
+    return all.find(part) != all.npos ? testing::AssertionSuccess()
+                                      : testing::AssertionFailure() << part << " in " << all;
+  };
   auto const open = [] { runtime r; };
   EXPECT_TRUE(has(with("WEIR_DEVICES", "smi:2", open), "sim"));
   EXPECT_TRUE(has(with("WEIR_DEVICES", "CUDA", open), "CUDA"));

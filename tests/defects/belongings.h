@@ -1,4 +1,5 @@
-// What tests of ends and forks stand on: one of everything that can be held, and processes that end with exit status 7.
+// What tests of ends and forks stand on: one of everything that can be held,
+// and processes that end with exit status 7.
 // Threads: as each test says.
 #pragma once
 #include <gtest/gtest.h>
@@ -14,8 +15,11 @@
 #include "weir/tensor.h"
 
 #if defined(__SANITIZE_THREAD__)
-// The sanitizer lets every process that has had threads sleep for a second when it ends: forty children outlast any alarm.
-extern "C" inline __attribute__((used, visibility("default"))) char const* __tsan_default_options() { return "atexit_sleep_ms=0"; }
+// The sanitizer lets every process that has had threads sleep for a second when it ends:
+// forty children outlast any alarm.
+extern "C" inline __attribute__((used, visibility("default"))) char const* __tsan_default_options() {
+  return "atexit_sleep_ms=0";
+}
 #endif
 
 namespace weir {

@@ -1,5 +1,6 @@
-// Forks of a process that uses weir: the child is refused everything by name, may give back what it holds, and ends; the
-// parent's memory is as it was. On whatever machine WEIR_DEVICES names, simulated when it is not set.
+// Forks of a process that uses weir: the child is refused everything by name, may give back what it holds,
+// and ends; the parent's memory is as it was.
+// On whatever machine WEIR_DEVICES names, simulated when it is not set.
 // Threads: as each test says. One that hangs is killed by its alarm.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -143,7 +144,10 @@ TEST_F(fork_of_a_process, the_childs_error_says_so) {
       try {
         buffer b(1000);
       } catch (not_supported const& e) {
-        std::exit(e.operands().find("forked") != std::string_view::npos && e.remedy().find("Fork before the first use") != std::string_view::npos ? 0 : 2);
+        std::exit(e.operands().find("forked") != std::string_view::npos &&
+                          e.remedy().find("Fork before the first use") != std::string_view::npos
+                      ? 0
+                      : 2);
       }
       std::exit(1);
     }
@@ -240,14 +244,28 @@ class standing : public driver::faulty {
 
   weir::driver::result<weir::driver::device_info> info(int d) override { return stand("info"), faulty::info(d); }
   weir::driver::status open(int d) override { return stand("open"), faulty::open(d); }
-  weir::driver::result<weir::driver::address> reserve(std::size_t n, std::size_t a) override { return stand("reserve"), faulty::reserve(n, a); }
-  weir::driver::result<weir::driver::memory_handle> create(int d, std::size_t n) override { return stand("create"), faulty::create(d, n); }
-  weir::driver::status map(weir::driver::address at, std::size_t n, weir::driver::memory_handle h) override { return stand("map"), faulty::map(at, n, h); }
-  weir::driver::status grant(weir::driver::address at, std::size_t n, int d) override { return stand("grant"), faulty::grant(at, n, d); }
+  weir::driver::result<weir::driver::address> reserve(std::size_t n, std::size_t a) override {
+    return stand("reserve"), faulty::reserve(n, a);
+  }
+  weir::driver::result<weir::driver::memory_handle> create(int d, std::size_t n) override {
+    return stand("create"), faulty::create(d, n);
+  }
+  weir::driver::status map(weir::driver::address at, std::size_t n, weir::driver::memory_handle h) override {
+    return stand("map"), faulty::map(at, n, h);
+  }
+  weir::driver::status grant(weir::driver::address at, std::size_t n, int d) override {
+    return stand("grant"), faulty::grant(at, n, d);
+  }
   weir::driver::status pin(void* p, std::size_t n) override { return stand("pin"), faulty::pin(p, n); }
-  weir::driver::result<weir::driver::stream_handle> create_stream(int d, weir::driver::stream_kind k, int p) override { return stand("create_stream"), faulty::create_stream(d, k, p); }
-  weir::driver::result<weir::driver::event_handle> create_event(int d, weir::driver::event_kind k) override { return stand("create_event"), faulty::create_event(d, k); }
-  weir::driver::status record(int d, weir::driver::stream_handle s, weir::driver::event_handle e) override { return stand("record"), faulty::record(d, s, e); }
+  weir::driver::result<weir::driver::stream_handle> create_stream(int d, weir::driver::stream_kind k, int p) override {
+    return stand("create_stream"), faulty::create_stream(d, k, p);
+  }
+  weir::driver::result<weir::driver::event_handle> create_event(int d, weir::driver::event_kind k) override {
+    return stand("create_event"), faulty::create_event(d, k);
+  }
+  weir::driver::status record(int d, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    return stand("record"), faulty::record(d, s, e);
+  }
 
  private:
   void stand(std::string_view call) {
@@ -296,8 +314,9 @@ int forks_while_another_thread_is_inside(std::string_view call) {
   };
   int of_child = child_ends();
 #ifdef __SANITIZE_ADDRESS__
-  // AddressSanitizer's allocator may be forked with a lock held, of a thread of the machine that was just starting, and the
-  // child waits for ever in `new`. By now these threads rest; the one that stands still stands, so that weir's own locks are as they were.
+  // AddressSanitizer's allocator may be forked with a lock held, of a thread of the machine that was just
+  // starting, and the child waits for ever in `new`. By now these threads rest; the one that stands still
+  // stands, so that weir's own locks are as they were.
   if (of_child == 100 + SIGALRM) of_child = child_ends();
 #endif
   machine->go_on();
@@ -312,7 +331,8 @@ int forks_while_another_thread_is_inside(std::string_view call) {
 }
 
 TEST_F(fork_of_a_process, while_another_thread_stands_inside_a_driver_call_with_its_locks) {
-  for (std::string const call : {"info", "open", "reserve", "create", "map", "grant", "pin", "create_stream", "create_event", "record"}) {
+  for (std::string const call :
+       {"info", "open", "reserve", "create", "map", "grant", "pin", "create_stream", "create_event", "record"}) {
     EXPECT_EXIT({
       begin();
       of_program.fill();

@@ -1,6 +1,6 @@
-// Every public call that can throw names the line that called it, whatever is wrong: the arguments, the environment, the device,
-// the process. The lists are include/weir/*.h, call by call. Not here, because the standard library stands between: operator<< of a
-// tensor, and pinned_allocator in a container.
+// Every public call that can throw names the line that called it, whatever is wrong: the arguments, the
+// environment, the device, the process. The lists are include/weir/*.h, call by call. Not here, because the
+// standard library stands between: operator<< of a tensor, and pinned_allocator in a container.
 // Threads: one.
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -43,7 +43,8 @@ std::string wrong_among(std::vector<named_call> const& calls) {
     } catch (error const& e) {
       here const at = e.where();
       std::string_view const file = at.file ? at.file : "(no file)";
-      if (!file.ends_with("locations_test.cpp")) wrong += std::string(one.text) + ": " + std::string(file) + ":" + std::to_string(at.line) + "\n";
+      if (!file.ends_with("locations_test.cpp"))
+        wrong += std::string(one.text) + ": " + std::string(file) + ":" + std::to_string(at.line) + "\n";
     } catch (std::exception const& e) {
       wrong += std::string(one.text) + ": " + e.what() + "\n";
     }
@@ -51,7 +52,8 @@ std::string wrong_among(std::vector<named_call> const& calls) {
   return wrong;
 }
 
-// What asks for the thread's runtime. Each fails where there is none and none can be made, and in a forked child.
+// What asks for the thread's runtime. Each fails where there is none and none can be made,
+// and in a forked child.
 std::vector<named_call> of_the_current_runtime() {
   static unsigned char host[64];
   static std::ostringstream out;
@@ -98,7 +100,9 @@ std::vector<named_call> of_the_current_runtime() {
 struct locations : testing::Test {};
 
 TEST_F(locations, an_environment_that_is_wrong_is_told_by_the_line_that_asked_first) {
-  for (auto const& [name, value] : {std::pair{"WEIR_CONF", "nonsense:1"}, std::pair{"WEIR_DEVICES", "nonsense"}, std::pair{"WEIR_CHECK_RACES", "nonsense"}, std::pair{"WEIR_SIM_GUARD", "nonsense"}}) {
+  for (auto const& [name, value] :
+       {std::pair{"WEIR_CONF", "nonsense:1"}, std::pair{"WEIR_DEVICES", "nonsense"},
+        std::pair{"WEIR_CHECK_RACES", "nonsense"}, std::pair{"WEIR_SIM_GUARD", "nonsense"}}) {
     EXPECT_EXIT({
       ::setenv(name, value, 1);
       auto calls = of_the_current_runtime();
@@ -230,7 +234,8 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
   span_of const bad{&host, 1};
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
-  share_line line(ends[0], std::chrono::milliseconds(1)), other(ends[1], std::chrono::milliseconds(1)), moved(std::move(other));
+  share_line line(ends[0], std::chrono::milliseconds(1)), other(ends[1], std::chrono::milliseconds(1)),
+      moved(std::move(other));
   share_pool pool, taken(std::move(pool));
   simulation sim = simulation::of(*rt);
   runtime stepped(simulated{.devices = 1, .how = simulated::running::stepped});

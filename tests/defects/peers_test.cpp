@@ -1,5 +1,5 @@
-// The defects that users reported of other allocators, one test each where weir could have it too: docs/peers-defects.md
-// has the list, with the tests that stand elsewhere. Each names its report.
+// The defects that users reported of other allocators, one test each where weir could have it too:
+// docs/peers-defects.md has the list, with the tests that stand elsewhere. Each names its report.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -19,7 +19,8 @@ namespace {
 using tests::memory_bench;
 constexpr here at{"a test", "a test", 1};
 
-// In front of the machine: inside the calls that may wait for devices or for other calls, another thread is played.
+// In front of the machine: inside the calls that may wait for devices or for other calls,
+// another thread is played.
 struct crowded final : weir::driver::faulty {
   using faulty::faulty;
   std::function<void()> other_thread;
@@ -31,16 +32,30 @@ struct crowded final : weir::driver::faulty {
     i.value.maps = maps;  // without: segments only, as cudaMalloc and cudaFree have it
     return i;
   }
-  weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override { return play(), faulty::create(device, bytes); }
-  weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override { return play(), faulty::map(at, bytes, h); }
-  weir::driver::status grant(weir::driver::address at, std::size_t bytes, int device) override { return play(), faulty::grant(at, bytes, device); }
-  weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override { return play(), faulty::unmap(at, bytes); }
+  weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
+    return play(), faulty::create(device, bytes);
+  }
+  weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
+    return play(), faulty::map(at, bytes, h);
+  }
+  weir::driver::status grant(weir::driver::address at, std::size_t bytes, int device) override {
+    return play(), faulty::grant(at, bytes, device);
+  }
+  weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
+    return play(), faulty::unmap(at, bytes);
+  }
   weir::driver::status release(weir::driver::memory_handle h) override { return play(), faulty::release(h); }
   weir::driver::status pin(void* host, std::size_t bytes) override { return play(), faulty::pin(host, bytes); }
   weir::driver::status unpin(void* host) override { return play(), faulty::unpin(host); }
-  weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override { return ++events_made, play(), faulty::create_event(device, k); }
-  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override { return play(), faulty::record(device, s, e); }
-  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override { return play(), faulty::wait(device, s, e); }
+  weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
+    return ++events_made, play(), faulty::create_event(device, k);
+  }
+  weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    return play(), faulty::record(device, s, e);
+  }
+  weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
+    return play(), faulty::wait(device, s, e);
+  }
   weir::driver::status query_event(weir::driver::event_handle e) override { return play(), faulty::query_event(e); }
 
  private:
@@ -55,18 +70,25 @@ struct crowded final : weir::driver::faulty {
 
 struct peers : ::testing::Test {
   explicit peers(bool maps = true, simulated::running how = simulated::running::stepped)
-      : bench({.devices = 2, .memory = 4 << 20, .how = how, .seed = 1}, {}, [this, maps](std::unique_ptr<driver::driver> m) {
-          auto made = std::make_unique<crowded>(std::move(m));
-          made->maps = maps;
-          crowd = made.get();
-          return made;
-        }) {}
+      : bench({.devices = 2, .memory = 4 << 20, .how = how, .seed = 1}, {},
+              [this, maps](std::unique_ptr<driver::driver> m) {
+                auto made = std::make_unique<crowded>(std::move(m));
+                made->maps = maps;
+                crowd = made.get();
+                return made;
+              }) {}
   memory::allocator& device() { return bench.on(0); }
   streams::pinned_memory& pinned() { return bench.core.part<streams::pinned_memory>(); }
   void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
   void busy(clock::timeline& s, int* runs = nullptr) {
-    ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void* n) { if (n) ++*static_cast<int*>(n); }, nullptr, runs}).ok());
+    ASSERT_TRUE(bench.machine()
+                    .enqueue(s.device(), s.handle(), {},
+                             {[](void* n) {
+                                if (n) ++*static_cast<int*>(n);
+                              },
+                              nullptr, runs})
+                    .ok());
   }
   void sound() {
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
@@ -104,9 +126,12 @@ TEST_F(peers, a_question_that_is_refused_is_no_completion) {
   }
 }
 
-// RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone): a stream ends, another gets its handle.
+// RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone):
+// a stream ends, another gets its handle.
 TEST_F(peers, a_stream_whose_handle_is_that_of_one_that_ended_takes_over_nothing_that_is_still_in_use) {
-  auto const foreign = [&](driver::stream_handle h) -> clock::timeline& { return bench.clocks().make(0, h, clock::life::foreign); };
+  auto const foreign = [&](driver::stream_handle h) -> clock::timeline& {
+    return bench.clocks().make(0, h, clock::life::foreign);
+  };
   auto const first = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
   clock::timeline& old = foreign(first.value);
   void* const p = take(old, 300'000);
@@ -173,7 +198,8 @@ TEST_F(peers, a_thousand_uses_on_another_stream_make_a_handful_of_events) {
   sound();
 }
 
-// pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held, and every other thread waits too.
+// pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held,
+// and every other thread waits too.
 TEST_F(peers, while_one_thread_is_in_a_driver_call_for_memory_another_takes_and_gives_back_its_own) {
   clock::timeline& mine = bench.stream(0);
   give(take(mine, 30'000));
@@ -222,7 +248,8 @@ TEST_F(peers, what_waits_for_one_stream_does_not_hold_up_what_waits_for_another)
   sound();
 }
 
-// vllm#52951, Megatron-LM#6885, triton#11720: a stream for every batch, and each leaves what it had behind: 32 GiB.
+// vllm#52951, Megatron-LM#6885, triton#11720:
+// a stream for every batch, and each leaves what it had behind: 32 GiB.
 TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
   for (int i = 0; i < 40; ++i) {
     auto const made = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
@@ -238,11 +265,13 @@ TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
   sound();
 }
 
-// pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices, so a rank's kernel that waits for the next rank's never ends.
+// pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices,
+// so a rank's kernel that waits for the next rank's never ends.
 struct peers_without_mapping : peers {
   peers_without_mapping() : peers(false, simulated::running::seeded) {}
 };
-TEST_F(peers_without_mapping, memory_is_not_given_back_while_a_collective_waits_for_a_rank_that_this_thread_has_still_to_serve) {
+TEST_F(peers_without_mapping,
+       memory_is_not_given_back_while_a_collective_waits_for_a_rank_that_this_thread_has_still_to_serve) {
   give(take(b, 3 << 20));
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
   auto const rank = bench.machine().hold(1, bench.stream(1).handle());
@@ -265,8 +294,9 @@ struct counting final : weir::driver::faulty {
   weir::driver::status open(int device) override { return opened.insert(device), faulty::open(device); }
 };
 
-// A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777): questions and new threads open
-// nothing, work opens the device that it names, and a guard's end does not open what it goes back to.
+// A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777):
+// questions and new threads open nothing, work opens the device that it names,
+// and a guard's end does not open what it goes back to.
 TEST(peers_of_a_device, nothing_is_opened_on_a_device_that_nobody_uses) {
   auto owned = std::make_unique<counting>(driver::sim::make({.devices = 4, .memory = 64 << 20}).machine);
   auto& seen = *owned;

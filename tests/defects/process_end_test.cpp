@@ -128,8 +128,9 @@ TEST_F(process_end, a_driver_that_has_gone_first_takes_nobody_along) {
 }
 
 #if defined(WEIR_PLUGIN)
-// Two things would keep the plugin loaded whatever weir does: gcc's unique symbols, which plugin.map hides, and the destructors of
-// values of living threads, weir's own and the caller's, of which this leaves none. What stays then does because weir asked.
+// Two things would keep the plugin loaded whatever weir does: gcc's unique symbols, which plugin.map hides,
+// and the destructors of values of living threads, weir's own and the caller's, of which this leaves none.
+// What stays then does because weir asked.
 TEST_F(process_end, a_library_that_holds_weir_goes_when_it_was_not_used_and_stays_when_it_was) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({

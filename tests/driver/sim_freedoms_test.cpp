@@ -1,4 +1,5 @@
-// Each freedom of docs/simulated-machine.md, made certain where that is possible: what it does, and what it never does.
+// Each freedom of docs/simulated-machine.md, made certain where that is possible:
+// what it does, and what it never does.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -19,7 +20,8 @@ constexpr std::size_t page = 64_KiB;
 
 work task(std::function<void()> body) {
   using held = std::function<void()>;
-  return {[](void* f) { (*static_cast<held*>(f))(); }, [](void* f) { delete static_cast<held*>(f); }, new held(std::move(body))};
+  return {[](void* f) { (*static_cast<held*>(f))(); }, [](void* f) { delete static_cast<held*>(f); },
+          new held(std::move(body))};
 }
 
 struct bench {
@@ -30,7 +32,9 @@ struct bench {
     for (int d = 0; d < like.devices; ++d) EXPECT_TRUE(machine->open(d).ok());
   }
   stream_handle stream(int device = 0) { return machine->create_stream(device, stream_kind::independent, 0).value; }
-  event_handle event(int device = 0, event_kind kind = event_kind::order_only) { return machine->create_event(device, kind).value; }
+  event_handle event(int device = 0, event_kind kind = event_kind::order_only) {
+    return machine->create_event(device, kind).value;
+  }
   std::uint32_t* device_page(int device) {
     address const at = machine->reserve(page, page).value;
     memory_handle const h = machine->create(device, page).value;
@@ -39,7 +43,9 @@ struct bench {
     EXPECT_TRUE(machine->release(h).ok());
     return reinterpret_cast<std::uint32_t*>(at);
   }
-  std::uint64_t times(int freedom) const { return control->freedoms_taken()[static_cast<std::size_t>(freedom) - 1].times; }
+  std::uint64_t times(int freedom) const {
+    return control->freedoms_taken()[static_cast<std::size_t>(freedom) - 1].times;
+  }
   std::unique_ptr<driver> machine;
   controls* control;
 };
@@ -79,7 +85,8 @@ TEST(sim_freedoms, work_that_has_begun_holds_nobody_up_and_a_host_that_waits_get
           ASSERT_TRUE(b.machine->record(d, s[i], e[i]).ok());
         }
       }
-      for (std::size_t i = 6; i-- > 0;) ASSERT_TRUE(b.machine->synchronize_stream(static_cast<int>(i % 2), s[i]).ok()) << "seed " << seed;
+      for (std::size_t i = 6; i-- > 0;)
+        ASSERT_TRUE(b.machine->synchronize_stream(static_cast<int>(i % 2), s[i]).ok()) << "seed " << seed;
       ASSERT_EQ(ran, std::vector<int>(6, 5));
     }
   }
@@ -97,8 +104,8 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
   EXPECT_TRUE(b.machine->open_gate(gate.value).ok());
 }
 
-// Two parts that wait for each other, and a wait that puts one of them behind what stands behind the other: a deadlock that
-// only shared connections have.
+// Two parts that wait for each other, and a wait that puts one of them behind what stands behind the other: a
+// deadlock that only shared connections have.
 TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come_and_an_unwise_wait_is_a_deadlock_with_a_name) {
   for (int connections : {0, 1}) {
     bench b({.devices = 2, .memory = 1_MiB, .how = running::stepped, .connections = connections});
@@ -118,7 +125,10 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come_and_an_unwise
     part(1, far);
     EXPECT_EQ(b.control->run(), connections == 0);
     if (connections == 0) continue;
-    EXPECT_NE(b.control->stuck().find("stream 2 of device 0 shares a connection and stands behind stream 1 of device 0 stands before work that is not ready"), std::string::npos) << b.control->stuck();
+    EXPECT_NE(b.control->stuck().find("stream 2 of device 0 shares a connection and stands behind stream 1 of device 0 "
+                                      "stands before work that is not ready"),
+              std::string::npos)
+        << b.control->stuck();
     EXPECT_EQ(b.machine->synchronize_stream(1, far).what, code::failed);
     ASSERT_EQ(b.control->findings().size(), 1u);
     EXPECT_EQ(b.control->findings()[0].find("stuck"), 0u);
@@ -136,7 +146,8 @@ TEST(sim_freedoms, an_error_surfaces_at_any_later_call_and_at_the_latest_to_who_
     ASSERT_TRUE(b.machine->synchronize_event(done).ok());
     touch const stray{reinterpret_cast<address>(x), page + 4, true};
     int drops = 0;
-    b.machine->enqueue(0, s, {&stray, 1}, {[](void*) { FAIL() << "it ran"; }, [](void* n) { ++*static_cast<int*>(n); }, &drops});
+    b.machine->enqueue(0, s, {&stray, 1},
+                       {[](void*) { FAIL() << "it ran"; }, [](void* n) { ++*static_cast<int*>(n); }, &drops});
     int calls = 0;
     while (b.control->findings().empty()) b.machine->query_stream(0, s);
     for (; b.machine->enqueue(0, t, {}, {}).ok(); ++calls) {
@@ -233,7 +244,8 @@ TEST(sim_freedoms, addresses_are_refused_although_there_are_some) {
   EXPECT_GT(refused, 5);
 }
 
-// Each call that may block takes that freedom at some seed, counts it, and all work that can move has run then.
+// Each call that may block takes that freedom at some seed, counts it,
+// and all work that can move has run then.
 TEST(sim_freedoms, every_call_but_those_that_enqueue_or_ask_sometimes_runs_all_work_first) {
   using calls = std::vector<std::pair<char const*, std::function<bool(bench&)>>>;
   event_handle from{}, to{};
@@ -286,7 +298,9 @@ TEST(sim_freedoms, a_corrupt_link_changes_what_crosses_it_and_nothing_else) {
     auto *const far = memory_of(1), *const granted = memory_of(1);
     EXPECT_TRUE(b.machine->grant(reinterpret_cast<address>(granted), unit, 0).ok());
     b.control->corrupt(0, 1);
-    auto const finish = [&](int device, stream_handle of) { EXPECT_TRUE(b.machine->synchronize_stream(device, of).ok()); };
+    auto const finish = [&](int device, stream_handle of) {
+      EXPECT_TRUE(b.machine->synchronize_stream(device, of).ok());
+    };
     b.machine->fill(0, s, near, 7, 4, 16);
     b.machine->copy_peer(0, s, far, 1, near, 0, 64);
     finish(0, s);
@@ -299,7 +313,8 @@ TEST(sim_freedoms, a_corrupt_link_changes_what_crosses_it_and_nothing_else) {
     EXPECT_TRUE(std::all_of(granted, granted + 16, [](auto x) { return x == 7; })) << "its own memory";
     b.machine->copy_peer(1, t, near, 0, granted, 1, 64);
     finish(1, t);
-    EXPECT_FALSE(std::all_of(near, near + 16, [](auto x) { return x == 7; })) << "read over the link, whoever's stream it is on";
+    EXPECT_FALSE(std::all_of(near, near + 16, [](auto x) { return x == 7; }))
+        << "read over the link, whoever's stream it is on";
     b.machine->fill(0, s, granted, 9, 4, 16);
     finish(0, s);
     EXPECT_FALSE(std::all_of(granted, granted + 16, [](auto x) { return x == 9; })) << "a fill over the link";

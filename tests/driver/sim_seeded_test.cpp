@@ -1,4 +1,5 @@
-// The simulated machine run by a seed: it takes every freedom a device has, and the same seed takes the same ones.
+// The simulated machine run by a seed: it takes every freedom a device has,
+// and the same seed takes the same ones.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -19,7 +20,8 @@ constexpr std::size_t page = 64_KiB;
 
 work task(std::function<void()> body) {
   using held = std::function<void()>;
-  return {[](void* f) { (*static_cast<held*>(f))(); }, [](void* f) { delete static_cast<held*>(f); }, new held(std::move(body))};
+  return {[](void* f) { (*static_cast<held*>(f))(); }, [](void* f) { delete static_cast<held*>(f); },
+          new held(std::move(body))};
 }
 
 // A machine of one program, and pinned words for it.
@@ -29,7 +31,8 @@ struct bench {
     machine = std::move(m.machine);
     control = m.control;
     for (int d = 0; d < devices; ++d) EXPECT_TRUE(machine->open(d).ok());
-    pinned = static_cast<std::uint32_t*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    pinned =
+        static_cast<std::uint32_t*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     EXPECT_TRUE(machine->pin(pinned, 4096).ok());
   }
   ~bench() {
@@ -173,7 +176,9 @@ TEST(sim_seeded, a_host_that_waits_for_a_closed_gate_is_told_why_and_goes_on) {
   b.machine->wait(1, t, e);
   EXPECT_EQ(b.machine->synchronize_stream(1, t).what, code::failed);
   ASSERT_EQ(b.control->findings().size(), 1u);
-  EXPECT_EQ(b.control->findings()[0], "stuck: the host waits, and nothing can move: stream 2 of device 1 waits for operation 2 of stream 1 of device 0 is held by gate 1");
+  EXPECT_EQ(b.control->findings()[0],
+            "stuck: the host waits, and nothing can move: stream 2 of device 1 waits for operation 2 of stream 1 of "
+            "device 0 is held by gate 1");
   ASSERT_TRUE(b.machine->open_gate(gate.value).ok());
   EXPECT_TRUE(b.machine->synchronize_stream(1, t).ok());
 }
@@ -214,7 +219,8 @@ TEST(sim_seeded, losing_a_device_lets_go_of_what_its_running_work_used) {
     auto* const x = b.device_page();
     int drops = 0;
     touch const t{reinterpret_cast<address>(x), 256, true};
-    for (int i = 0; i < 3; ++i) b.machine->enqueue(0, s, {&t, 1}, {[](void*) {}, [](void* n) { ++*static_cast<int*>(n); }, &drops});
+    for (int i = 0; i < 3; ++i)
+      b.machine->enqueue(0, s, {&t, 1}, {[](void*) {}, [](void* n) { ++*static_cast<int*>(n); }, &drops});
     for (int i = 0; i < 2; ++i) b.machine->query_stream(0, s);
     b.control->lose(0);
     ASSERT_EQ(drops, 3) << "seed " << seed;
@@ -332,12 +338,15 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
         ASSERT_TRUE(b.machine->enqueue(d, streams.back(), {}, w).ok());
       }
       b.machine->recheck();
-      for (int d = 0; d < 4; ++d) ASSERT_TRUE(b.machine->synchronize_stream(d, streams[static_cast<std::size_t>(d)]).ok()) << "device " << d << " seed " << seed;
+      for (int d = 0; d < 4; ++d)
+        ASSERT_TRUE(b.machine->synchronize_stream(d, streams[static_cast<std::size_t>(d)]).ok())
+            << "device " << d << " seed " << seed;
     }
   }
 }
 
-// Random programs of logs, records, waits and host waits: whatever the schedule, the log obeys the order of an obvious graph search.
+// Random programs of logs, records, waits and host waits:
+// whatever the schedule, the log obeys the order of an obvious graph search.
 TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
   constexpr std::size_t most = 128;
   using before = std::bitset<most>;
@@ -394,7 +403,8 @@ TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
             }
             std::lock_guard lock(mutex);
             std::set<std::size_t> const seen(order.begin(), order.end());
-            for (std::size_t op = 0; op < wants.size(); ++op) ASSERT_TRUE(!host[op] || seen.contains(op)) << "seen complete and did not run, seed " << seed;
+            for (std::size_t op = 0; op < wants.size(); ++op)
+              ASSERT_TRUE(!host[op] || seen.contains(op)) << "seen complete and did not run, seed " << seed;
             break;
         }
       }

@@ -25,8 +25,11 @@ class sim_stepped : public ::testing::Test {
   event_handle event(event_kind k = event_kind::order_only) { return machine->create_event(0, k).value; }
   void log(stream_handle s, int what) {
     auto* const body = new std::function<void()>([this, what] { seen.push_back(what); });
-    ASSERT_TRUE(machine->enqueue(0, s, {}, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); },
-                                            [](void* f) { delete static_cast<std::function<void()>*>(f); }, body}).ok());
+    ASSERT_TRUE(machine
+                    ->enqueue(0, s, {},
+                              {[](void* f) { (*static_cast<std::function<void()>*>(f))(); },
+                               [](void* f) { delete static_cast<std::function<void()>*>(f); }, body})
+                    .ok());
   }
   std::unique_ptr<driver> machine;
   controls* control = nullptr;
@@ -96,7 +99,8 @@ TEST_F(sim_stepped, a_fifth_closed_gate_of_a_device_is_not_permitted) {
 TEST_F(sim_stepped, who_asks_for_a_time_behind_a_lost_device_hears_lost) {
   auto const a = stream(), b = stream(1);
   auto const e = event();
-  auto const start = machine->create_event(1, event_kind::timing).value, end = machine->create_event(1, event_kind::timing).value;
+  auto const start = machine->create_event(1, event_kind::timing).value,
+             end = machine->create_event(1, event_kind::timing).value;
   log(a, 1);
   machine->record(0, a, e);
   machine->record(1, b, start);
@@ -222,9 +226,12 @@ TEST_F(sim_stepped, the_census_names_what_is_alive_and_is_handed_out_at_the_end)
   machine->hold(0, a);
   int lines = 0;
   control->at_end([&](std::vector<std::string> const& left) { lines = static_cast<int>(left.size()); });
-  std::vector<std::string> const want{
-      "stream 1 of device 0, with 1 operations that did not run", "event " + std::to_string(1) + " of device 0", "closed gate 1 of device 0",
-      "reservation 1 of 65536 bytes", "mapping of 65536 bytes of device 1", "memory handle 1 of 65536 bytes of device 1"};
+  std::vector<std::string> const want{"stream 1 of device 0, with 1 operations that did not run",
+                                      "event " + std::to_string(1) + " of device 0",
+                                      "closed gate 1 of device 0",
+                                      "reservation 1 of 65536 bytes",
+                                      "mapping of 65536 bytes of device 1",
+                                      "memory handle 1 of 65536 bytes of device 1"};
   EXPECT_EQ(control->census(), want);
   machine.reset();
   EXPECT_EQ(lines, 6);

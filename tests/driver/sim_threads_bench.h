@@ -16,7 +16,8 @@ namespace weir::driver::sim {
 namespace {
 
 struct pages_of_host {
-  explicit pages_of_host(std::size_t n) : bytes(n), at(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  explicit pages_of_host(std::size_t n)
+      : bytes(n), at(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
   ~pages_of_host() { ::munmap(at, bytes); }
   std::size_t bytes;
   void* at;

@@ -65,7 +65,8 @@ TEST_F(sim_threads, copies_go_between_pinned_memory_and_devices_and_refuse_pagea
   auto* const there = bytes + 2_MiB;
   ASSERT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB).ok());
   ASSERT_TRUE(machine->copy_peer(0, s, reinterpret_cast<void*>(y), 1, reinterpret_cast<void*>(x), 0, 2_MiB).ok());
-  EXPECT_EQ(machine->copy(0, s, there, reinterpret_cast<void*>(y), 2_MiB).what, code::invalid) << "not granted to device 0";
+  EXPECT_EQ(machine->copy(0, s, there, reinterpret_cast<void*>(y), 2_MiB).what, code::invalid)
+      << "not granted to device 0";
   ASSERT_TRUE(machine->grant(y, 2_MiB, 0).ok());
   ASSERT_TRUE(machine->copy(0, s, there, reinterpret_cast<void*>(y), 2_MiB).ok());
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
@@ -73,7 +74,8 @@ TEST_F(sim_threads, copies_go_between_pinned_memory_and_devices_and_refuse_pagea
   std::vector<char> pageable(64);
   EXPECT_EQ(machine->copy(0, s, pageable.data(), reinterpret_cast<void*>(x), 64).what, code::invalid);
   EXPECT_EQ(machine->copy(0, s, reinterpret_cast<void*>(x), pageable.data(), 64).what, code::invalid);
-  EXPECT_EQ(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB + 1).what, code::invalid) << "one byte past the mapping";
+  EXPECT_EQ(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB + 1).what, code::invalid)
+      << "one byte past the mapping";
   ASSERT_TRUE(machine->fill(0, s, reinterpret_cast<void*>(x), 0x01020304, 4, 512).ok());
   ASSERT_TRUE(machine->copy(0, s, there, reinterpret_cast<void*>(x), 2052).ok());
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
@@ -126,13 +128,15 @@ TEST_F(sim_threads, a_kernel_that_touches_ungranted_memory_loses_its_device_only
   EXPECT_EQ(machine->query_stream(1, waits).what, code::lost) << "it waits for what never comes";
   EXPECT_EQ(machine->query_stream(1, other).what, code::lost) << "a call said that the device is lost";
   EXPECT_EQ(ran, 0);
-  for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);  // the host may see the loss before the worker that met it has dropped the rest
+  // the host may see the loss before the worker that met it has dropped the rest
+  for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);
   EXPECT_EQ(drops, 4);
   ASSERT_EQ(control->findings().size(), 1u);
   EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
 }
 
-// The soak met it: whose error came first, the lost device's or "failed" of another whose stream stood behind it, was the threads' choice.
+// The soak met it: whose error came first, the lost device's or "failed" of another whose stream stood behind
+// it, was the threads' choice.
 TEST_F(sim_threads, a_host_that_already_waits_for_work_behind_a_device_that_is_lost_hears_lost) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0), f = event(1);
@@ -300,7 +304,8 @@ TEST_F(sim_threads, work_that_is_not_ready_stands_still_until_a_recheck_or_other
     std::atomic<bool> go{false}, ran{false};
   } part;
   auto const s = stream(0), other = stream(1);
-  work const w{[](void* p) { static_cast<struct part*>(p)->ran = true; }, nullptr, &part, [](void* p) { return static_cast<struct part*>(p)->go.load(); }};
+  work const w{[](void* p) { static_cast<struct part*>(p)->ran = true; }, nullptr, &part,
+               [](void* p) { return static_cast<struct part*>(p)->go.load(); }};
   ASSERT_TRUE(machine->enqueue(0, s, {}, w).ok());
   EXPECT_FALSE(control->run());
   EXPECT_FALSE(part.ran);
@@ -337,7 +342,8 @@ TEST_F(sim_threads, a_forked_child_is_refused_and_the_parent_goes_on) {
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());  // the workers exist
   pid_t const child = ::fork();
   if (child == 0) {
-    bool const refused = machine->query_stream(0, s).what == code::forked && machine->create(0, 2_MiB).is.what == code::forked;
+    bool const refused =
+        machine->query_stream(0, s).what == code::forked && machine->create(0, 2_MiB).is.what == code::forked;
     machine.reset();  // must not wait for workers that are not there
     ::_exit(refused ? 0 : 1);
   }
@@ -353,11 +359,13 @@ driver* outlives_exit = nullptr;
 // Registered before any machine is made: runs after the process was marked as ending.
 [[maybe_unused]] int const registered = std::atexit([] {
   if (!outlives_exit) return;
-  bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading && outlives_exit->create(0, 2_MiB).is.what == code::unloading;
+  bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading &&
+                       outlives_exit->create(0, 2_MiB).is.what == code::unloading;
   ::_exit(refused ? 7 : 1);
 });
 
-// Regression: threads were made when there was work, and who waited for work that nobody would do waited for ever.
+// Regression: threads were made when there was work,
+// and who waited for work that nobody would do waited for ever.
 TEST(sim_process, a_device_without_threads_does_not_open_and_has_all_it_needs_once_it_does) {
   static int left;
   for (int k = 1; k <= 5; ++k) {

@@ -17,7 +17,8 @@ namespace pipeline {
 namespace {
 
 struct files : testing::Test {
-  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("weir-pipeline-test-" + std::to_string(::getpid()));
+  std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("weir-pipeline-test-" + std::to_string(::getpid()));
   files() { std::filesystem::create_directories(folder); }
   ~files() override { std::filesystem::remove_all(folder); }
 
@@ -90,9 +91,12 @@ TEST_F(files, a_full_disk_is_named) {
 }
 
 TEST_F(files, what_cannot_be_opened_is_named) {
-  EXPECT_NE(refusal({.input = folder / "none", .output = folder / "out"}).find("none cannot be read"), std::string::npos);
-  EXPECT_NE(refusal({.input = make(8), .output = folder / "no" / "out"}).find("out cannot be written"), std::string::npos);
-  EXPECT_NE(refusal({.input = make(8), .output = folder / "out", .batch = 12}).find("multiple of 8"), std::string::npos);
+  EXPECT_NE(refusal({.input = folder / "none", .output = folder / "out"}).find("none cannot be read"),
+            std::string::npos);
+  EXPECT_NE(refusal({.input = make(8), .output = folder / "no" / "out"}).find("out cannot be written"),
+            std::string::npos);
+  EXPECT_NE(refusal({.input = make(8), .output = folder / "out", .batch = 12}).find("multiple of 8"),
+            std::string::npos);
 }
 
 TEST_F(files, an_output_that_is_the_input_by_any_name_is_refused_and_the_input_stays) {
@@ -109,9 +113,11 @@ TEST_F(files, an_output_that_is_the_input_by_any_name_is_refused_and_the_input_s
 
 TEST_F(files, what_has_no_end_or_no_size_is_no_input) {
   EXPECT_NE(refusal({.input = folder, .output = folder / "out"}).find("is a directory"), std::string::npos);
-  EXPECT_NE(refusal({.input = "/dev/zero", .output = folder / "out"}).find("/dev/zero is no file with an end"), std::string::npos);
+  EXPECT_NE(refusal({.input = "/dev/zero", .output = folder / "out"}).find("/dev/zero is no file with an end"),
+            std::string::npos);
   if (std::filesystem::exists("/proc/self/status")) {
-    EXPECT_NE(refusal({.input = "/proc/self/status", .output = folder / "out"}).find("does not say its size"), std::string::npos);
+    EXPECT_NE(refusal({.input = "/proc/self/status", .output = folder / "out"}).find("does not say its size"),
+              std::string::npos);
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
 }
@@ -123,7 +129,8 @@ TEST_F(files, more_than_the_disk_has_room_for_is_refused_before_a_byte_is_writte
   } catch (std::runtime_error const& e) {
     said = e.what();
   }
-  EXPECT_NE(said.find("out would have 1152921504606846976 bytes, and its disk has room for "), std::string::npos) << said;
+  EXPECT_NE(said.find("out would have 1152921504606846976 bytes, and its disk has room for "), std::string::npos)
+      << said;
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
   require_room(folder / "out", 1);
   require_room("/dev/null", std::size_t{1} << 60);
@@ -139,7 +146,8 @@ TEST_F(files, each_batch_is_in_the_picture_once_a_stage) {
   EXPECT_EQ(o.spans.size(), 5u * 10u);
   std::vector<span> three;
   for (int batch = 0; batch < 3; ++batch) {
-    for (int row = 0; row < 5; ++row) three.push_back({static_cast<stage>(row), batch, (batch + row) * 10.0, (batch + row) * 10.0 + 9.9});
+    for (int row = 0; row < 5; ++row)
+      three.push_back({static_cast<stage>(row), batch, (batch + row) * 10.0, (batch + row) * 10.0 + 9.9});
   }
   EXPECT_EQ(picture(three, 7),
             "read     012....\n"

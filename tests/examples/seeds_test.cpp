@@ -1,4 +1,5 @@
-// Every row and sentence of the articles' experiments is as it must be; and one that is not is told. Threads: those of the topics.
+// Every row and sentence of the articles' experiments is as it must be;
+// and one that is not is told. Threads: those of the topics.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -18,7 +19,11 @@ constexpr bool sanitized = false;
 
 settings small(std::ostream& out) {
   // A block of 64 MiB goes back to the system at once; smaller ones the C library may keep.
-  return {.out = out, .part = 64, .touched_part = sanitized ? 64u : 16u, .process_memory = !sanitized, .seeds = sanitized ? 20 : 50};
+  return {.out = out,
+          .part = 64,
+          .touched_part = sanitized ? 64u : 16u,
+          .process_memory = !sanitized,
+          .seeds = sanitized ? 20 : 50};
 }
 
 class seeds_topic : public testing::TestWithParam<topic> {};
@@ -27,7 +32,8 @@ TEST_P(seeds_topic, EveryRowIsAsItMustBe) {
   std::ostringstream said;
   EXPECT_EQ(GetParam().run(small(said)), 0) << said.str();
 }
-INSTANTIATE_TEST_SUITE_P(all, seeds_topic, testing::ValuesIn(topics().begin(), topics().end()), [](auto const& which) { return std::string(which.param.name); });
+INSTANTIATE_TEST_SUITE_P(all, seeds_topic, testing::ValuesIn(topics().begin(), topics().end()),
+                         [](auto const& which) { return std::string(which.param.name); });
 
 TEST(seeds_table, ARowThatIsNotAsItMustBeIsToldAndCounted) {
   std::ostringstream said;
@@ -50,11 +56,13 @@ TEST(seeds_tape, GradientsAreTheSlopesOfTheLoss) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
   weir::manual_seed(5);
-  weir::tensor const a = weir::randn({3, 4}, {.on = weir::cpu}), b = weir::randn({4, 5}, {.on = weir::cpu}), c = weir::randn({3, 5}, {.on = weir::cpu});
+  weir::tensor const a = weir::randn({3, 4}, {.on = weir::cpu}), b = weir::randn({4, 5}, {.on = weir::cpu}),
+                     c = weir::randn({3, 5}, {.on = weir::cpu});
   var const x = var::parameter(a), y = var::parameter(b), z = var::parameter(c);
   auto const loss = [&] {
     var const h = matmul(x, y);
-    return mean(mul(sin(h), checkpoint([&z, kept = h.detach()](var const& k) { return mul(mul(k, z), kept); }, sin(z))));
+    return mean(
+        mul(sin(h), checkpoint([&z, kept = h.detach()](var const& k) { return mul(mul(k, z), kept); }, sin(z))));
   };
   backward(loss());
   struct one { weir::tensor values; var of; };
@@ -66,11 +74,14 @@ TEST(seeds_tape, GradientsAreTheSlopesOfTheLoss) {
       auto const slope_at = [&](float v) {
         number = v;
         weir::tensor const moved = weir::matmul(a, b);
-        return static_cast<double>(weir::mean(weir::mul(weir::sin(moved), weir::mul(weir::mul(weir::sin(c), c), h))).item<float>());
+        return static_cast<double>(
+            weir::mean(weir::mul(weir::sin(moved), weir::mul(weir::mul(weir::sin(c), c), h))).item<float>());
       };
       double const should = (slope_at(was + step) - slope_at(was - step)) / (2 * static_cast<double>(step));
       number = was;
-      EXPECT_NEAR(static_cast<double>(p.of.gradient().view({-1}).host<float>()[static_cast<std::size_t>(i)]), should, 2e-3) << i;
+      EXPECT_NEAR(static_cast<double>(p.of.gradient().view({-1}).host<float>()[static_cast<std::size_t>(i)]), should,
+                  2e-3)
+          << i;
     }
   }
 }

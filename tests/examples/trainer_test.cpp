@@ -1,4 +1,5 @@
-// The trainer trains: the same losses on any number of devices, the same bits on all of them, checkpoints that go on.
+// The trainer trains: the same losses on any number of devices,
+// the same bits on all of them, checkpoints that go on.
 #include "examples/trainer/table.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,8 @@ std::string some_text(std::size_t bytes) {
   char const* const verbs[] = {"waits for", "holds", "frees", "covers", "copies", "records"};
   std::string s;
   for (std::uint64_t i = 0; s.size() < bytes; ++i) {
-    s += std::string(subjects[mix(3 * i) % 6]) + " " + verbs[mix(3 * i + 1) % 6] + " " + subjects[mix(3 * i + 2) % 6] + (i % 4 == 3 ? ".\n" : ". ");
+    s += std::string(subjects[mix(3 * i) % 6]) + " " + verbs[mix(3 * i + 1) % 6] + " " + subjects[mix(3 * i + 2) % 6] +
+         (i % 4 == 3 ? ".\n" : ". ");
   }
   return s;
 }
@@ -57,8 +59,9 @@ class trained : public testing::Test {
   }
   int devices() const { return weir::device_count(); }
 
-  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("weir_trainer_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) + "_" +
-                                                                            ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  std::filesystem::path folder_ = std::filesystem::temp_directory_path() /
+                                  ("weir_trainer_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
+                                   "_" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
   std::optional<weir::runtime> machine_;
   std::optional<weir::runtime_guard> guard_;
   settings with_;
@@ -73,7 +76,8 @@ TEST_F(trained, one_global_batch_gives_the_same_losses_on_1_2_and_4_devices_and_
   for (int const n : {2, 4}) {
     if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
     run const several = train_on(n);
-    for (std::size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(several.losses[i], one.losses[i], 1e-4 * one.losses[i]) << n << " devices, step " << i;
+    for (std::size_t i = 0; i < one.losses.size(); ++i)
+      EXPECT_NEAR(several.losses[i], one.losses[i], 1e-4 * one.losses[i]) << n << " devices, step " << i;
     EXPECT_NEAR(several.out.validation_loss, one.out.validation_loss, 1e-4 * one.out.validation_loss);
     EXPECT_EQ(several.out.validation_rows, one.out.validation_rows);
     EXPECT_TRUE(several.out.agree());
@@ -94,7 +98,8 @@ TEST_F(trained, activations_made_again_give_the_same_bits_for_less_memory) {
   auto const again = peak_of(1), again_on_several = peak_of(several);
   EXPECT_EQ(again.first, kept.first);
   EXPECT_EQ(again_on_several.first, kept_on_several.first);
-  // Of nine activations five stay: each third one, and the last two. One stretch of three is made again at a time.
+  // Of nine activations five stay: each third one, and the last two.
+  // One stretch of three is made again at a time.
   EXPECT_LE(again.second + 3 * 256 * 64 * sizeof(float), kept.second);
 }
 
@@ -102,14 +107,16 @@ TEST_F(trained, parts_of_a_batch_add_up_to_it) {
   run const whole = train_on(1);
   with_.accumulate = 4;
   run const parts = train_on(1);
-  for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(parts.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
+  for (std::size_t i = 0; i < whole.losses.size(); ++i)
+    EXPECT_NEAR(parts.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
   EXPECT_EQ(parts.out.validation_rows, whole.out.validation_rows);
   EXPECT_NEAR(parts.out.validation_loss, whole.out.validation_loss, 1e-4 * whole.out.validation_loss);
   EXPECT_EQ(parts.out.buckets, whole.out.buckets);
   if (devices() < 2) GTEST_SKIP() << "there is one device";
   run const several = train_on(2);
   EXPECT_TRUE(several.out.agree());
-  for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(several.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
+  for (std::size_t i = 0; i < whole.losses.size(); ++i)
+    EXPECT_NEAR(several.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
 }
 
 TEST_F(trained, halves_train_as_floats_do) {
@@ -122,7 +129,8 @@ TEST_F(trained, halves_train_as_floats_do) {
     // A half has 8 or 11 digits: the course is another one, the way is the same.
     EXPECT_NEAR(halves.losses[0], whole.losses[0], 0.01 * whole.losses[0]) << weir::name_of(type);
     EXPECT_NEAR(halves.losses.back(), whole.losses.back(), 0.1 * whole.losses.back()) << weir::name_of(type);
-    EXPECT_NEAR(halves.out.validation_loss, whole.out.validation_loss, 0.1 * whole.out.validation_loss) << weir::name_of(type);
+    EXPECT_NEAR(halves.out.validation_loss, whole.out.validation_loss, 0.1 * whole.out.validation_loss)
+        << weir::name_of(type);
     EXPECT_EQ(halves.out.scale.by, type == weir::float16 ? 32768 : 1);
     EXPECT_EQ(halves.out.scale.steps_skipped, 0);
     with_.how.recompute = true;
@@ -151,7 +159,8 @@ TEST_F(trained, the_table_tells_what_was_taken) {
   with_.shape.vocabulary = t.vocabulary();
   std::vector<row> const rows = compare_ways(with_, t, 1);
   ASSERT_EQ(rows.size(), 6u);
-  std::int64_t const more = 3 * 512 * 128 * 4 + (2 << 20) + (weir::runtime::current().is_simulated() ? 0 : 64 << 20);  // three layers' in the backward pass, batches; a library's workspace
+  // three layers' in the backward pass, batches; a library's workspace
+  std::int64_t const more = 3 * 512 * 128 * 4 + (2 << 20) + (weir::runtime::current().is_simulated() ? 0 : 64 << 20);
   for (row const& r : rows) {
     EXPECT_GE(r.peak, r.expected()) << r.way;
     EXPECT_LE(r.peak, r.expected() + more) << r.way;
@@ -217,7 +226,8 @@ TEST_F(trained, a_damaged_checkpoint_is_refused_whatever_byte_is_damaged) {
     bad[at] = static_cast<char>(bad[at] ^ 0x10);
     EXPECT_TRUE(refused(bad)) << "byte " << at;
   }
-  for (std::size_t const size : {std::size_t{0}, std::size_t{7}, std::size_t{11}, std::size_t{40}, good.size() - 1}) EXPECT_TRUE(refused(good.substr(0, size))) << size << " bytes";
+  for (std::size_t const size : {std::size_t{0}, std::size_t{7}, std::size_t{11}, std::size_t{40}, good.size() - 1})
+    EXPECT_TRUE(refused(good.substr(0, size))) << size << " bytes";
   EXPECT_FALSE(refused(good));
 }
 

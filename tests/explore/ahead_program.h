@@ -1,6 +1,7 @@
-// A host far ahead of its device: small blocks are taken and written on one stream, read on another and given back, and nobody asks how
-// far that is. What waits in slots is waited for on the device before memory grows with the distance; a slot serves again when it was
-// read; and behind a stream that carries collectives, whose other part may come last of all, nothing is put.
+// A host far ahead of its device: small blocks are taken and written on one stream, read on another and given
+// back, and nobody asks how far that is. What waits in slots is waited for on the device before memory grows
+// with the distance; a slot serves again when it was read; and behind a stream that carries collectives,
+// whose other part may come last of all, nothing is put.
 // Threads: one.
 #pragma once
 #include <memory>
@@ -13,7 +14,13 @@ namespace weir::tests {
 class far_ahead {
  public:
   explicit far_ahead(trial& t)
-      : t_(t), bytes_(1000 + 3000 * t.draw(4)), batches_(300 + t.draw(300)), fence_(std::size_t{16 << 10} << t.draw(3)), carries_(t.draw(4) == 3), marks_(t.coin()), asks_(t.coin(30)) {
+      : t_(t),
+        bytes_(1000 + 3000 * t.draw(4)),
+        batches_(300 + t.draw(300)),
+        fence_(std::size_t{16 << 10} << t.draw(3)),
+        carries_(t.draw(4) == 3),
+        marks_(t.coin()),
+        asks_(t.coin(30)) {
     weir::options o;
     o.device_waits = options::wait_policy::before_growth;
     o.fence_every = fence_;
@@ -30,7 +37,8 @@ class far_ahead {
     look_at_memory();
     if (carries_) give_part(nullptr, [](void* p) { **static_cast<arrived*>(p) = true; });
     for (auto* line : {home_, user_}) {
-      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("stuck: one part of a collective stands behind the other");
+      if (!bench_->clocks().synchronize(line->now()).ok())
+        t_.fail("stuck: one part of a collective stands behind the other");
     }
     *other_part_ = true;
     for (std::string const& what : bench_->on(0).validate()) t_.fail(what);
@@ -40,7 +48,8 @@ class far_ahead {
   using arrived = std::shared_ptr<bool>;
   static constexpr std::size_t page = 64 << 10;
 
-  // A part of a collective: on the stream that carries it, held until the other one has come, on the blocks' own.
+  // A part of a collective: on the stream that carries it,
+  // held until the other one has come, on the blocks' own.
   void give_part(bool (*ready)(void*), void (*run)(void*)) {
     clock::timeline& on = ready ? *user_ : *home_;
     driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};
@@ -55,18 +64,22 @@ class far_ahead {
     give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
     if (marks_) device.mark(p, *user_, here::current());
-    give_filled(t_, *user_, filled::still, p, bytes_, value, "somebody wrote into a block that another stream still read");
+    give_filled(t_, *user_, filled::still, p, bytes_, value,
+                "somebody wrote into a block that another stream still read");
     if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::quick_deallocate(p) : memory::quick_deallocate_used(user_, p);
     if (!gone) device.deallocate(p, marks_ ? nullptr : user_, here::current());
   }
 
-  // At most so many blocks lie beyond two fences' worth, wherever the device is: those left to who still uses them, and what a run of a
-  // slab has beside them, in whole pages; more where a thread gathers 64 before it sends them home, one lot after the other.
+  // At most so many blocks lie beyond two fences' worth, wherever the device is: those left to who still uses
+  // them, and what a run of a slab has beside them, in whole pages; more where a thread gathers 64 before it
+  // sends them home, one lot after the other.
   void look_at_memory() {
-    auto const most = static_cast<std::size_t>(bench_->on(0).statistics().reserved_bytes.all.peak), beyond = bytes_ * (marks_ ? 96 : 224) + 4 * page;
+    auto const most = static_cast<std::size_t>(bench_->on(0).statistics().reserved_bytes.all.peak),
+               beyond = bytes_ * (marks_ ? 96 : 224) + 4 * page;
     if (carries_ || most <= 2 * fence_ + beyond) return;
-    t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) + " B with a fence each " + std::to_string(fence_) + " B");
+    t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) +
+            " B with a fence each " + std::to_string(fence_) + " B");
   }
 
   void must(driver::status s, char const* what) {

@@ -1,5 +1,6 @@
-// Small programs on two streams under every answer a machine may give: all programs of four calls, and longer ones by seed.
-// All the host learns about a device are answers: whether it was asked too early. Streams move no earlier than they must.
+// Small programs on two streams under every answer a machine may give: all programs of four calls, and longer
+// ones by seed. All the host learns about a device are answers: whether it was asked too early.
+// Streams move no earlier than they must.
 // Threads: one. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -59,23 +60,27 @@ class program {
 
   void take(std::size_t s) {
     try {
-      block const b{static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, here::current())), ++last_, s};
+      block const b{static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, here::current())),
+                    ++last_, s};
       t_.say("takes block ", static_cast<int>(b.value), " on ", s);
       must(bench_.machine().fill(0, lines_[s]->handle(), b.at, b.value, 1, block_bytes), "fill");
       blocks_.push_back(b);
     } catch (out_of_memory const&) {
-      if (blocks_.size() < 3) t_.fail("out of memory with " + std::to_string(blocks_.size()) + " of three pages in use");
+      if (blocks_.size() < 3)
+        t_.fail("out of memory with " + std::to_string(blocks_.size()) + " of three pages in use");
     }
   }
   void read(block const& b, std::size_t s) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), block_bytes, false};
-    must(bench_.machine().enqueue(0, lines_[s]->handle(), {&all, 1},
-                                  {[](void* p) {
-                                     auto const& l = *static_cast<look*>(p);
-                                     if (l.b.at[0] != l.b.value || std::memcmp(l.b.at, l.b.at + 1, block_bytes - 1) != 0) l.t->fail("somebody wrote into block " + std::to_string(l.b.value));
-                                   },
-                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
-         "enqueue");
+    must(
+        bench_.machine().enqueue(0, lines_[s]->handle(), {&all, 1},
+                                 {[](void* p) {
+                                    auto const& l = *static_cast<look*>(p);
+                                    if (l.b.at[0] != l.b.value || std::memcmp(l.b.at, l.b.at + 1, block_bytes - 1) != 0)
+                                      l.t->fail("somebody wrote into block " + std::to_string(l.b.value));
+                                  },
+                                  [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
+        "enqueue");
   }
   void use(std::size_t s) {
     if (blocks_.empty()) return;
@@ -98,7 +103,8 @@ class program {
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
     for (auto const& b : blocks_) bench_.on(0).deallocate(b.at, nullptr, here::current());
     bench_.on(0).empty_cache();
-    if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current) t_.fail(std::to_string(left) + " B stay reserved");
+    if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current)
+      t_.fail(std::to_string(left) + " B stay reserved");
     for (auto const& w : bench_.on(0).validate()) t_.fail(w);
     for (auto const& w : bench_.clocks().validate()) t_.fail(w);
   }
@@ -114,7 +120,8 @@ TEST(explore_answers, in_all_programs_of_four_calls_on_two_streams_bytes_are_the
   // Under sanitizers, where few seeds are asked for, of three.
   std::size_t const calls_each = tests::number_from_environment("WEIR_TEST_SEEDS", 1000) < 1000 ? 3 : 4;
   auto const runs = tests::explore_all({.name = "short_programs", .runs = 1'000'000}, [&](trial& t) {
-    std::vector<std::uint32_t> calls{2 * t.draw(program::kinds / 2)};  // the first is on the first stream: the other way is the same program
+    // the first is on the first stream: the other way is the same program
+    std::vector<std::uint32_t> calls{2 * t.draw(program::kinds / 2)};
     while (calls.size() < calls_each) calls.push_back(t.draw(program::kinds));
     program p(t, calls);
   });

@@ -1,5 +1,5 @@
-// What threads keep of small blocks, under every order of threads that a tape can say; in builds that switch at atomics also in the
-// midst of the ways without a lock.
+// What threads keep of small blocks, under every order of threads that a tape can say; in builds that switch
+// at atomics also in the midst of the ways without a lock.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -11,14 +11,20 @@
 namespace weir {
 namespace {
 
-// How often says something of many runs only: one that is replayed may meet none. Under a checker every call takes the lock.
-bool meets_the_quick_ways(std::uint64_t runs_made) { return runs_made >= 50 && base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES"); }
+// How often says something of many runs only: one that is replayed may meet none.
+// Under a checker every call takes the lock.
+bool meets_the_quick_ways(std::uint64_t runs_made) {
+  return runs_made >= 50 && base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES");
+}
 
 TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut_emptied_and_left_behind) {
-  std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;  // with a point at each atomic a run takes longer, and says more
+  // with a point at each atomic a run takes longer, and says more
+  std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;
   auto const made = tests::explore_program("caches", runs);
   using tests::cache_program;
-  std::printf("calls without the lock %llu, with it %llu; frees that name a stream, without it %llu\n", static_cast<unsigned long long>(cache_program::quick), static_cast<unsigned long long>(cache_program::slow),
+  std::printf("calls without the lock %llu, with it %llu; frees that name a stream, without it %llu\n",
+              static_cast<unsigned long long>(cache_program::quick),
+              static_cast<unsigned long long>(cache_program::slow),
               static_cast<unsigned long long>(cache_program::gathered));
   if (meets_the_quick_ways(made)) {
     EXPECT_GT(cache_program::quick, cache_program::slow / 4);
@@ -29,7 +35,8 @@ TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut
 TEST(explore_caches, what_goes_home_together_is_nobodys_before_the_last_to_use_it_is_done) {
   auto const made = tests::explore_program("handed_over", tests::points_at_atomics ? 100 : 300);
   using program = tests::handed_over_among_threads;
-  std::printf("frees without the lock %llu, with it %llu\n", static_cast<unsigned long long>(program::gathered), static_cast<unsigned long long>(program::alone));
+  std::printf("frees without the lock %llu, with it %llu\n", static_cast<unsigned long long>(program::gathered),
+              static_cast<unsigned long long>(program::alone));
   if (meets_the_quick_ways(made)) {
     EXPECT_GT(program::gathered, program::alone / 8);
   }
@@ -40,7 +47,9 @@ TEST(explore_caches, one_thread_at_a_time_holds_a_lock_that_has_an_owner) {
   tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
 }
 
-TEST(explore_caches, no_mark_is_lost_that_threads_put_on_one_block_at_once) { tests::explore_program("marks", tests::points_at_atomics ? 200 : 50); }
+TEST(explore_caches, no_mark_is_lost_that_threads_put_on_one_block_at_once) {
+  tests::explore_program("marks", tests::points_at_atomics ? 200 : 50);
+}
 
 }  // namespace
 }  // namespace weir

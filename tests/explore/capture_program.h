@@ -1,5 +1,6 @@
-// Captures among host threads: streams are captured, forked and joined by some threads while others work, take memory and give it
-// back; graphs are launched several times, anywhere; every byte of every block is checked, by weir's clocks and by the checker.
+// Captures among host threads: streams are captured, forked and joined by some threads while others work,
+// take memory and give it back; graphs are launched several times, anywhere; every byte of every block is
+// checked, by weir's clocks and by the checker.
 // Threads: those of a run.
 #pragma once
 #include <cstring>
@@ -11,12 +12,14 @@
 
 namespace weir::tests {
 
-// What a capture keeps must be right whenever its graph is launched: all that the program relies on inside is an order made inside,
-// or a wait that weir answered with "ok", which can only mean "complete". Everything else is ordered at the launch.
+// What a capture keeps must be right whenever its graph is launched: all that the program relies on inside is
+// an order made inside, or a wait that weir answered with "ok", which can only mean "complete".
+// Everything else is ordered at the launch.
 // Requires: its machine is made with a checker before it, as programs.h has it.
 class captures_among_threads {
  public:
-  explicit captures_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (16 + t.draw(3))}, drawn_policies(t))) {
+  explicit captures_among_threads(trial& t)
+      : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (16 + t.draw(3))}, drawn_policies(t))) {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back({&t.stream(0)});
     t.among_threads(3, 8, [this](int n) {
       own_event mine;
@@ -75,7 +78,7 @@ class captures_among_threads {
     if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
-  // Work on one block ------------------------------------------------------------------------------------------------
+  // Work on one block ---------------------------------------------------------------------------------------
   struct job {
     enum class kind : std::uint8_t { set, add, look } what;
     unsigned char* at;
@@ -93,15 +96,19 @@ class captures_among_threads {
     }
     if (j.what != job::kind::look) std::memset(j.at, j.what == job::kind::set ? j.value : j.at[0] + j.value, j.bytes);
   }
-  void give_job(int s, block const& b, job::kind what, unsigned char value, std::optional<unsigned char> expected, char const* where) {
+  void give_job(int s, block const& b, job::kind what, unsigned char value, std::optional<unsigned char> expected,
+                char const* where) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, what != job::kind::look};
-    must(machine().enqueue(0, line(s).handle(), {&all, 1}, {run, [](void* p) { delete static_cast<job*>(p); }, new job{what, b.at, b.bytes, value, expected, &t_, where}}), "enqueue");
+    must(machine().enqueue(0, line(s).handle(), {&all, 1},
+                           {run, [](void* p) { delete static_cast<job*>(p); },
+                            new job{what, b.at, b.bytes, value, expected, &t_, where}}),
+         "enqueue");
   }
   void write(block const& b, int s) { give_job(s, b, job::kind::set, b.value, {}, ""); }
   void read(block const& b, int s, char const* where) { give_job(s, b, job::kind::look, 0, b.value, where); }
 
-  // Returns: whether it is so. Requires: `after` is entered. A captured stream is fenced by nobody, so what it was given before may stay
-  // out of reach; if weir says that it is ordered, it is.
+  // Returns: whether it is so. Requires: `after` is entered. A captured stream is fenced by nobody, so what
+  // it was given before may stay out of reach; if weir says that it is ordered, it is.
   bool order(int before, int after) {
     if (before == after) return true;
     entered const there(*this, {before});
@@ -138,7 +145,7 @@ class captures_among_threads {
     memory().deallocate(b.at, b.written_on != b.home && t_.coin() ? &line(b.written_on) : nullptr, here::current());
   }
 
-  // Outside of captures -----------------------------------------------------------------------------------------------
+  // Outside of captures -------------------------------------------------------------------------------------
   void step(own_event& mine) {
     int const s = some_line();
     entered const on(*this, {s});
@@ -220,7 +227,7 @@ class captures_among_threads {
     if (entered_it || s.what != driver::code::not_permitted) must(s, what);
   }
 
-  // Captures ----------------------------------------------------------------------------------------------------------
+  // Captures ------------------------------------------------------------------------------------------------
   struct part {  // of a graph, in an order that the capture keeps
     job::kind what;
     std::size_t block;
@@ -253,10 +260,12 @@ class captures_among_threads {
     for (int i = 0, n = 1 + static_cast<int>(t_.draw(2)); i < n; ++i) {
       if (auto b = take()) r.blocks.push_back({std::move(*b)});
     }
-    static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed};
+    static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
+                                                     driver::capture_mode::relaxed};
     t_.say("captures ", s, " with ", r.blocks.size(), " blocks");
     must(machine().begin_capture(0, line(s).handle(), modes[t_.draw(3)]), "begin_capture");
-    if (auto const is = line(s).captured(); !is.ok() || !is.value) t_.fail("a captured stream is not known to be captured");
+    if (auto const is = line(s).captured(); !is.ok() || !is.value)
+      t_.fail("a captured stream is not known to be captured");
     for (int i = 0, n = 2 + static_cast<int>(t_.draw(8)); i < n && !t_.failed(); ++i) step_inside(r, mine);
     for (std::size_t i = r.members.size(); i-- > 1;) {
       int const m = r.members[i];
@@ -316,7 +325,11 @@ class captures_among_threads {
     }
     x.used = true;
     x.written = x.written || p.what != job::kind::look;
-    t_.say("inside, ", m, p.what == job::kind::look ? " reads" : p.what == job::kind::set ? " writes" : " changes", " a block of ", x.b.home);
+    t_.say("inside, ", m,
+           p.what == job::kind::look  ? " reads"
+           : p.what == job::kind::set ? " writes"
+                                      : " changes",
+           " a block of ", x.b.home);
     if (p.what == job::kind::set && t_.coin()) {
       must(machine().fill(0, line(m).handle(), x.b.at, p.value, 1, x.b.bytes), "fill");
     } else {
@@ -334,7 +347,8 @@ class captures_among_threads {
     std::vector<int> users = b->readers;
     users.push_back(b->written_on);
     for (int u : users) {
-      if (std::find(r.members.begin(), r.members.end(), u) != r.members.end()) return give(std::move(*b));  // its own: no question
+      // its own: no question
+      if (std::find(r.members.begin(), r.members.end(), u) != r.members.end()) return give(std::move(*b));
       auto const is = line(m).wait(line(u).now());
       if (is.what != driver::code::not_permitted) must(is, "wait inside for what is outside");
       if (!is.ok()) return give(std::move(*b));
@@ -346,7 +360,8 @@ class captures_among_threads {
   void ask_inside(int m) {
     clock::stamp const s = line(m).now();
     auto const refused = [&](driver::status is, char const* what) {
-      if (is.what != driver::code::not_permitted) t_.fail(std::string(what) + " of a captured stream answered " + std::string(driver::name_of(is.what)));
+      if (is.what != driver::code::not_permitted)
+        t_.fail(std::string(what) + " of a captured stream answered " + std::string(driver::name_of(is.what)));
     };
     switch (t_.draw(4)) {
       case 0: return refused(line(m).fence().is, "fence");
@@ -356,14 +371,15 @@ class captures_among_threads {
         return;
       case 3:
         try {
-          memory().deallocate(memory().allocate(line(m), t_.draw(2) ? 64 : 20'000, 0, here::current()), nullptr, here::current());
+          memory().deallocate(memory().allocate(line(m), t_.draw(2) ? 64 : 20'000, 0, here::current()), nullptr,
+                              here::current());
           t_.fail("memory was to be had on a captured stream");
         } catch (invalid_use const&) {
         }
     }
   }
 
-  // Launches ----------------------------------------------------------------------------------------------------------
+  // Launches ------------------------------------------------------------------------------------------------
   void launch_all(recording& r, driver::graph_handle graph, own_event& mine) {
     auto const made = machine().instantiate(0, graph);
     must(made.is, "instantiate");

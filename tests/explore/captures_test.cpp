@@ -1,4 +1,5 @@
-// Captures among host threads: graphs are right whenever and wherever they are launched, and nobody beside spoils a capture.
+// Captures among host threads: graphs are right whenever and wherever they are launched,
+// and nobody beside spoils a capture.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 

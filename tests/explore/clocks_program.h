@@ -1,5 +1,6 @@
-// The clocks among threads: stamps taken, fences recorded, waits and polls at the same time as others do the same. Whenever the
-// clocks say "ordered" or "complete", the ledger of what reached the machine must have a path; what they promise to know, they must say.
+// The clocks among threads: stamps taken, fences recorded, waits and polls at the same time as others do the
+// same. Whenever the clocks say "ordered" or "complete", the ledger of what reached the machine must have a
+// path; what they promise to know, they must say.
 // Threads: those of a run.
 #pragma once
 #include "tests/explore/explore.h"
@@ -17,8 +18,12 @@ inline ledger& ledger_of(driver::driver& m) {
 // Requires: its machines are made with a ledger before them, as programs.h has it.
 class clocks_among_threads {
  public:
-  explicit clocks_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1 + static_cast<int>(t.draw(2)), .memory = 1_MiB})), book_(ledger_of(t.machine())) {
-    for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back(&t.stream(i % bench_.core.device_count()));
+  explicit clocks_among_threads(trial& t)
+      : t_(t),
+        bench_(t.bench({.devices = 1 + static_cast<int>(t.draw(2)), .memory = 1_MiB})),
+        book_(ledger_of(t.machine())) {
+    for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i)
+      lines_.push_back(&t.stream(i % bench_.core.device_count()));
     t.among_threads(2, 12, [this](int n) {
       for (int k = 0; k < n && !t_.failed(); ++k) step();
     });
@@ -127,10 +132,12 @@ class clocks_among_threads {
       std::size_t const k = t_.draw(static_cast<std::uint32_t>(stamps_.size())), i = some_line();
       taken const x = stamps_[k];
       if (lines_[i]->covers(x.s) && !book_.ordered(x.tail, lines_[i]->handle())) {
-        t_.fail("stream " + std::to_string(i) + " is said to be behind stamp " + std::to_string(k) + " of stream " + std::to_string(x.stream) + ", and is not");
+        t_.fail("stream " + std::to_string(i) + " is said to be behind stamp " + std::to_string(k) + " of stream " +
+                std::to_string(x.stream) + ", and is not");
       }
       if (bench_.clocks().complete(x.s) && !book_.complete(x.tail)) {
-        t_.fail("stamp " + std::to_string(k) + " of stream " + std::to_string(x.stream) + " is said to be complete, and nobody saw that");
+        t_.fail("stamp " + std::to_string(k) + " of stream " + std::to_string(x.stream) +
+                " is said to be complete, and nobody saw that");
       }
     }
   }
@@ -138,7 +145,8 @@ class clocks_among_threads {
   void end() {
     for (std::size_t k = 0; k < stamps_.size(); ++k) {
       clock::stamp const s = stamps_[k].s;
-      if (!bench_.clocks().synchronize(s).ok() || !bench_.clocks().complete(s)) t_.fail("in the end stamp " + std::to_string(k) + " is not complete");
+      if (!bench_.clocks().synchronize(s).ok() || !bench_.clocks().complete(s))
+        t_.fail("in the end stamp " + std::to_string(k) + " is not complete");
     }
     check();
     for (auto const& w : bench_.clocks().validate()) t_.fail(w);

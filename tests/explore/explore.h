@@ -1,8 +1,10 @@
-// Exploring: one body, many runs; each run has its own order of host threads, streams and answers, and all of it from one tape.
+// Exploring: one body, many runs; each run has its own order of host threads,
+// streams and answers, and all of it from one tape.
 // Threads: the caller's, which is the first thread of each run's machine; all of a run share a processor.
 //
-// Seeds as tests/support/seeds.h says. WEIR_TEST_TAPE=file: that tape alone. Tapes under tests/tapes/ run first, by every count.
-// A run that fails is recorded, shrunk and written to a file; who mends the defect commits that file under tests/tapes/.
+// Seeds as tests/support/seeds.h says. WEIR_TEST_TAPE=file: that tape alone. Tapes under tests/tapes/ run
+// first, by every count. A run that fails is recorded, shrunk and written to a file; who mends the defect
+// commits that file under tests/tapes/.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,13 +20,13 @@ class trial;
 using body = std::function<void(trial&)>;
 
 struct explore_options {
-  std::string name;                                    // of the program, and its tapes': NAME.tape, NAME-anything.tape
+  std::string name;                               // of the program, and its tapes': NAME.tape, NAME-anything.tape
   std::uint64_t runs = 1000;
-  std::uint64_t part = 0, parts = 1;                   // of the seeds; tapes are the first part's
-  simulated like{.devices = 1, .memory = 1_MiB};       // of machines that the body does not choose; they are always seeded
+  std::uint64_t part = 0, parts = 1;              // of the seeds; tapes are the first part's
+  simulated like{.devices = 1, .memory = 1_MiB};  // of machines that the body does not choose; they are always seeded
   options with{};
-  std::uint64_t shrink_runs = 1000;                    // at most, to make a failing tape shorter
-  std::size_t depth = 64;                              // explore_all: choices beyond these are not tried in turn, but 0
+  std::uint64_t shrink_runs = 1000;               // at most, to make a failing tape shorter
+  std::size_t depth = 64;                         // explore_all: choices beyond these are not tried in turn, but 0
   // In front of each machine: a checker, a ledger, a planted defect. None: the machine itself.
   std::function<std::unique_ptr<driver::driver>(std::unique_ptr<driver::driver>)> around{};
   std::function<void(trial&)> judge{};                 // at the end of a body, before its machine ends
@@ -40,7 +42,8 @@ class trial {
   driver::sim::tape& tape() noexcept { return tape_; }
   std::uint32_t draw(std::uint32_t n) { return tape_.draw(n); }      // one of 0 … n - 1, 0 the simplest
   bool coin(std::uint32_t percent = 50) { return tape_.coin(percent); }
-  // What was drawn was the program, and the machine comes now: explore_answers() tries all that is drawn from here on.
+  // What was drawn was the program, and the machine comes now:
+  // explore_answers() tries all that is drawn from here on.
   void program_ends();
 
   memory_bench& bench();                               // made at first use, of options.like
@@ -50,16 +53,17 @@ class trial {
   clock::timeline& stream(int device);                 // of weir's own, until the end of the run
 
   void spawn(std::string name, std::function<void()>);  // a host thread; what it throws fails the run
-  // Two threads or three, each with a number of steps from `least` on, `kinds` of them, as the tape has it; and their end.
+  // Two threads or three, each with a number of steps from `least` on, `kinds` of them,
+  // as the tape has it; and their end.
   void among_threads(int least, std::uint64_t kinds, std::function<void(int steps)> const& body);
-  void join();                                         // all that was spawned ends; done by the end of the body if not before
+  void join();  // all that was spawned ends; done by the end of the body if not before
 
   void fail(std::string what);                         // the first counts
   bool failed() const noexcept { return !wrong_.empty(); }
   template <class... Words>
   void say(Words const&... words);                     // WEIR_TEST_TRACE=1: what the run does
 
-  std::string finish();                                // ends threads and machine. Returns: what is wrong; empty: nothing
+  std::string finish();  // ends threads and machine. Returns: what is wrong; empty: nothing
 
  private:
   friend struct explorer;
@@ -103,20 +107,21 @@ struct found {                                         // by a search
 found search(explore_options const&, body const&);
 // The test: a run that fails is a failure that says how to replay it. Returns: runs made.
 std::uint64_t explore(explore_options const&, body const&);
-// Every tape in turn, depth first, up to options.runs of them: a failure as above. Returns: runs made; fails when that was not all.
+// Every tape in turn, depth first, up to options.runs of them:
+// a failure as above. Returns: runs made; fails when that was not all.
 std::uint64_t explore_all(explore_options const&, body const&);
-// As many programs as WEIR_TEST_SEEDS says, by seed; of each, every answer and switch after program_ends(). A program with more
-// than `most` of them is left when so many were tried. Returns: runs made.
+// As many programs as WEIR_TEST_SEEDS says, by seed; of each, every answer and switch after program_ends(). A
+// program with more than `most` of them is left when so many were tried. Returns: runs made.
 std::uint64_t explore_answers(explore_options const&, std::uint64_t most, body const&);
 
 // A tape as a file.
 struct tape_file {
   std::string program;
   std::uint64_t seed = 0;
-  std::optional<std::uint64_t> hash{};                 // of the run; checked where the points are this build's. None: any
-  bool atomics = false;                                // threads were switched at atomics too
+  std::optional<std::uint64_t> hash{};  // of the run; checked where the points are this build's. None: any
+  bool atomics = false;                 // threads were switched at atomics too
   driver::sim::tape::numbers draws{};
-  std::string what{};                                  // failed when it was written; words for the reader
+  std::string what{};                   // failed when it was written; words for the reader
 
   std::string text() const;
   static tape_file parse(std::string const& text);     // Throws: std::runtime_error naming the line
@@ -131,7 +136,9 @@ inline constexpr bool points_at_atomics =
     false;
 #endif
 
-// Fewer draws, then smaller ones, for as long as `fails` says so of them; at most so many times. Ensures: the result fails.
-driver::sim::tape::numbers shrink(driver::sim::tape::numbers, std::uint64_t most, std::function<bool(driver::sim::tape::numbers&)> const& fails);
+// Fewer draws, then smaller ones, for as long as `fails` says so of them;
+// at most so many times. Ensures: the result fails.
+driver::sim::tape::numbers shrink(driver::sim::tape::numbers, std::uint64_t most,
+                                  std::function<bool(driver::sim::tape::numbers&)> const& fails);
 
 }  // namespace weir::tests

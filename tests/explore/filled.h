@@ -1,4 +1,5 @@
-// Work of random programs: a block is filled with one value on a stream, or looked at there whether it still holds it.
+// Work of random programs: a block is filled with one value on a stream,
+// or looked at there whether it still holds it.
 // Threads: any; the work runs where the machine runs it.
 #pragma once
 #include <cstring>
@@ -10,7 +11,8 @@ namespace weir::tests {
 enum class filled : std::uint8_t { now, still };
 
 // otherwise: what the run fails with when it no longer is.
-inline void give_filled(trial& t, clock::timeline& line, filled how, void* p, std::size_t bytes, unsigned char value, char const* otherwise = "somebody wrote into a block in use") {
+inline void give_filled(trial& t, clock::timeline& line, filled how, void* p, std::size_t bytes, unsigned char value,
+                        char const* otherwise = "somebody wrote into a block in use") {
   struct job {
     trial* t;
     unsigned char* at;
@@ -27,9 +29,11 @@ inline void give_filled(trial& t, clock::timeline& line, filled how, void* p, st
     auto const& j = *static_cast<job*>(x);
     if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail(j.otherwise);
   };
-  driver::work const w{how == filled::now ? static_cast<void (*)(void*)>(write) : look, [](void* x) { delete static_cast<job*>(x); },
+  driver::work const w{how == filled::now ? static_cast<void (*)(void*)>(write) : look,
+                       [](void* x) { delete static_cast<job*>(x); },
                        new job{&t, static_cast<unsigned char*>(p), bytes, value, otherwise}};
-  if (auto const s = t.machine().enqueue(line.device(), line.handle(), {&all, 1}, w); !s.ok()) t.fail("enqueue answered " + std::string(driver::name_of(s.what)));
+  if (auto const s = t.machine().enqueue(line.device(), line.handle(), {&all, 1}, w); !s.ok())
+    t.fail("enqueue answered " + std::string(driver::name_of(s.what)));
 }
 
 }  // namespace weir::tests

@@ -1,4 +1,5 @@
-// What explores is itself looked at: it finds what is planted, says where, makes it short, and replays it to the same hash.
+// What explores is itself looked at: it finds what is planted, says where, makes it short,
+// and replays it to the same hash.
 // Threads: those of each run.
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -23,7 +24,8 @@ TEST(tape, gives_the_simplest_choices_after_the_last_one_given) {
   EXPECT_EQ(t.draw(1), 0u);
   EXPECT_EQ(t.weighted({1, 2, 3}), 0u);
   EXPECT_FALSE(t.coin(99));
-  EXPECT_EQ(t.written(), (std::vector<tape::choice>{{3, 5}, {1, 2}, {3, 4}, {0, 3}, {0, 2}})) << "one out of one is no choice";
+  EXPECT_EQ(t.written(), (std::vector<tape::choice>{{3, 5}, {1, 2}, {3, 4}, {0, 3}, {0, 2}}))
+      << "one out of one is no choice";
 }
 
 TEST(tape, of_a_seed_keeps_its_weights_and_replays_from_what_was_written) {
@@ -64,7 +66,8 @@ TEST(tape, as_a_file_comes_back_and_says_what_is_wrong_with_it) {
   EXPECT_EQ(why(""), "no tape: the first line is not \"weir tape 1\"");
   EXPECT_EQ(why("weir tape 1\nprogram p\ncolour red\n"), "no tape: a line begins with \"colour\"");
   EXPECT_EQ(why("weir tape 1\nprogram p\ndraws 3\n1 2\n"), "no tape: 3 draws are announced, 2 are there");
-  EXPECT_EQ(why("weir tape 1\nprogram p\npoints everywhere\n"), "no tape: points at \"everywhere\", neither locks nor atomics");
+  EXPECT_EQ(why("weir tape 1\nprogram p\npoints everywhere\n"),
+            "no tape: points at \"everywhere\", neither locks nor atomics");
   EXPECT_EQ(why("weir tape 1\nseed 3\n"), "no tape: no program is named");
 }
 
@@ -126,7 +129,8 @@ class with_tape {
   }
 
  private:
-  std::string path_ = (std::filesystem::temp_directory_path() / ("weir-harness-" + std::to_string(::getpid()) + ".tape")).string();
+  std::string path_ =
+      (std::filesystem::temp_directory_path() / ("weir-harness-" + std::to_string(::getpid()) + ".tape")).string();
 };
 
 TEST(explore, a_tape_that_takes_another_course_than_when_written_is_a_failure) {
@@ -143,7 +147,9 @@ TEST(explore, a_tape_that_takes_another_course_than_when_written_is_a_failure) {
     EXPECT_EQ(tests::explore(o, body), 0u) << "that tape alone";
   }
   with_tape const other({"harmless", 3, t.hash(), tests::points_at_atomics, {5}});
-  EXPECT_NONFATAL_FAILURE(tests::explore({.name = "harmless"}, [](trial& r) { r.machine().open(static_cast<int>(r.draw(1))), r.draw(9); }), "took another course");
+  EXPECT_NONFATAL_FAILURE(
+      tests::explore({.name = "harmless"}, [](trial& r) { r.machine().open(static_cast<int>(r.draw(1))), r.draw(9); }),
+      "took another course");
 }
 
 TEST(explore, all_is_every_tape_once) {
@@ -191,7 +197,9 @@ TEST(explore, a_machine_that_keeps_something_and_a_stuck_thread_fail_their_run) 
     t.spawn("a", [] { base::lock_guard wanted(m); });
     t.join();
   });
-  EXPECT_EQ(stuck.what, "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits for lock 1, which thread 0 (main) holds");
+  EXPECT_EQ(stuck.what,
+            "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits for lock 1, which thread 0 "
+            "(main) holds");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Several host threads, streams and devices: blocks are taken, written, marked, handed from thread to thread, copied and given back,
-// and every byte is checked when a stream gets there.
+// Several host threads, streams and devices: blocks are taken, written, marked, handed from thread to thread,
+// copied and given back, and every byte is checked when a stream gets there.
 // Threads: those of a run.
 #pragma once
 #include <cstring>
@@ -50,15 +50,19 @@ class memory_among_threads {
     unsigned char value;
     char const* where;
   };
-  void write(block const& b, int s) { must(bench_.machine().fill(device_of(s), line(s).handle(), b.at, b.value, 1, b.bytes), "fill"); }
+  void write(block const& b, int s) {
+    must(bench_.machine().fill(device_of(s), line(s).handle(), b.at, b.value, 1, b.bytes), "fill");
+  }
   void read(block const& b, int s, char const* where) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
-    must(bench_.machine().enqueue(device_of(s), line(s).handle(), {&all, 1},
-                                  {[](void* p) {
-                                     auto const& l = *static_cast<look*>(p);
-                                     if (l.at[0] != l.value || std::memcmp(l.at, l.at + 1, l.bytes - 1) != 0) l.t->fail(std::string("somebody wrote into a block in use, seen ") + l.where);
-                                   },
-                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b.at, b.bytes, b.value, where}}),
+    must(bench_.machine().enqueue(
+             device_of(s), line(s).handle(), {&all, 1},
+             {[](void* p) {
+                auto const& l = *static_cast<look*>(p);
+                if (l.at[0] != l.value || std::memcmp(l.at, l.at + 1, l.bytes - 1) != 0)
+                  l.t->fail(std::string("somebody wrote into a block in use, seen ") + l.where);
+              },
+              [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b.at, b.bytes, b.value, where}}),
          "enqueue");
   }
   void order(int before, int after) {
@@ -105,7 +109,8 @@ class memory_among_threads {
             read(*b, b->home, "before its free");
           }
           clock::timeline* const user = b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr;
-          if (!user || !memory::quick_deallocate_used(user, b->at)) on(device_of(b->home)).deallocate(b->at, user, here::current());
+          if (!user || !memory::quick_deallocate_used(user, b->at))
+            on(device_of(b->home)).deallocate(b->at, user, here::current());
         }
         break;
       }
@@ -153,7 +158,8 @@ class memory_among_threads {
       t_.say("copies a block of ", from->home, " to ", s);
       on(here_is).mark(from->at, line(s), here::current());
       order(from->written_on, s);
-      must(bench_.machine().copy_peer(there, line(s).handle(), to->at, there, from->at, here_is, from->bytes), "copy_peer");
+      must(bench_.machine().copy_peer(there, line(s).handle(), to->at, there, from->at, here_is, from->bytes),
+           "copy_peer");
       to->value = from->value;
       from->readers.push_back(s);
       give(std::move(*to));
@@ -174,7 +180,8 @@ class memory_among_threads {
       on(d).empty_cache();
       auto const s = on(d).statistics();
       if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {
-        t_.fail("after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved");
+        t_.fail("after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) +
+                " B stay reserved");
       }
     }
     check("after all was freed");

@@ -1,4 +1,5 @@
-// Memory among host threads, streams and devices: every byte of every block is its owner's, under every order that a tape can say.
+// Memory among host threads, streams and devices:
+// every byte of every block is its owner's, under every order that a tape can say.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -11,7 +12,8 @@ constexpr std::uint64_t parts = 4;  // so that processors share them
 class explore_memory : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(explore_memory, among_threads_every_byte_of_every_block_is_its_owners) {
-  tests::explore_program("memory_among_threads", tests::points_at_atomics ? 5000 : 14'000, GetParam(), parts);  // with a point at each atomic a run takes longer, and says more
+  // with a point at each atomic a run takes longer, and says more
+  tests::explore_program("memory_among_threads", tests::points_at_atomics ? 5000 : 14'000, GetParam(), parts);
 }
 INSTANTIATE_TEST_SUITE_P(seeds, explore_memory, ::testing::Range<std::uint64_t>(0, parts));
 

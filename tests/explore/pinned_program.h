@@ -1,5 +1,5 @@
-// Threads that take pinned blocks, copy from and into them by the short way, and free them, each other's too, while there is room for
-// just so many and unused pages go after a while.
+// Threads that take pinned blocks, copy from and into them by the short way, and free them, each other's too,
+// while there is room for just so many and unused pages go after a while.
 // Threads: those of each run.
 #pragma once
 #include <cstring>
@@ -15,7 +15,8 @@ class pinned_among_threads {
  public:
   explicit pinned_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)), alike_(t.coin(60)) {
     weir::options o;
-    // With one in the slot nobody need ever go without. Of 2 MiB the first one takes all, and has room for the others.
+    // With one in the slot nobody need ever go without.
+    // Of 2 MiB the first one takes all, and has room for the others.
     o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
     bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
     pool_ = &bench_->core.part<streams::pinned_memory>();
@@ -26,7 +27,8 @@ class pinned_among_threads {
   void run() {
     for (int k = 0; k < threads_; ++k) {
       t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, k, n = 2 + t_.draw(6)] {
-        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i) step(static_cast<unsigned char>(1 + k * 80 + static_cast<int>(i) * 8));
+        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i)
+          step(static_cast<unsigned char>(1 + k * 80 + static_cast<int>(i) * 8));
       });
     }
     t_.join();
@@ -37,7 +39,8 @@ class pinned_among_threads {
     }
     (void)pool_->trim();
     auto const n = pool_->statistics();
-    if (n.allocation.all.current != 0 || n.reserved_bytes.all.current != 0) t_.fail("pages or blocks are left: " + std::to_string(n.reserved_bytes.all.current) + " B");
+    if (n.allocation.all.current != 0 || n.reserved_bytes.all.current != 0)
+      t_.fail("pages or blocks are left: " + std::to_string(n.reserved_bytes.all.current) + " B");
     for (auto const& what : pool_->validate()) t_.fail(what);
   }
 
@@ -69,7 +72,8 @@ class pinned_among_threads {
   void copy(clock::timeline& line, void* to, void const* from, std::size_t bytes) {
     peer::short_way way;
     if (!way.find(bench_->core, &line, {to, from, bytes}, here::current())) return t_.fail("no case of the short way");
-    if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok()) t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
+    if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok())
+      t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

@@ -24,7 +24,8 @@ class pool_among_threads {
   void run() {
     for (int k = 0; k < threads_; ++k) {
       t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, k, n = keeps_ ? 1 : 3 + t_.draw(8)] {
-        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i) step(*lines_[static_cast<std::size_t>(k)], static_cast<unsigned char>(1 + k * 60 + static_cast<int>(i)));
+        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i)
+          step(*lines_[static_cast<std::size_t>(k)], static_cast<unsigned char>(1 + k * 60 + static_cast<int>(i)));
       });
     }
     t_.join();
@@ -48,7 +49,8 @@ class pool_among_threads {
     try {
       b = peer::pool_books::allocate(pool_, line, bytes, here::current());
     } catch (out_of_memory const& e) {
-      // Each has one at most, and what was given back is waited for: of one handle for all a block may leave no hole that is wide enough.
+      // Each has one at most, and what was given back is waited for:
+      // of one handle for all a block may leave no hole that is wide enough.
       if (keeps_ || apart_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }

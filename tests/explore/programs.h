@@ -1,4 +1,5 @@
-// The programs that tapes are kept of, by name: a tape of one is replayed by its test, and by the prover under planted defects.
+// The programs that tapes are kept of, by name:
+// a tape of one is replayed by its test, and by the prover under planted defects.
 // Threads: each program's own.
 #pragma once
 #include <stdexcept>
@@ -28,11 +29,13 @@ struct explored {
   explore_options options() const {
     explore_options o;
     o.name = name;
-    if (how == watched::by_a_ledger) o.around = [](std::unique_ptr<driver::driver> m) { return std::make_unique<ledger>(std::move(m)); };
+    if (how == watched::by_a_ledger)
+      o.around = [](std::unique_ptr<driver::driver> m) { return std::make_unique<ledger>(std::move(m)); };
     if (how == watched::by_a_checker) {
       o.around = [](std::unique_ptr<driver::driver> m) { return driver::check::wrap(std::move(m)).machine; };
       o.judge = [](trial& t) {
-        for (auto const& f : driver::check::control_of(t.machine())->findings()) t.fail("the checker: " + std::string(driver::check::name_of(f.what)) + ": " + f.text);
+        for (auto const& f : driver::check::control_of(t.machine())->findings())
+          t.fail("the checker: " + std::string(driver::check::name_of(f.what)) + ": " + f.text);
       };
     }
     return o;
@@ -67,7 +70,8 @@ inline explored const& explored_program(std::string_view name) {
 }
 
 // The test: so many runs by seed, after its tapes.
-inline std::uint64_t explore_program(std::string_view name, std::uint64_t runs, std::uint64_t part = 0, std::uint64_t parts = 1) {
+inline std::uint64_t explore_program(std::string_view name, std::uint64_t runs, std::uint64_t part = 0,
+                                     std::uint64_t parts = 1) {
   auto const& p = explored_program(name);
   auto o = p.options();
   o.runs = runs, o.part = part, o.parts = parts;
@@ -90,10 +94,16 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   auto const says = [&](char const* words) { return wrong.find(words) != std::string::npos; };
   bool const stray = says("stray") || says("device lost") || says("the device is lost");
   bool const order = says("must be known") || says("is said to be") || says("is not known");
-  bool const refused = says("spoiled") || says("captured stream") || says("answered not permitted") || says("memory is refused");
+  bool const refused =
+      says("spoiled") || says("captured stream") || says("answered not permitted") || says("memory is refused");
   if (says("the checker: ")) v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
   if (refused) v.note(check::answers, wrong);
-  v.note(stray ? check::stray : order ? check::order : says("somebody wrote") ? check::bytes : says("stuck") || says("waits for") ? check::stuck : check::invariants, wrong);
+  v.note(stray                                ? check::stray
+         : order                              ? check::order
+         : says("somebody wrote")             ? check::bytes
+         : says("stuck") || says("waits for") ? check::stuck
+                                              : check::invariants,
+         wrong);
   return v;
 }
 

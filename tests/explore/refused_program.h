@@ -1,5 +1,6 @@
-// Threads that take, write and give back device memory while calls of its driver are refused: program, schedule and refusals are of one
-// tape. Whoever is refused hears it as an error of weir's, nobody's bytes are touched, and afterwards all memory is there again.
+// Threads that take, write and give back device memory while calls of its driver are refused: program,
+// schedule and refusals are of one tape. Whoever is refused hears it as an error of weir's, nobody's bytes
+// are touched, and afterwards all memory is there again.
 // Threads: those of each run.
 #pragma once
 #include <algorithm>
@@ -35,7 +36,9 @@ class refused_among_threads {
     try {
       while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, here::current()));
     } catch (out_of_memory const&) {}
-    if (all.size() != pages_) t_.fail("of " + std::to_string(pages_) + " pages there are " + std::to_string(all.size()) + " when nothing is refused any more");
+    if (all.size() != pages_)
+      t_.fail("of " + std::to_string(pages_) + " pages there are " + std::to_string(all.size()) +
+              " when nothing is refused any more");
     for (void* p : all) device.deallocate(p, nullptr, here::current());
   }
 
@@ -46,12 +49,16 @@ class refused_among_threads {
 
   // Of those that weir alone makes here: so many calls from the k-th on.
   void refuse_some() {
-    static constexpr std::array<std::string_view, 10> names{"create", "map", "grant", "unmap", "release", "create_segment", "create_event", "record", "query_event", "wait"};
+    static constexpr std::array<std::string_view, 10> names{
+        "create",         "map",          "grant",  "unmap",       "release",
+        "create_segment", "create_event", "record", "query_event", "wait"};
     static constexpr std::array codes{driver::code::out_of_memory, driver::code::failed};
     auto const name = names[t_.draw(names.size())];
     auto const with = codes[t_.draw(codes.size())];
-    auto const number = std::find(driver::call_names.begin(), driver::call_names.end(), name) - driver::call_names.begin();
-    driver::faulty_of(t_.machine())->refuse({.of = static_cast<driver::call>(number), .k = 1 + t_.draw(4), .with = with, .more = t_.draw(4)});
+    auto const number =
+        std::find(driver::call_names.begin(), driver::call_names.end(), name) - driver::call_names.begin();
+    driver::faulty_of(t_.machine())
+        ->refuse({.of = static_cast<driver::call>(number), .k = 1 + t_.draw(4), .with = with, .more = t_.draw(4)});
     t_.say(std::string(name), " is refused");
   }
 

@@ -1,5 +1,5 @@
-// Threads that take, write and give back device memory while there is just enough of it for all of them: none may ever go without,
-// and nobody else writes what one has.
+// Threads that take, write and give back device memory while there is just enough of it for all of them: none
+// may ever go without, and nobody else writes what one has.
 // Threads: those of each run.
 #pragma once
 #include <vector>
@@ -8,16 +8,22 @@
 
 namespace weir::tests {
 
-// Each holds one block at a time, which fits into its share of the device, but on streams of its own: what one has cached, another
-// needs, and where pages are mapped all of it can be had back. So it can where they are not, if all blocks are alike: a segment that
-// holds one has room for any other. Where they differ, a small one keeps a large segment from those who need it whole.
+// Each holds one block at a time, which fits into its share of the device, but on streams of its own: what
+// one has cached, another needs, and where pages are mapped all of it can be had back. So it can where they
+// are not, if all blocks are alike: a segment that holds one has room for any other. Where they differ, a
+// small one keeps a large segment from those who need it whole.
 class short_among_threads {
  public:
-  explicit short_among_threads(trial& t) : t_(t), threads_(2 + static_cast<int>(t.draw(2))), maps_(t.coin(80)), alike_(!maps_ && t.coin(60)) {
+  explicit short_among_threads(trial& t)
+      : t_(t), threads_(2 + static_cast<int>(t.draw(2))), maps_(t.coin(80)), alike_(!maps_ && t.coin(60)) {
     bool const one_has_most = !alike_ && t.coin(70);  // then a page that another one has on its way is missed at once
     std::size_t room = 0;
     for (int k = 0; k < threads_; ++k) {
-      lanes_.push_back({{}, one_has_most && k > 0 ? 6 + t.draw(12) : 1 + t.draw(8), !one_has_most ? share : k > 0 ? page : (1 + t.draw(3)) * page});
+      lanes_.push_back({{},
+                        one_has_most && k > 0 ? 6 + t.draw(12) : 1 + t.draw(8),
+                        !one_has_most ? share
+                        : k > 0       ? page
+                                      : (1 + t.draw(3)) * page});
       room += lanes_.back().share;
     }
     bool const by_limit = t.coin();
@@ -32,7 +38,8 @@ class short_among_threads {
     char name = 'a';
     for (lane const& mine : lanes_) {
       t_.spawn(std::string(1, name), [this, &mine, first = static_cast<unsigned char>(name)] {
-        for (std::uint32_t i = 0; i < mine.steps && !t_.failed(); ++i) step(mine, static_cast<unsigned char>(first + 3 * i));
+        for (std::uint32_t i = 0; i < mine.steps && !t_.failed(); ++i)
+          step(mine, static_cast<unsigned char>(first + 3 * i));
       });
       ++name;
     }

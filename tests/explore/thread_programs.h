@@ -11,7 +11,8 @@
 
 namespace weir::tests {
 
-// A crew of two, two threads that submit, finish and cancel whole tasks and such in pieces: every byte arrives, and everybody comes back.
+// A crew of two, two threads that submit, finish and cancel whole tasks and such in pieces: every byte
+// arrives, and everybody comes back.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
   auto crew = std::make_shared<streams::copy_crew>(2);
@@ -27,7 +28,8 @@ inline void crew_among_threads(trial& t) {
         crew->submit(task);
         bool const wanted = t.draw(4) != 0;
         wanted ? crew->finish(task) : crew->cancel(task);
-        if (wanted && std::memcmp(from, to, sizeof from) != 0) t.fail("somebody wrote other bytes than the crew was given");
+        if (wanted && std::memcmp(from, to, sizeof from) != 0)
+          t.fail("somebody wrote other bytes than the crew was given");
       }
     });
   }
@@ -35,7 +37,8 @@ inline void crew_among_threads(trial& t) {
   crew->stop();
 }
 
-// One thread takes, writes and gives back on its stream; another takes on its own what that left, writes and reads it.
+// One thread takes, writes and gives back on its stream;
+// another takes on its own what that left, writes and reads it.
 inline void memory_given_back_among_threads(trial& t) {
   auto& bench = t.bench({.devices = 1, .memory = 512 << 10});
   clock::timeline* const lines[] = {&t.stream(0), &t.stream(0)};
@@ -83,8 +86,8 @@ inline void knowledge_among_threads(trial& t) {
   }
 }
 
-// Threads write down where blocks begin and end, each other's too, and one gathers what they wrote: it never sees an end
-// whose beginning is not there yet, though logs are read one after the other.
+// Threads write down where blocks begin and end, each other's too, and one gathers what they wrote: it never
+// sees an end whose beginning is not there yet, though logs are read one after the other.
 inline void history_among_threads(trial& t) {
   (void)t.bench();
   constexpr std::uint32_t of = 4'000'000'000;  // no runtime has this number
@@ -126,7 +129,9 @@ inline void history_among_threads(trial& t) {
   std::map<std::uintptr_t, std::pair<int, int>> seen;  // beginnings, ends
   for (auto const& e : book.events(of, 0)) ++(e.what == observe::action::alloc ? seen[e.at].first : seen[e.at].second);
   for (std::uintptr_t at = 1, newest = all.lock()->newest; at <= newest; ++at) {
-    if (seen[at] != std::pair(1, 1)) t.fail("the history has " + std::to_string(seen[at].first) + " beginnings and " + std::to_string(seen[at].second) + " ends of one block");
+    if (seen[at] != std::pair(1, 1))
+      t.fail("the history has " + std::to_string(seen[at].first) + " beginnings and " +
+             std::to_string(seen[at].second) + " ends of one block");
   }
 }
 

@@ -1,5 +1,6 @@
-// Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and for good.
-// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and
+// for good. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more;
+// WEIR_TEST_SEED=s tries that one again.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -45,30 +46,35 @@ TEST_P(failing_calls, leave_everything_whole_and_the_scenario_then_runs) {
     std::uint64_t const mode = failures.index() % 3;
     std::uint64_t index = failures.index() / 3;
     auto const& calls = e[0].calls;
-    for (f.call.k = 1; index >= codes_of(calls[f.call.k - 1]).size(); ++f.call.k) index -= codes_of(calls[f.call.k - 1]).size();
+    for (f.call.k = 1; index >= codes_of(calls[f.call.k - 1]).size(); ++f.call.k)
+      index -= codes_of(calls[f.call.k - 1]).size();
     f.call.with = codes_of(calls[f.call.k - 1])[index];
     f.call.more = mode == 0 ? 0 : mode == 1 ? without_end : 1 + failures.seed() % 4;
     std::string const wrong = try_again(s, f, e[f.seed - 1], counts);
-    ASSERT_EQ(wrong, "") << f.text() << " (" << driver::name_of(calls[f.call.k - 1]) << "); replay with WEIR_TEST_SEED=" << failures.seed();
+    ASSERT_EQ(wrong, "") << f.text() << " (" << driver::name_of(calls[f.call.k - 1])
+                         << "); replay with WEIR_TEST_SEED=" << failures.seed();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
+                         [](auto const& info) { return info.param.name; });
 
-// Once more, with a checker before the driver that refuses: what was refused must not count as done, so nobody is told of a race that
-// is none, or of pages taken from work that never was.
+// Once more, with a checker before the driver that refuses: what was refused must not count as done, so
+// nobody is told of a race that is none, or of pages taken from work that never was.
 std::vector<scenario> looked_on() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
   for (auto& s : all) s.with.check_races = true;
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(checked, failing_calls, ::testing::ValuesIn(looked_on()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(checked, failing_calls, ::testing::ValuesIn(looked_on()),
+                         [](auto const& info) { return info.param.name; });
 
 using row = std::pair<call, std::vector<code>>;
 std::vector<row> table_of_pairs() {
   std::vector<row> all;
   for (std::size_t c = 0; c < driver::call_count; ++c) {
-    if (auto const codes = codes_of(static_cast<call>(c)); !codes.empty()) all.emplace_back(static_cast<call>(c), codes);
+    if (auto const codes = codes_of(static_cast<call>(c)); !codes.empty())
+      all.emplace_back(static_cast<call>(c), codes);
   }
   return all;
 }
@@ -94,10 +100,12 @@ TEST(contracts, every_status_of_every_call_was_injected_in_some_scenario) {
     for (code k : codes) {
       bool const was = counts[static_cast<std::size_t>(c)][static_cast<std::size_t>(k)] > 0;
       injected += was;
-      EXPECT_TRUE(was) << driver::name_of(c) << " never answered " << driver::name_of(k) << ": add a scenario that makes this call";
+      EXPECT_TRUE(was) << driver::name_of(c) << " never answered " << driver::name_of(k)
+                       << ": add a scenario that makes this call";
     }
   }
-  std::printf("injected: %llu pairs of call and status, of %zu calls, in %zu scenarios\n", static_cast<unsigned long long>(injected), table_of_pairs().size(), scenarios().size());
+  std::printf("injected: %llu pairs of call and status, of %zu calls, in %zu scenarios\n",
+              static_cast<unsigned long long>(injected), table_of_pairs().size(), scenarios().size());
 }
 
 // docs/failing-calls.md has the pairs between two marks. WEIR_WRITE_DOCS=1 writes them there.
@@ -117,7 +125,8 @@ TEST(contracts, are_in_the_document) {
   table += "| " + std::to_string(table_of_pairs().size()) + " calls | " + std::to_string(pairs) + " | |\n";
   auto const from = text.find(mark), to = text.rfind(mark);
   ASSERT_TRUE(from != std::string::npos && to > from) << "no two marks in " << path;
-  if (std::getenv("WEIR_WRITE_DOCS")) std::ofstream(path) << text.substr(0, from + mark.size()) + table + text.substr(to);
+  if (std::getenv("WEIR_WRITE_DOCS"))
+    std::ofstream(path) << text.substr(0, from + mark.size()) + table + text.substr(to);
   else EXPECT_EQ(text.substr(from + mark.size(), to - from - mark.size()), table) << "WEIR_WRITE_DOCS=1 writes it";
 }
 

@@ -26,7 +26,8 @@ class leftovers {  // a part of the runtime
     if (!machine_.destroy_graph(g).ok() && graphs_.size() < graphs_.capacity()) graphs_.push_back(g);
   }
   void give_back(executable_handle e) noexcept {
-    if (!machine_.destroy_executable(e).ok() && executables_.size() < executables_.capacity()) executables_.push_back(e);
+    if (!machine_.destroy_executable(e).ok() && executables_.size() < executables_.capacity())
+      executables_.push_back(e);
   }
   void try_again() noexcept {
     std::erase_if(executables_, [&](auto e) { return machine_.destroy_executable(e).ok(); });
@@ -42,7 +43,8 @@ class leftovers {  // a part of the runtime
 class capture {  // under way while it lives
  public:
   capture(runtime::impl& r, stream_ref on) : runtime_(r), line_(streams::line_of(on)) {
-    require(r.machine().begin_capture(0, line_.handle(), driver::capture_mode::global), "begin_capture", "a stream", "", at);
+    require(r.machine().begin_capture(0, line_.handle(), driver::capture_mode::global), "begin_capture", "a stream", "",
+            at);
     open_ = true;
   }
   ~capture() {
@@ -74,7 +76,10 @@ class executable {
   ~executable() {
     if (handle_ != executable_handle::none) runtime_.part<leftovers>().give_back(handle_);
   }
-  void launch(stream_ref on) { require(runtime_.machine().launch_graph(0, streams::line_of(on).handle(), handle_), "launch_graph", "a graph", "", at); }
+  void launch(stream_ref on) {
+    require(runtime_.machine().launch_graph(0, streams::line_of(on).handle(), handle_), "launch_graph", "a graph", "",
+            at);
+  }
 
  private:
   runtime::impl& runtime_;

@@ -1,4 +1,5 @@
-// Programs in which devices work together: every collective, two steps of training, a communicator that is kept too long.
+// Programs in which devices work together:
+// every collective, two steps of training, a communicator that is kept too long.
 // Threads: one plays all ranks.
 #include <array>
 #include <cstdint>
@@ -39,7 +40,9 @@ std::string all_collectives() {
   }
   auto ranks = communicator::in_process(devices(n));
   auto const each = [&](auto give) {
-    for (int d = 0; d < n; ++d) give(ranks[static_cast<std::size_t>(d)], span_of{whole[static_cast<std::size_t>(d)].data(), n * part, int32}, span_of{parts[static_cast<std::size_t>(d)].data(), part, int32});
+    for (int d = 0; d < n; ++d)
+      give(ranks[static_cast<std::size_t>(d)], span_of{whole[static_cast<std::size_t>(d)].data(), n * part, int32},
+           span_of{parts[static_cast<std::size_t>(d)].data(), part, int32});
   };
   each([](auto& rank, span_of all, span_of) { rank.all_reduce(all); });
   each([](auto& rank, span_of all, span_of one) { rank.reduce_scatter(one, all, reduction::max); });
@@ -64,7 +67,8 @@ std::string two_training_steps() {
   std::vector<replica> all;
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
-    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512}), arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
+    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512}),
+                   arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
     auto& shared = all.back().shared;
     shared.add("weight", 8);
     shared.add("bias", 2);
@@ -125,7 +129,8 @@ std::string outlived_by_a_communicator() {
       rank.all_reduce({nothing, 4, float32});
       wrong = "a communicator works on without its runtime";
     } catch (invalid_use const& e) {
-      if (e.operands().find("has ended") == std::string_view::npos) wrong = "a communicator without its runtime says: " + std::string(e.operands());
+      if (e.operands().find("has ended") == std::string_view::npos)
+        wrong = "a communicator without its runtime says: " + std::string(e.operands());
     }
     rank.abort();
   }

@@ -32,7 +32,8 @@ bool refused() noexcept {
 void* take(std::size_t bytes, std::size_t alignment) noexcept {
   if (refused()) return nullptr;
   if (!bytes) bytes = 1;
-  void* const p = alignment ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
+  void* const p =
+      alignment ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
   if (p) blocks.fetch_add(1, std::memory_order_relaxed);
   return p;
 }

@@ -7,7 +7,8 @@ namespace weir::faults::heap {
 
 std::int64_t live() noexcept;  // blocks that were not deleted yet
 
-// The k-th allocation of this thread from now, and `more` after it, throw bad_alloc. k = 1 is the next; 0: none.
+// The k-th allocation of this thread from now, and `more` after it, throw bad_alloc.
+// k = 1 is the next; 0: none.
 void fail(std::uint64_t k, std::uint64_t more) noexcept;
 inline constexpr std::uint64_t without_end = ~std::uint64_t{0};
 // Returns: how many allocations were refused since fail().

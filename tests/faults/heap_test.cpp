@@ -1,6 +1,7 @@
-// Every allocation of the host's heap refused in turn, alone, with a few after it, and for good: nothing ends the process, nothing
-// is lost, and the scenario then runs.
-// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// Every allocation of the host's heap refused in turn, alone, with a few after it, and for good: nothing ends
+// the process, nothing is lost, and the scenario then runs.
+// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more;
+// WEIR_TEST_SEED=s tries that one again.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -32,7 +33,8 @@ namespace {
 struct failing_heap : ::testing::TestWithParam<scenario> {};
 
 TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker allocates inside calls of the driver, and does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker allocates inside calls of the driver, and does not go on without memory";
   scenario const& s = GetParam();
   expectation const e = undisturbed_once_warm(s, 1);
   std::uint64_t const all = 3 * e.allocations;
@@ -48,7 +50,8 @@ TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
+                         [](auto const& info) { return info.param.name; });
 
 // Where the seed switches threads, each switch needs memory: there these do not fail.
 std::vector<scenario> that_wait() {
@@ -61,7 +64,8 @@ std::vector<scenario> that_wait() {
   }
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(with_threads, failing_heap, ::testing::ValuesIn(that_wait()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(with_threads, failing_heap, ::testing::ValuesIn(that_wait()),
+                         [](auto const& info) { return info.param.name; });
 
 // Regression: submit() threw, out of a host function too.
 TEST(a_crew_without_memory, copies_all_that_it_was_given) {
@@ -82,8 +86,8 @@ TEST(a_crew_without_memory, copies_all_that_it_was_given) {
   }
 }
 
-// Regression: what was to become a stream's memory was not freed when its arena had no memory ("three streams left one block of the
-// heap": allocation 66 and 2 after it), for the arena promised not to throw.
+// Regression: what was to become a stream's memory was not freed when its arena had no memory ("three streams
+// left one block of the heap": allocation 66 and 2 after it), for the arena promised not to throw.
 TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
   struct alignas(64) holder {
     memory::arena inside;
@@ -164,7 +168,8 @@ TEST(segments_without_memory, are_dropped_all_the_same) {
   }
 }
 
-// A block that the books of what lies beside the allocators' memory had no memory for is not taken for one that was given back.
+// A block that the books of what lies beside the allocators' memory had no memory for is not taken for one
+// that was given back.
 TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   runtime own(simulated{.devices = 1, .memory = std::size_t{64} << 20});
   observe::memory_beside books(own.get());
@@ -182,7 +187,8 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   EXPECT_EQ(known.bytes, 500u);
 }
 
-// A use of a pinned block that there was no memory to note: nobody can know when it is over, so the block serves nobody any more.
+// A use of a pinned block that there was no memory to note:
+// nobody can know when it is over, so the block serves nobody any more.
 TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed_out_again) {
   enum class noted { all, not_all_streams, not_all_stamps };
   for (noted const how : {noted::all, noted::not_all_streams, noted::not_all_stamps}) {
@@ -213,7 +219,8 @@ TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed
   }
 }
 
-// What notes a block's use by a stream serves for other blocks once that one is given back, which takes no memory.
+// What notes a block's use by a stream serves for other blocks once that one is given back,
+// which takes no memory.
 TEST(uses_of_pinned_blocks, come_back_with_their_blocks_without_memory) {
   tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
@@ -232,8 +239,9 @@ TEST(uses_of_pinned_blocks, come_back_with_their_blocks_without_memory) {
   EXPECT_EQ(heap::live(), once);
 }
 
-// Regression: such a thread gave the baton back and then let go of what it was in its machine: with other load beside it a trial's
-// census saw that ("3 blocks of the heap are left"). Here it runs only when nobody else wants its processor.
+// Regression: such a thread gave the baton back and then let go of what it was in its machine: with other
+// load beside it a trial's census saw that ("3 blocks of the heap are left").
+// Here it runs only when nobody else wants its processor.
 TEST(a_thread_kept_for_another_machine, owns_nothing_of_one_that_has_gone_on_without_it) {
   struct in_turn final : base::relay_choices {
     int next(int now, std::span<int const>) noexcept override { return now; }

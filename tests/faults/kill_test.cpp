@@ -1,6 +1,6 @@
-// A process is killed (SIGKILL) at its k-th call of the driver, of each scenario: it ends as one that was killed does, at once, and of
-// it nothing is left in the system: no file, no memory that has a name, no process. What another process sees of it that
-// shares memory with it: tests/peer/share_kill_test.cpp.
+// A process is killed (SIGKILL) at its k-th call of the driver, of each scenario: it ends as one that was
+// killed does, at once, and of it nothing is left in the system: no file, no memory that has a name, no
+// process. What another process sees of it that shares memory with it: tests/peer/share_kill_test.cpp.
 // Threads: one; the process that is killed has its own.
 // WEIR_TEST_SEEDS=n kills n/48 of each scenario; WEIR_TEST_SEED=s kills that one again.
 #include <fcntl.h>
@@ -86,7 +86,8 @@ std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
   std::vector<char*> environment;
   for (auto& w : words) environment.push_back(w.data());
   environment.push_back(nullptr);
-  char self[] = "/proc/self/exe", filter[] = "--gtest_filter=killed.in_a_process_of_its_own", brief[] = "--gtest_brief=1";
+  char self[] = "/proc/self/exe", filter[] = "--gtest_filter=killed.in_a_process_of_its_own",
+       brief[] = "--gtest_brief=1";
   char* const arguments[] = {self, filter, brief, nullptr};
   posix_spawnattr_t group;
   ::posix_spawnattr_init(&group);
@@ -121,7 +122,8 @@ TEST_P(killed_at, any_call_a_process_leaves_nothing_behind) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(of, killed_at, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, killed_at, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
+                         [](auto const& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace weir::faults

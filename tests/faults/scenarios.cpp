@@ -148,7 +148,8 @@ std::string pinned_blocks() {
 
 std::string staged_both_ways() {
   std::size_t const n = 1'300'000;
-  static std::vector<unsigned char> later(n);  // when nobody can be waited for, bytes may come until the runtime has ended
+  // when nobody can be waited for, bytes may come until the runtime has ended
+  static std::vector<unsigned char> later(n);
   std::vector<unsigned char> from(n), to(n);
   for (std::size_t i = 0; i < n; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 251);
   buffer const there(n);
@@ -175,7 +176,9 @@ std::string peers() {
   auto const add_to_0 = [&](buffer const& b) {
     auto const* const from = b.data<unsigned char>();
     auto* const into = on[0].data<unsigned char>();
-    launch(current_stream(device(0)), {reads(b), updates(on[0])}, [](CUstream_st*) {}, [=] { into[0] = static_cast<unsigned char>(into[0] + from[0]); });
+    launch(
+        current_stream(device(0)), {reads(b), updates(on[0])}, [](CUstream_st*) {},
+        [=] { into[0] = static_cast<unsigned char>(into[0] + from[0]); });
   };
   bool granted = false;
   try {
@@ -209,8 +212,8 @@ std::string peers() {
   return seen;
 }
 
-// Small blocks that threads keep: of two streams, given back by the thread that took them and by another, left behind by one that ends,
-// and taken back from all when memory is short.
+// Small blocks that threads keep: of two streams, given back by the thread that took them and by another,
+// left behind by one that ends, and taken back from all when memory is short.
 std::string small_blocks_of_threads() {
   std::string seen;
   stream const a, b;
@@ -283,19 +286,46 @@ constexpr std::array table{
     scenario{"guarded", {.devices = 1, .memory = 4_MiB, .how = running::seeded, .guarded = true}, {}, three_streams},
     scenario{"growth", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, grow},
     scenario{"growth_by_segments", {.devices = 1, .memory = 2_MiB, .how = running::seeded, .maps = false}, {}, grow},
-    scenario{"small_blocks_of_threads", {.devices = 1, .memory = 1_MiB, .how = running::seeded}, {}, small_blocks_of_threads},
+    scenario{"small_blocks_of_threads",
+             {.devices = 1, .memory = 1_MiB, .how = running::seeded},
+             {},
+             small_blocks_of_threads},
     scenario{"pinned", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {.pinned_limit = 5_MiB}, pinned_blocks},
     scenario{"staging", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, staged_both_ways},
-    scenario{"peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
+    scenario{
+        "peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
     scenario{"handles_and_places", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, handles_and_places},
     scenario{"two_training_steps", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, two_training_steps},
     scenario{"captures", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, captured_and_launched_twice},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .how = running::seeded}, {}, all_collectives},
     scenario{"sharing", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, shared_with_oneself, true},
-    scenario{"chains", {.devices = 3, .memory = 2_MiB, .how = running::seeded}, {.chains_from = 1}, collectives_by_copies, false, nullptr, true},
-    scenario{"chains_to_the_end", {.devices = 3, .memory = 2_MiB, .how = running::seeded}, {.chains_from = 1}, collectives_by_copies, true, nullptr, true},
-    scenario{"pinned_idle", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {.pinned_idle = std::chrono::milliseconds(1)}, pinned_pages_go_back, false, nullptr, true},
-    scenario{"outliving", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, communicator_outlives_its_runtime, true, outlived_by_a_communicator},
+    scenario{"chains",
+             {.devices = 3, .memory = 2_MiB, .how = running::seeded},
+             {.chains_from = 1},
+             collectives_by_copies,
+             false,
+             nullptr,
+             true},
+    scenario{"chains_to_the_end",
+             {.devices = 3, .memory = 2_MiB, .how = running::seeded},
+             {.chains_from = 1},
+             collectives_by_copies,
+             true,
+             nullptr,
+             true},
+    scenario{"pinned_idle",
+             {.devices = 2, .memory = 2_MiB, .how = running::seeded},
+             {.pinned_idle = std::chrono::milliseconds(1)},
+             pinned_pages_go_back,
+             false,
+             nullptr,
+             true},
+    scenario{"outliving",
+             {.devices = 2, .memory = 2_MiB, .how = running::seeded},
+             {},
+             communicator_outlives_its_runtime,
+             true,
+             outlived_by_a_communicator},
 };
 
 }  // namespace

@@ -41,7 +41,8 @@ std::vector<os::call> stop() {
   heap::paused const quiet;
   os::refuse_by(nullptr);
   mine.watching = false;
-  return {made_calls.begin(), made_calls.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(mine.made, made_calls.size()))};
+  return {made_calls.begin(),
+          made_calls.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(mine.made, made_calls.size()))};
 }
 
 std::uint64_t times_refused(os::call c) noexcept { return refusals[static_cast<std::size_t>(c)]; }

@@ -1,6 +1,7 @@
-// Every call of the system that may be refused is, in turn, alone, with a few after it, and for good: address space, pages, files of
-// the simulated devices, threads. Nothing ends the process, nothing is lost, and the scenario then runs.
-// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more; WEIR_TEST_SEED=s tries that one again.
+// Every call of the system that may be refused is, in turn, alone, with a few after it, and for good: address
+// space, pages, files of the simulated devices, threads. Nothing ends the process, nothing is lost, and the
+// scenario then runs. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no
+// more; WEIR_TEST_SEED=s tries that one again.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -28,7 +29,8 @@ TEST_P(refusing_system, leaves_everything_whole_and_the_scenario_then_runs) {
     f.system_call = 1 + failures.index() / 3;
     f.more_system_calls = mode == 0 ? 0 : mode == 1 ? system::without_end : 1 + failures.seed() % 4;
     std::string const wrong = try_again(s, f, e, counts);
-    ASSERT_EQ(wrong, "") << f.text() << " (" << system::name_of(e.system[f.system_call - 1]) << "); replay with WEIR_TEST_SEED=" << failures.seed();
+    ASSERT_EQ(wrong, "") << f.text() << " (" << system::name_of(e.system[f.system_call - 1])
+                         << "); replay with WEIR_TEST_SEED=" << failures.seed();
   }
 }
 
@@ -48,8 +50,10 @@ std::vector<scenario> either_way() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(with_threads, refusing_system, ::testing::ValuesIn(with_threads()), [](auto const& info) { return info.param.name; });
-INSTANTIATE_TEST_SUITE_P(of, refusing_system, ::testing::ValuesIn(scenarios().begin(), scenarios().end()), [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(with_threads, refusing_system, ::testing::ValuesIn(with_threads()),
+                         [](auto const& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, refusing_system, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
+                         [](auto const& info) { return info.param.name; });
 
 TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
   if (undisturbed_only()) GTEST_SKIP() << "a checker looks on";
@@ -60,7 +64,8 @@ TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
       if (system::times_refused(e.system[k - 1]) > 0) continue;
       failure f;
       f.system_call = k;
-      ASSERT_EQ(try_again(s, f, e, counts), "") << s.name << ", " << f.text() << " (" << system::name_of(e.system[k - 1]) << ")";
+      ASSERT_EQ(try_again(s, f, e, counts), "")
+          << s.name << ", " << f.text() << " (" << system::name_of(e.system[k - 1]) << ")";
     }
   }
   int refused = 0;
@@ -68,7 +73,8 @@ TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
     auto const call = static_cast<os::call>(c);
     if (!os::made_often(call)) continue;
     std::printf("%-20s%llu\n", system::name_of(call), static_cast<unsigned long long>(system::times_refused(call)));
-    EXPECT_GT(system::times_refused(call), 0u) << system::name_of(call) << " was never refused: add a scenario that makes this call";
+    EXPECT_GT(system::times_refused(call), 0u)
+        << system::name_of(call) << " was never refused: add a scenario that makes this call";
     ++refused;
   }
   std::printf("%d calls of the system, each refused\n", refused);

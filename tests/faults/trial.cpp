@@ -51,12 +51,14 @@ class looking_on final : public driver::faulty::watcher {
   // The machine has a heap of its own: what fails is weir's.
   void enters(call) noexcept override { heap::pause(); }
   void leaves(call c) noexcept override {
-    constexpr std::array may_lose{call::synchronize_device, call::synchronize_stream, call::synchronize_event, call::query_stream, call::query_event, call::elapsed_ms};
+    constexpr std::array may_lose{call::synchronize_device, call::synchronize_stream, call::synchronize_event,
+                                  call::query_stream,       call::query_event,        call::elapsed_ms};
     bool const asked = std::find(may_lose.begin(), may_lose.end(), c) != may_lose.end();
     if (driver::driver* const machine = asked ? ending_.load() : nullptr) look_at(*machine);
     heap::go_on();
   }
-  // A runtime ends: who waits then for a lost device in vain, or asks, loses its own, and nobody can be asked afterwards.
+  // A runtime ends: who waits then for a lost device in vain, or asks, loses its own,
+  // and nobody can be asked afterwards.
   void ends(driver::driver& machine) noexcept { ending_.store(&machine); }
   std::vector<int> lost_at_the_end() const {
     std::vector<int> found;
@@ -88,7 +90,11 @@ struct heap_until_here {
 // A runtime in use, and what its machine said at its end.
 class life {
  public:
-  life(scenario const& s, std::uint64_t seed, looking_on& eyes) : eyes_(eyes), devices_(s.machine.devices), left_(std::make_shared<std::vector<std::string>>()), reports_(std::make_shared<std::vector<driver::check::finding>>()) {
+  life(scenario const& s, std::uint64_t seed, looking_on& eyes)
+      : eyes_(eyes),
+        devices_(s.machine.devices),
+        left_(std::make_shared<std::vector<std::string>>()),
+        reports_(std::make_shared<std::vector<driver::check::finding>>()) {
     simulated like = s.machine;
     like.seed = seed;
     own_ = std::make_unique<runtime>(like, s.with);
@@ -200,7 +206,9 @@ void expect_sound(judge& j, life& l, std::string const& when) {
     auto& memory = *r.part<memory::device_memory>().if_made(d);
     j.all_of(memory.validate(), when);
     // Frees on a lost device are no-ops: its counts stand still.
-    if (!l.lost(d)) j.hold(memory.statistics().allocated_bytes.all.current == 0, when + ": memory of device " + std::to_string(d) + " is still held");
+    if (!l.lost(d))
+      j.hold(memory.statistics().allocated_bytes.all.current == 0,
+             when + ": memory of device " + std::to_string(d) + " is still held");
   }
 }
 
@@ -230,10 +238,12 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
       std::size_t const pages = count_pages(l, d);
       // What streams of a lost device were using is held back for ever.
       j.hold(lost.empty() ? pages == e.pages[static_cast<std::size_t>(d)] : pages > 0,
-             "device " + std::to_string(d) + " gives " + std::to_string(pages) + " pages of " + std::to_string(e.pages[static_cast<std::size_t>(d)]));
+             "device " + std::to_string(d) + " gives " + std::to_string(pages) + " pages of " +
+                 std::to_string(e.pages[static_cast<std::size_t>(d)]));
     } catch (error const& other) {
       // A stream that already waits for the lost device never moves again, and says so.
-      j.hold(!lost.empty(), "device " + std::to_string(d) + " does not work on: " + std::string(other.operation()) + ": " + std::string(other.operands()));
+      j.hold(!lost.empty(), "device " + std::to_string(d) + " does not work on: " + std::string(other.operation()) +
+                                ": " + std::string(other.operands()));
     }
   }
   expect_sound(j, l, "after all pages were taken");
@@ -242,10 +252,13 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
   }
 }
 
-// What may be left: of a lost device everything (nobody knows what its work still touches), what work behind a wait for a lost
-// device uses, and what the driver would not take back.
-void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::vector<int> const& lost, std::uint64_t refused_to_take_back) {
-  bool const stuck = !lost.empty() && std::any_of(census.begin(), census.end(), [](auto const& line) { return line.find("that did not run") != std::string::npos; });
+// What may be left: of a lost device everything (nobody knows what its work still touches), what work behind
+// a wait for a lost device uses, and what the driver would not take back.
+void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::vector<int> const& lost,
+                         std::uint64_t refused_to_take_back) {
+  bool const stuck = !lost.empty() && std::any_of(census.begin(), census.end(), [](auto const& line) {
+    return line.find("that did not run") != std::string::npos;
+  });
   std::vector<std::string> left;
   for (auto const& line : census) {
     bool of_lost = !lost.empty() && (line.rfind("reservation", 0) == 0 || line.rfind("pin", 0) == 0);
@@ -256,7 +269,8 @@ void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::
   if (refused_to_take_back == 0) j.all_of(left, "left at the end");
 }
 
-// A scenario orders all that it does, whatever is refused. Who waits for a lost device waits for what cannot come, and is told so.
+// A scenario orders all that it does, whatever is refused.
+// Who waits for a lost device waits for what cannot come, and is told so.
 void expect_no_reports(judge& j, life const& l, std::vector<int> const& lost) {
   for (auto const& f : l.reports()) {
     j.hold(f.what == driver::check::finding::kind::stuck && !lost.empty(), "the checker found: " + f.text);
@@ -265,8 +279,18 @@ void expect_no_reports(judge& j, life const& l, std::vector<int> const& lost) {
 
 bool takes_back(call c) {
   switch (c) {
-    case call::unreserve: case call::release: case call::unmap: case call::release_segment: case call::unpin: case call::destroy_stream:
-    case call::destroy_graph: case call::destroy_executable: case call::destroy_event: case call::synchronize_device: case call::synchronize_stream: case call::synchronize_event: return true;
+    case call::unreserve:
+    case call::release:
+    case call::unmap:
+    case call::release_segment:
+    case call::unpin:
+    case call::destroy_stream:
+    case call::destroy_graph:
+    case call::destroy_executable:
+    case call::destroy_event:
+    case call::synchronize_device:
+    case call::synchronize_stream:
+    case call::synchronize_event: return true;
     default: return false;
   }
 }
@@ -284,8 +308,13 @@ std::uint64_t takings_back(pair_counts const& counts) {
 
 std::string failure::text() const {
   std::string out = "machine " + std::to_string(seed);
-  auto const and_more = [](std::uint64_t more) { return more == 0 ? std::string() : more == heap::without_end ? std::string(" and all after it") : " and " + std::to_string(more) + " after it"; };
-  if (call.k) out += ", call " + std::to_string(call.k) + and_more(call.more) + ": " + std::string(driver::name_of(call.with));
+  auto const and_more = [](std::uint64_t more) {
+    return more == 0                   ? std::string()
+           : more == heap::without_end ? std::string(" and all after it")
+                                       : " and " + std::to_string(more) + " after it";
+  };
+  if (call.k)
+    out += ", call " + std::to_string(call.k) + and_more(call.more) + ": " + std::string(driver::name_of(call.with));
   if (system_call) out += ", call " + std::to_string(system_call) + and_more(more_system_calls) + " of the system";
   if (allocation) out += ", allocation " + std::to_string(allocation) + and_more(more_allocations) + " of the heap";
   return out;
@@ -342,7 +371,8 @@ drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
   otherwise /= dearer * fewer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
-  if (std::getenv("WEIR_TEST_SEEDS")) count /= 8 * fewer;  // each takes as long as eight of the small programs that are counted elsewhere
+  // each takes as long as eight of the small programs that are counted elsewhere
+  if (std::getenv("WEIR_TEST_SEEDS")) count /= 8 * fewer;
   if (undisturbed_only() && !only) count = 0;
   seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
   last_ = seed_ + (only ? 1 : std::min(count, all));
@@ -391,7 +421,8 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       (void)system::stop();
       if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
-      if ((lost.empty() || f.call.more) && f.call.k && f.call.with == code::lost) {  // while the runtime ended: which they were nobody can be asked any more
+      // while the runtime ended: which they were nobody can be asked any more
+      if ((lost.empty() || f.call.more) && f.call.k && f.call.with == code::lost) {
         for (int d = 0; d < l.devices(); ++d) lost.push_back(d);
       }
       for (int const d : eyes.lost_at_the_end()) lost.push_back(d);

@@ -1,6 +1,7 @@
-// Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies (chains_from), page-locked
-// memory that goes back once nobody has used it for a while (pinned_idle).
-// Threads: a thread a rank, the caller the first, switched by the seed where it moves the machine; else the system's.
+// Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies
+// (chains_from), page-locked memory that goes back once nobody has used it for a while (pinned_idle).
+// Threads: a thread a rank, the caller the first, switched by the seed where it moves the machine;
+// else the system's.
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -21,8 +22,8 @@
 namespace weir::faults {
 namespace {
 
-// Runs part(k) of each k on a thread of its own, the first on the caller's, for what fails in the system and the heap fails there alone.
-// Whoever throws calls give_up(), which ends what the others wait for.
+// Runs part(k) of each k on a thread of its own, the first on the caller's, for what fails in the system and
+// the heap fails there alone. Whoever throws calls give_up(), which ends what the others wait for.
 // Throws: what was thrown first, when all have ended.
 void on_threads(int n, std::function<void(int)> const& part, std::function<void()> const& give_up = [] {}) {
   runtime& in = runtime::current();

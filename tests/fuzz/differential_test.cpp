@@ -1,5 +1,5 @@
-// The same random calls, legal and not, to two machines: the kinds of their answers, their logs and their bytes are the same.
-// Seeds as tests/support/seeds.h says; WEIR_FUZZ_SECONDS=n stops after n seconds.
+// The same random calls, legal and not, to two machines: the kinds of their answers, their logs and their
+// bytes are the same. Seeds as tests/support/seeds.h says; WEIR_FUZZ_SECONDS=n stops after n seconds.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,8 @@ namespace {
 using running = simulated::running;
 
 outcome on_simulated(program const& p, running how, std::uint64_t seed, simulated::freedoms takes, limits may) {
-  auto made = driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = how, .seed = seed + 1, .takes = takes});
+  auto made =
+      driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = how, .seed = seed + 1, .takes = takes});
   outcome out;
   {
     player one(*made.machine, may);
@@ -31,7 +32,8 @@ outcome on_simulated(program const& p, running how, std::uint64_t seed, simulate
 using play = std::function<outcome(program const&, std::uint64_t seed)>;
 
 void compare(std::string const& name, std::uint64_t seeds, play const& one, play const& other) {
-  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(tests::number_from_environment("WEIR_FUZZ_SECONDS", 1 << 20));
+  auto const end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(tests::number_from_environment("WEIR_FUZZ_SECONDS", 1 << 20));
   for (auto const seed : tests::seeds("fuzz_" + name, seeds)) {
     if (std::chrono::steady_clock::now() >= end) break;
     auto const differs = [&](program const& p) { return difference(p, one(p, seed), other(p, seed)); };
@@ -44,20 +46,38 @@ void compare(std::string const& name, std::uint64_t seeds, play const& one, play
 
 TEST(differential, stepped_and_threads_answer_alike) {
   limits const may;
-  compare("threads", 100, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
-          [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); });
+  compare(
+      "threads", 100,
+      [&](program const& p, std::uint64_t) {
+        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+      },
+      [&](program const& p, std::uint64_t) {
+        return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may);
+      });
 }
 
 TEST(differential, stepped_and_seeded_answer_alike_whatever_the_seed) {
   limits const may;
-  compare("seeded", 200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
-          [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::none, may); });
+  compare(
+      "seeded", 200,
+      [&](program const& p, std::uint64_t) {
+        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+      },
+      [&](program const& p, std::uint64_t seed) {
+        return on_simulated(p, running::seeded, seed, simulated::freedoms::none, may);
+      });
 }
 
 TEST(differential, stepped_and_seeded_with_freedoms_answer_alike_but_for_handles_that_came_back) {
   limits const may{.stale_streams = false};
-  compare("seeded_freely", 200, [&](program const& p, std::uint64_t) { return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may); },
-          [&](program const& p, std::uint64_t seed) { return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may); });
+  compare(
+      "seeded_freely", 200,
+      [&](program const& p, std::uint64_t) {
+        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+      },
+      [&](program const& p, std::uint64_t seed) {
+        return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may);
+      });
 }
 
 // Machines with a defect. Each is found out by a short program.
@@ -68,7 +88,9 @@ struct no_waits final : drv::faulty {  // streams wait for nothing
 };
 struct nothing_joins_legacy final : drv::faulty {
   using faulty::faulty;
-  drv::result<drv::stream_handle> create_stream(int device, drv::stream_kind, int priority) override { return faulty::create_stream(device, drv::stream_kind::independent, priority); }
+  drv::result<drv::stream_handle> create_stream(int device, drv::stream_kind, int priority) override {
+    return faulty::create_stream(device, drv::stream_kind::independent, priority);
+  }
 };
 struct launches_nothing final : drv::faulty {
   using faulty::faulty;
@@ -91,7 +113,9 @@ void expect_found_out() {
     return player(*made.machine, may).play(p);
   };
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    auto const differs = [&](program const& p) { return !difference(p, play(p, seed, false), play(p, seed, true)).empty(); };
+    auto const differs = [&](program const& p) {
+      return !difference(p, play(p, seed, false), play(p, seed, true)).empty();
+    };
     program const p = make_program(seed);
     if (!differs(p)) continue;
     program const small = shrink(p, differs);
@@ -102,9 +126,15 @@ void expect_found_out() {
 }
 
 TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_program) { expect_found_out<no_waits>(); }
-TEST(differential, a_machine_whose_legacy_stream_joins_nobody_is_found_out_by_a_short_program) { expect_found_out<nothing_joins_legacy>(); }
-TEST(differential, a_machine_that_launches_nothing_is_found_out_by_a_short_program) { expect_found_out<launches_nothing>(); }
-TEST(differential, a_machine_whose_captures_are_not_spoiled_is_found_out_by_a_short_program) { expect_found_out<keeps_spoiled>(); }
+TEST(differential, a_machine_whose_legacy_stream_joins_nobody_is_found_out_by_a_short_program) {
+  expect_found_out<nothing_joins_legacy>();
+}
+TEST(differential, a_machine_that_launches_nothing_is_found_out_by_a_short_program) {
+  expect_found_out<launches_nothing>();
+}
+TEST(differential, a_machine_whose_captures_are_not_spoiled_is_found_out_by_a_short_program) {
+  expect_found_out<keeps_spoiled>();
+}
 
 // That nothing differs says something only if it was asked.
 TEST(differential, programs_make_what_they_are_for) {
@@ -113,8 +143,15 @@ TEST(differential, programs_make_what_they_are_for) {
     char const* answer;
     int least, seen = 0;
   };
-  wanted all[] = {{verb::kernel, "ok", 50}, {verb::graph, "end ok", 50}, {verb::graph, "end not permitted", 10}, {verb::graph, "launch ok", 30}, {verb::graph, "launch ok, launch ok", 5},
-                  {verb::graph, "join ok", 15}, {verb::graph, "kernel ok", 10}, {verb::graph, "copy ok", 10}, {verb::elapsed, "ok or not ready", 3}};
+  wanted all[] = {{verb::kernel, "ok", 50},
+                  {verb::graph, "end ok", 50},
+                  {verb::graph, "end not permitted", 10},
+                  {verb::graph, "launch ok", 30},
+                  {verb::graph, "launch ok, launch ok", 5},
+                  {verb::graph, "join ok", 15},
+                  {verb::graph, "kernel ok", 10},
+                  {verb::graph, "copy ok", 10},
+                  {verb::elapsed, "ok or not ready", 3}};
   limits const may;
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     program const p = make_program(seed);
@@ -129,9 +166,16 @@ TEST(differential, programs_make_what_they_are_for) {
 TEST(differential, simulated_and_cuda_answer_alike) {
   static auto* const found = new driver::opened(driver::open_cuda());
   if (!found->machine) GTEST_SKIP() << found->why;
-  limits const may{.devices = std::min(2, found->machine->device_count()), .stale_streams = false, .others_streams = false, .others_segments = false};
-  compare("cuda", 300, [&](program const& p, std::uint64_t) { return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may); },
-          [&](program const& p, std::uint64_t) { return player(*found->machine, may).play(p); });
+  limits const may{.devices = std::min(2, found->machine->device_count()),
+                   .stale_streams = false,
+                   .others_streams = false,
+                   .others_segments = false};
+  compare(
+      "cuda", 300,
+      [&](program const& p, std::uint64_t) {
+        return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may);
+      },
+      [&](program const& p, std::uint64_t) { return player(*found->machine, may).play(p); });
 }
 
 }  // namespace

@@ -8,7 +8,8 @@
 
 namespace weir::fuzz {
 namespace {
-constexpr std::size_t words = 500, reach = 15 << 10;  // of each use, words; within so many words of an area, less than are compared
+// of each use, words; within so many words of an area, less than are compared
+constexpr std::size_t words = 500, reach = 15 << 10;
 }  // namespace
 
 std::string player::kernel_call(call const& c, stream_slot& s) {
@@ -21,15 +22,16 @@ std::string player::kernel_call(call const& c, stream_slot& s) {
   s.held |= order({&to, &from}, static_cast<int>(&s - streams_.data()));
   given(s);
   auto const at = [&](int k) { return 4 * (static_cast<std::size_t>(k) % (reach - words)); };
-  status const said = stir(machine_, s.device, s.handle, to.at + at(offset), from.at + at(d), words, static_cast<std::uint32_t>(twist));
+  status const said =
+      stir(machine_, s.device, s.handle, to.at + at(offset), from.at + at(d), words, static_cast<std::uint32_t>(twist));
   if (said.ok()) use({&to, &from}, static_cast<int>(&s - streams_.data()));
   return say(said);
 }
 
 namespace {
 
-// What two branches of a capture use, so that each byte has one history: a branch has what it used last, and what the other used
-// before they met.
+// What two branches of a capture use, so that each byte has one history: a branch has what it used last, and
+// what the other used before they met.
 struct branches {
   struct last {
     int branch, step;
@@ -47,9 +49,13 @@ struct branches {
 
 std::string player::graph_call(call const& c, stream_slot& s) {
   auto const [a, b, n, offset, d, twist] = c.with;
-  std::uint32_t state = static_cast<std::uint32_t>(n) << 16 ^ static_cast<std::uint32_t>(offset) ^ static_cast<std::uint32_t>(twist) << 8;
-  auto const below = [&](std::uint32_t k) { return (state = state * 1664525u + 1013904223u) >> 8 & 0xffffu ? (state >> 8) % k : 0; };
-  static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed};
+  std::uint32_t state =
+      static_cast<std::uint32_t>(n) << 16 ^ static_cast<std::uint32_t>(offset) ^ static_cast<std::uint32_t>(twist) << 8;
+  auto const below = [&](std::uint32_t k) {
+    return (state = state * 1664525u + 1013904223u) >> 8 & 0xffffu ? (state >> 8) % k : 0;
+  };
+  static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
+                                                   driver::capture_mode::relaxed};
   std::string said = say(machine_.begin_capture(s.device, s.handle, modes[static_cast<std::size_t>(d) % 3]));
   if (said != "ok") return said;
   driver::event_handle fork{}, join{};
@@ -87,8 +93,12 @@ std::string player::graph_call(call const& c, stream_slot& s) {
     }
     switch (below(3)) {
       case 0: return note("kernel", stir(machine_, s.device, on.handle, to.at + x, from.at + y, words, at.step));
-      case 1: return note("copy", machine_.copy(s.device, on.handle, reinterpret_cast<void*>(to.at + x), reinterpret_cast<void const*>(from.at + y), 4 * words));
-      default: return note("fill", machine_.fill(s.device, on.handle, reinterpret_cast<void*>(to.at + x), static_cast<std::uint32_t>(twist), 4, words));
+      case 1:
+        return note("copy", machine_.copy(s.device, on.handle, reinterpret_cast<void*>(to.at + x),
+                                          reinterpret_cast<void const*>(from.at + y), 4 * words));
+      default:
+        return note("fill", machine_.fill(s.device, on.handle, reinterpret_cast<void*>(to.at + x),
+                                          static_cast<std::uint32_t>(twist), 4, words));
     }
   };
   auto const refused = [&](std::uint32_t which) {  // some of it spoils the capture: then all is refused
@@ -97,7 +107,8 @@ std::string player::graph_call(call const& c, stream_slot& s) {
       case 1: return note("synchronize", machine_.synchronize_stream(s.device, s.handle));
       case 2: return note("begin", machine_.begin_capture(s.device, s.handle, driver::capture_mode::global));
       case 3: return note("destroy", machine_.destroy_stream(s.device, s.handle));
-      case 4: return note("host function", machine_.host_function(s.device, s.handle, {[](void*) {}, nullptr, nullptr}));
+      case 4:
+        return note("host function", machine_.host_function(s.device, s.handle, {[](void*) {}, nullptr, nullptr}));
       case 5:
         if (mine.empty()) return;
         return note("query event", machine_.query_event(mine.back()));
@@ -119,7 +130,8 @@ std::string player::graph_call(call const& c, stream_slot& s) {
         status const recorded = machine_.record(s.device, s.handle, fork);
         note("record", recorded);
         note("fork", machine_.wait(s.device, other.handle, fork));
-        // Of a spoiled capture nothing is recorded: the other stream stays outside of it, and what it were given would run at once.
+        // Of a spoiled capture nothing is recorded:
+        // the other stream stays outside of it, and what it were given would run at once.
         if (recorded.ok()) at.forked = at.step;
         break;
       }
@@ -147,7 +159,8 @@ std::string player::graph_call(call const& c, stream_slot& s) {
   if (!made.ok()) return said;
   std::uint32_t held_before = 0;
   bool launched = false;
-  for (int launches = static_cast<int>(below(3)); launches > 0; --launches) {  // the second may be on another stream: it comes after the first by itself
+  // the second may be on another stream: it comes after the first by itself
+  for (int launches = static_cast<int>(below(3)); launches > 0; --launches) {
     stream_slot& on = pair && below(2) != 0 ? other : s;
     int const me = static_cast<int>(&on - streams_.data());
     if (!launched) on.held |= order(touched, me);

@@ -1,4 +1,5 @@
-// What keeps a program's outcome one: who used which bytes last, and what is waited for before they are used, unmapped or read.
+// What keeps a program's outcome one: who used which bytes last,
+// and what is waited for before they are used, unmapped or read.
 // Threads: as player.h says.
 #include <algorithm>
 #include <bit>
@@ -8,26 +9,32 @@
 
 namespace weir::fuzz {
 namespace {
-constexpr std::size_t compared = 60 << 10;  // bytes of each area that are used and looked at: machines differ in their pages
+// bytes of each area that are used and looked at: machines differ in their pages
+constexpr std::size_t compared = 60 << 10;
 }  // namespace
 
 player::where_to player::place(int n, int offset, int twist, std::size_t bytes) {
   switch (twist & 15) {
-    case 1: return {reinterpret_cast<address>(host_[0]) + 64, 0};                            // pageable, or pinned by now
-    case 2: return {reservations_[0].alive ? reservations_[0].at + reservations_[0].bytes - unit_ : 64, 0};       // perhaps nothing is mapped there
-    case 3: return {~address{0} - 63, 0};                                                    // runs past the end of all addresses
+    case 1: return {reinterpret_cast<address>(host_[0]) + 64, 0};  // pageable, or pinned by now
+    // perhaps nothing is mapped there
+    case 2: return {reservations_[0].alive ? reservations_[0].at + reservations_[0].bytes - unit_ : 64, 0};
+    case 3: return {~address{0} - 63, 0};  // runs past the end of all addresses
     case 4: return {64, 0};
     default: break;
   }
   if (areas_.empty()) return {reservations_[1].alive ? reservations_[1].at : 64, 0};
   area const& x = areas_[static_cast<std::size_t>(n) % areas_.size()];
   std::size_t const whole = std::min(x.bytes, compared), room = whole > bytes ? whole - bytes : 0;
-  std::size_t const at = (twist & 15) == 5 && !ends_reservation(x) ? x.bytes - bytes / 8 * 4 : static_cast<std::size_t>(offset) * 4 % (room + 4) / 4 * 4;  // 5: over the end
+  // 5: over the end
+  std::size_t const at = (twist & 15) == 5 && !ends_reservation(x)
+                             ? x.bytes - bytes / 8 * 4
+                             : static_cast<std::size_t>(offset) * 4 % (room + 4) / 4 * 4;
   return {x.at + at, x.device};
 }
 
 bool player::ends_reservation(area const& x) const {
-  return std::any_of(reservations_.begin(), reservations_.end(), [&](auto const& r) { return r.alive && r.at + r.bytes == x.at + x.bytes; });
+  return std::any_of(reservations_.begin(), reservations_.end(),
+                     [&](auto const& r) { return r.alive && r.at + r.bytes == x.at + x.bytes; });
 }
 
 std::vector<player::area*> player::under(address at, std::size_t bytes) {
@@ -56,12 +63,14 @@ void player::given(stream_slot& s) {
   }
 }
 
-// Whether what the legacy stream was given keeps a blocking one that was given nothing since, and the other way round, is the machine's choice.
+// Whether what the legacy stream was given keeps a blocking one that was given nothing since, and the other
+// way round, is the machine's choice.
 std::uint32_t player::holds(stream_slot const& s) const {
   if (s.joins == stream_slot::kind::independent) return s.held;
   std::uint32_t all = s.held;
   for (stream_slot const& other : streams_) {
-    if (other.joins != stream_slot::kind::independent && other.device == s.device) all |= other.held | other.held_by_ended;
+    if (other.joins != stream_slot::kind::independent && other.device == s.device)
+      all |= other.held | other.held_by_ended;
   }
   return all;
 }
@@ -83,7 +92,8 @@ std::uint32_t player::order(std::vector<area*> const& all, int me) {
     if (of.stream >= 0) {  // the legacy stream and a blocking one are ordered as they are: bytes will tell
       using kind = stream_slot::kind;
       stream_slot& last = streams_[static_cast<std::size_t>(of.stream)];
-      bool const joined = (last.joins == kind::legacy && mine.joins == kind::blocking) || (last.joins == kind::blocking && mine.joins == kind::legacy);
+      bool const joined = (last.joins == kind::legacy && mine.joins == kind::blocking) ||
+                          (last.joins == kind::blocking && mine.joins == kind::legacy);
       if (joined && last.device == mine.device) continue;
       given(last);  // a record on it
     }
@@ -113,7 +123,8 @@ void player::first_bytes(area& x) {
   if (x.of->filled || x.granted == 0) return;
   int const by = std::countr_zero(x.granted);
   auto const s = own_[static_cast<std::size_t>(by)];
-  x.of->filled = machine_.fill(by, s, reinterpret_cast<void*>(x.at), 0, 4, x.bytes / 4).ok() && machine_.synchronize_stream(by, s).ok();
+  x.of->filled = machine_.fill(by, s, reinterpret_cast<void*>(x.at), 0, 4, x.bytes / 4).ok() &&
+                 machine_.synchronize_stream(by, s).ok();
 }
 
 void player::finish(outcome& out) {
@@ -121,14 +132,16 @@ void player::finish(outcome& out) {
     if (closed_ >> i & 1) out.ends.push_back("gate: " + say(machine_.open_gate(gates_[i])));
   }
   closed_ = 0;
-  for (int d = 0; d < may_.devices; ++d) out.ends.push_back("synchronize_device: " + say(machine_.synchronize_device(d)));
+  for (int d = 0; d < may_.devices; ++d)
+    out.ends.push_back("synchronize_device: " + say(machine_.synchronize_device(d)));
   std::unique_lock lock(mutex_);
   for (auto const& log : logs_) {
     std::string text = "log";
     for (int x : log) text += ' ' + std::to_string(x);
     out.ends.push_back(text);
   }
-  out.ends.push_back(std::to_string(inside_) + " of " + std::to_string(given_) + " host functions were refused a call, " + std::to_string(dropped_) + " dropped");
+  out.ends.push_back(std::to_string(inside_) + " of " + std::to_string(given_) +
+                     " host functions were refused a call, " + std::to_string(dropped_) + " dropped");
   lock.unlock();
   for (area const& x : areas_) {
     std::uint64_t hash = 0xcbf29ce484222325u;
@@ -142,7 +155,9 @@ void player::finish(outcome& out) {
       int const by = std::countr_zero(x.granted);
       auto const s = own_[static_cast<std::size_t>(by)];
       std::size_t const n = std::min(x.bytes, compared);
-      if (!machine_.copy(by, s, window_, reinterpret_cast<void const*>(x.at), n).ok() || !machine_.synchronize_stream(by, s).ok()) out.ends.push_back("unreadable");
+      if (!machine_.copy(by, s, window_, reinterpret_cast<void const*>(x.at), n).ok() ||
+          !machine_.synchronize_stream(by, s).ok())
+        out.ends.push_back("unreadable");
       add(window_, n);
     }
     out.ends.push_back("bytes " + std::to_string(hash));
@@ -158,7 +173,8 @@ void player::take_down() {
   }
   for (auto const& [device, e] : tails_) static_cast<void>(machine_.destroy_event(device, e));
   for (area const& x : areas_) {
-    bool const segment = std::any_of(segments_.begin(), segments_.end(), [&](auto const& g) { return g.alive && g.at == x.at; });
+    bool const segment =
+        std::any_of(segments_.begin(), segments_.end(), [&](auto const& g) { return g.alive && g.at == x.at; });
     if (x.device >= 0 && !segment) static_cast<void>(machine_.unmap(x.at, x.bytes));
   }
   for (auto const& g : segments_) {
@@ -173,7 +189,8 @@ void player::take_down() {
   for (auto const& h : handles_) {
     if (h.alive) static_cast<void>(machine_.release(h.handle));
   }
-  for (std::size_t d = 0; d < own_.size(); ++d) static_cast<void>(machine_.destroy_stream(static_cast<int>(d), own_[d]));
+  for (std::size_t d = 0; d < own_.size(); ++d)
+    static_cast<void>(machine_.destroy_stream(static_cast<int>(d), own_[d]));
 }
 
 }  // namespace weir::fuzz

@@ -14,19 +14,25 @@ namespace weir::fuzz {
 using driver::code;
 namespace {
 constexpr std::size_t window = 64 << 10, pin_bytes = 16 << 10;
-void* pages(std::size_t bytes) { return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); }
+void* pages(std::size_t bytes) {
+  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
 template <class Slots>
 auto& slot(Slots& all, int n) { return all[static_cast<std::size_t>(n) % all.size()]; }
 }  // namespace
 
 std::string difference(program const& p, outcome const& a, outcome const& b) {
-  // A copy that runs past a mapping's end is refused, or overlaps its source and is not asked for: what lies behind is the machine's choice.
+  // A copy that runs past a mapping's end is refused, or overlaps its source and is not asked for: what lies
+  // behind is the machine's choice.
   auto const as_good = [&](std::size_t i) {
     bool const copies = p[i].what == verb::copy || p[i].what == verb::copy_peer;
-    return copies && ((a.answers[i] == "invalid" && b.answers[i] == "-") || (a.answers[i] == "-" && b.answers[i] == "invalid"));
+    return copies &&
+           ((a.answers[i] == "invalid" && b.answers[i] == "-") || (a.answers[i] == "-" && b.answers[i] == "invalid"));
   };
   for (std::size_t i = 0; i < p.size(); ++i) {
-    if (a.answers[i] != b.answers[i] && !as_good(i)) return "call " + std::to_string(i) + ", " + std::string(name_of(p[i].what)) + ": " + a.answers[i] + " | " + b.answers[i];
+    if (a.answers[i] != b.answers[i] && !as_good(i))
+      return "call " + std::to_string(i) + ", " + std::string(name_of(p[i].what)) + ": " + a.answers[i] + " | " +
+             b.answers[i];
   }
   for (std::size_t i = 0; i < std::max(a.ends.size(), b.ends.size()); ++i) {
     std::string const x = i < a.ends.size() ? a.ends[i] : "nothing", y = i < b.ends.size() ? b.ends[i] : "nothing";
@@ -41,9 +47,11 @@ player::player(driver::driver& m, limits may) : machine_(m), may_(may), unit_(m.
     own_.push_back(m.create_stream(d, driver::stream_kind::independent, 0).value);
   }
   for (int d = 0; d < may_.devices; ++d) {
-    // A device's first kernel (of no words, at null), and its first work on the legacy stream, may wait for all that is held.
+    // A device's first kernel (of no words, at null), and its first work on the legacy stream,
+    // may wait for all that is held.
     static_cast<void>(stir(m, d, own_[static_cast<std::size_t>(d)], 0, 0, 0, 0));
-    legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0, stream_slot::kind::legacy, 0};
+    legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0,
+                    stream_slot::kind::legacy,     0};
     logs_.emplace_back();
     static_cast<void>(m.host_function(d, driver::stream_handle::legacy, {[](void*) {}, nullptr, nullptr}));
     static_cast<void>(m.synchronize_device(d));
@@ -81,7 +89,11 @@ std::string player::settled(status s, std::uint32_t held) const {
 // Mostly the right one.
 int player::device_of(int n, int right) const {
   int const twist = n >> 8 & 63;
-  return twist == 1 ? -1 : twist == 2 ? machine_.device_count() : twist == 3 ? 99 : twist > 3 && twist < 8 ? n % may_.devices : right;
+  return twist == 1               ? -1
+         : twist == 2             ? machine_.device_count()
+         : twist == 3             ? 99
+         : twist > 3 && twist < 8 ? n % may_.devices
+                                  : right;
 }
 
 std::size_t player::size_of(int n, int twist) const {
@@ -94,7 +106,8 @@ std::size_t player::size_of(int n, int twist) const {
   }
 }
 
-// Calls that wait for all work are made only while no gate is closed. What was used last is done before its pages go.
+// Calls that wait for all work are made only while no gate is closed.
+// What was used last is done before its pages go.
 std::string player::memory_call(call const& c) {
   auto const [a, b, n, offset, d, twist] = c.with;
   range_slot& r = slot(reservations_, a);
@@ -105,7 +118,9 @@ std::string player::memory_call(call const& c) {
       if (r.alive) return "-";
       static constexpr std::size_t alignments[] = {0, 0, 1, 3, 4096};
       std::size_t const bytes = size_of(n, twist) * ((twist & 31) > 3 ? 2 : 1);
-      std::size_t const alignment = (twist & 31) == 4 ? alignments[static_cast<std::size_t>(d) % 5] : d % 3 ? 0 : unit_ << d % 2;
+      std::size_t const alignment = (twist & 31) == 4 ? alignments[static_cast<std::size_t>(d) % 5]
+                                    : d % 3           ? 0
+                                                      : unit_ << d % 2;
       auto const made = machine_.reserve(bytes, alignment);
       if (made.ok()) r = {made.value, bytes, 0, true, true}, ++given_addresses_;
       return say(made.is) + (made.ok() && made.value % std::max(alignment, unit_) ? ", not aligned" : "");
@@ -143,7 +158,9 @@ std::string player::memory_call(call const& c) {
       return say(s);
     }
     case verb::unmap: {
-      auto const found = std::find_if(areas_.begin(), areas_.end(), [&](area const& x) { return x.device >= 0 && r.at <= x.at && x.at < r.at + r.bytes; });
+      auto const found = std::find_if(areas_.begin(), areas_.end(), [&](area const& x) {
+        return x.device >= 0 && r.at <= x.at && x.at < r.at + r.bytes;
+      });
       if (!r.alive && !nobodys(r)) return "-";
       if (!r.alive || found == areas_.end()) return say(machine_.unmap(r.at, unit_));
       if (!idle(*found)) return "-";
@@ -158,7 +175,9 @@ std::string player::memory_call(call const& c) {
       int const device = device_of(d, some ? found->device : d % may_.devices);
       address const at = (some ? found->at : r.at) + odd;
       std::size_t const whole = some ? found->bytes : unit_;
-      std::size_t const bytes = (twist & 31) == 8 && some && !ends_reservation(*found) ? whole + unit_ : (twist & 31) == 9 ? 0 : whole;
+      std::size_t const bytes = (twist & 31) == 8 && some && !ends_reservation(*found) ? whole + unit_
+                                : (twist & 31) == 9                                    ? 0
+                                                                                       : whole;
       status const s = machine_.grant(at, bytes, device);
       for (area& x : areas_) {
         if (!s.ok() || x.at < at || x.at >= at + bytes) continue;
@@ -224,7 +243,8 @@ std::string player::memory_call(call const& c) {
     case verb::find: {
       where_to const w = place(a, offset, (twist & 15) == 5 ? 0 : twist, 1);
       auto const found = machine_.find(reinterpret_cast<void const*>(w.at));
-      return say(found.is) + ", " + std::to_string(static_cast<int>(found.value.in)) + " of device " + std::to_string(found.value.device);
+      return say(found.is) + ", " + std::to_string(static_cast<int>(found.value.in)) + " of device " +
+             std::to_string(found.value.device);
     }
     default: {
       int const from = device_of(a, a % may_.devices), to = device_of(b, b % may_.devices);
@@ -247,9 +267,17 @@ std::string player::stream_call(call const& c) {
       if (s.alive) return "-";
       int const device = device_of(d, n % may_.devices);
       bool const blocking = (twist >> 9) % 3 == 1;
-      auto const made = machine_.create_stream(device, blocking ? driver::stream_kind::blocking : driver::stream_kind::independent, offset % 9 - 6);
+      auto const made = machine_.create_stream(
+          device, blocking ? driver::stream_kind::blocking : driver::stream_kind::independent, offset % 9 - 6);
       if (!made.ok()) return say(made.is);
-      s = {made.value, device, static_cast<int>(logs_.size()), true, true, 0, blocking ? stream_slot::kind::blocking : stream_slot::kind::independent, 0};
+      s = {made.value,
+           device,
+           static_cast<int>(logs_.size()),
+           true,
+           true,
+           0,
+           blocking ? stream_slot::kind::blocking : stream_slot::kind::independent,
+           0};
       std::lock_guard const lock(mutex_);
       logs_.emplace_back();
       return say(made.is);
@@ -267,8 +295,10 @@ std::string player::stream_call(call const& c) {
       return say(said);
     }
     // Whether the legacy stream's answer is about its own work alone is the machine's choice.
-    case verb::query_stream: return unusable(s) ? "-" : settled(machine_.query_stream(by, s.handle), right && !legacy ? s.held : 0);
-    case verb::synchronize_stream: return unusable(s) || (right && holds(s)) ? "-" : say(machine_.synchronize_stream(by, s.handle));
+    case verb::query_stream:
+      return unusable(s) ? "-" : settled(machine_.query_stream(by, s.handle), right && !legacy ? s.held : 0);
+    case verb::synchronize_stream:
+      return unusable(s) || (right && holds(s)) ? "-" : say(machine_.synchronize_stream(by, s.handle));
     case verb::capturing: {
       if (unusable(s)) return "-";
       auto const is = machine_.capturing(by, s.handle);
@@ -304,7 +334,8 @@ std::string player::stream_call(call const& c) {
       return say(said);
     }
     case verb::query_event: return unusable(e) ? "-" : settled(machine_.query_event(e.handle), e.alive ? e.held : 0);
-    case verb::synchronize_event: return unusable(e) || (e.alive && e.held) ? "-" : say(machine_.synchronize_event(e.handle));
+    case verb::synchronize_event:
+      return unusable(e) || (e.alive && e.held) ? "-" : say(machine_.synchronize_event(e.handle));
     default: {
       event_slot const& to = slot(events_, a);
       if (unusable(e) || unusable(to)) return "-";
@@ -332,7 +363,8 @@ std::string player::work_call(call const& c) {
   stream_slot& s = slot(streams_, a);
   if (!s.alive && !(may_.stale_streams && s.ever)) return "-";
   bool const legacy = s.joins == stream_slot::kind::legacy;
-  int const me = static_cast<int>(&s - streams_.data()), by = may_.others_streams && !legacy ? device_of(d, s.device) : s.device;
+  int const me = static_cast<int>(&s - streams_.data()),
+            by = may_.others_streams && !legacy ? device_of(d, s.device) : s.device;
   bool const right = s.alive && by == s.device;
   if (c.what == verb::kernel) return s.alive ? kernel_call(c, s) : "-";
   if (c.what == verb::graph) return s.alive ? graph_call(c, s) : "-";
@@ -359,7 +391,9 @@ std::string player::work_call(call const& c) {
     return say(machine_.host_function(by, s.handle,
                                       {[](void* p) {
                                          auto const& x = *static_cast<note*>(p);
-                                         bool const refused = x.in->machine_.query_event(driver::event_handle::none).what == code::not_permitted;
+                                         bool const refused =
+                                             x.in->machine_.query_event(driver::event_handle::none).what ==
+                                             code::not_permitted;
                                          std::lock_guard const lock(x.in->mutex_);
                                          x.in->logs_[static_cast<std::size_t>(x.log)].push_back(x.number);
                                          x.in->inside_ += refused;
@@ -375,12 +409,17 @@ std::string player::work_call(call const& c) {
                                        state}));
   }
   bool const odd_place = (twist & 15) == 0;
-  std::size_t const bytes = odd_place && (twist >> 4) % 4 == 0 && right ? 0 : 4 * (1 + static_cast<std::size_t>(n) % 1024);
-  where_to const to = place(b, offset, odd_place ? twist >> 4 : 0, bytes), from = place(n, offset * 7, odd_place ? twist >> 5 : 0, bytes);
+  std::size_t const bytes =
+      odd_place && (twist >> 4) % 4 == 0 && right ? 0 : 4 * (1 + static_cast<std::size_t>(n) % 1024);
+  where_to const to = place(b, offset, odd_place ? twist >> 4 : 0, bytes),
+                 from = place(n, offset * 7, odd_place ? twist >> 5 : 0, bytes);
   if (to.at < from.at + bytes && from.at < to.at + bytes && c.what != verb::fill) return "-";
   bool const peers = c.what == verb::copy_peer;
-  int const to_device = peers ? device_of(offset, to.device < 0 ? s.device : to.device) : s.device, from_device = peers ? device_of(twist, from.device < 0 ? s.device : from.device) : s.device;
-  if (!may_.others_segments && (of_others_segment(to, to_device) || (c.what != verb::fill && of_others_segment(from, from_device)))) return "-";
+  int const to_device = peers ? device_of(offset, to.device < 0 ? s.device : to.device) : s.device,
+            from_device = peers ? device_of(twist, from.device < 0 ? s.device : from.device) : s.device;
+  if (!may_.others_segments &&
+      (of_others_segment(to, to_device) || (c.what != verb::fill && of_others_segment(from, from_device))))
+    return "-";
   auto touched = under(to.at, bytes);
   if (c.what != verb::fill) {
     for (area* x : under(from.at, bytes)) touched.push_back(x);
@@ -403,7 +442,9 @@ std::string player::work_call(call const& c) {
 }
 
 bool player::of_others_segment(where_to const& place, int device) const {
-  return std::any_of(segments_.begin(), segments_.end(), [&](range_slot const& g) { return g.ever && g.device != device && place.at >= g.at && place.at < g.at + g.bytes; });
+  return std::any_of(segments_.begin(), segments_.end(), [&](range_slot const& g) {
+    return g.ever && g.device != device && place.at >= g.at && place.at < g.at + g.bytes;
+  });
 }
 
 }  // namespace weir::fuzz

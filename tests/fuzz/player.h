@@ -1,5 +1,6 @@
-// Plays a program on one machine, in an order that no machine may change: what one use of memory needs of another is ordered by
-// events, nothing waits for what a closed gate holds, and an answer that depends on time is not told from its opposite.
+// Plays a program on one machine, in an order that no machine may change: what one use of memory needs of
+// another is ordered by events, nothing waits for what a closed gate holds, and an answer that depends on
+// time is not told from its opposite.
 // Threads: one. Host functions run on the machine's.
 #pragma once
 #include <map>
@@ -18,7 +19,9 @@ struct limits {
   int devices = 2;
   bool stale_streams = true;   // calls with streams and events that were destroyed, or never made
   bool others_streams = true;  // a stream named with a device that is not its own
-  bool others_segments = true;  // a plain copy or a fill of another device's segment, or a copy between devices that names the wrong one: CUDA takes them and weir never asks for them
+  // a plain copy or a fill of another device's segment, or a copy between devices that names the wrong one:
+  // CUDA takes them and weir never asks for them
+  bool others_segments = true;
 };
 
 struct outcome {
@@ -90,11 +93,11 @@ class player {
   std::string stream_call(call const&);
   std::string work_call(call const&);
   std::string kernel_call(call const&, stream_slot&);
-  std::string graph_call(call const&, stream_slot&);         // a whole capture, and what becomes of it
-  void given(stream_slot&);                                  // that stream was given something: whom it joins holds it, too
-  std::uint32_t holds(stream_slot const&) const;             // what may keep a host that waits for it
+  std::string graph_call(call const&, stream_slot&);  // a whole capture, and what becomes of it
+  void given(stream_slot&);                           // that stream was given something: whom it joins holds it, too
+  std::uint32_t holds(stream_slot const&) const;      // what may keep a host that waits for it
   stream_slot& legacy_of(int device) { return streams_[made_streams + static_cast<std::size_t>(device)]; }
-  std::vector<area*> usable(int device);                     // by any work of that device
+  std::vector<area*> usable(int device);              // by any work of that device
   std::string say(status) const;
   std::string settled(status, std::uint32_t held) const;  // ok and not ready are one where time decides
   int device_of(int n, int right) const;

@@ -13,15 +13,39 @@ struct named {
   int weight;
 };
 constexpr named all[] = {
-    {verb::reserve, "reserve", 4}, {verb::unreserve, "unreserve", 3}, {verb::create, "create", 5}, {verb::release, "release", 3},
-    {verb::map, "map", 8}, {verb::unmap, "unmap", 4}, {verb::grant, "grant", 8}, {verb::create_segment, "create_segment", 2},
-    {verb::release_segment, "release_segment", 2}, {verb::pin, "pin", 3}, {verb::unpin, "unpin", 2}, {verb::find, "find", 3}, {verb::peer, "peer", 1},
-    {verb::create_stream, "create_stream", 5}, {verb::destroy_stream, "destroy_stream", 2}, {verb::query_stream, "query_stream", 3},
-    {verb::synchronize_stream, "synchronize_stream", 2}, {verb::capturing, "capturing", 1},
-    {verb::create_event, "create_event", 4}, {verb::destroy_event, "destroy_event", 2}, {verb::record, "record", 7}, {verb::wait, "wait", 6},
-    {verb::query_event, "query_event", 4}, {verb::synchronize_event, "synchronize_event", 2}, {verb::elapsed, "elapsed_ms", 3},
-    {verb::copy, "copy", 9}, {verb::copy_peer, "copy_peer", 4}, {verb::fill, "fill", 8}, {verb::kernel, "kernel", 7}, {verb::graph, "graph", 6}, {verb::host_function, "host_function", 4},
-    {verb::hold, "hold", 3}, {verb::open_gate, "open_gate", 4},
+    {verb::reserve, "reserve", 4},
+    {verb::unreserve, "unreserve", 3},
+    {verb::create, "create", 5},
+    {verb::release, "release", 3},
+    {verb::map, "map", 8},
+    {verb::unmap, "unmap", 4},
+    {verb::grant, "grant", 8},
+    {verb::create_segment, "create_segment", 2},
+    {verb::release_segment, "release_segment", 2},
+    {verb::pin, "pin", 3},
+    {verb::unpin, "unpin", 2},
+    {verb::find, "find", 3},
+    {verb::peer, "peer", 1},
+    {verb::create_stream, "create_stream", 5},
+    {verb::destroy_stream, "destroy_stream", 2},
+    {verb::query_stream, "query_stream", 3},
+    {verb::synchronize_stream, "synchronize_stream", 2},
+    {verb::capturing, "capturing", 1},
+    {verb::create_event, "create_event", 4},
+    {verb::destroy_event, "destroy_event", 2},
+    {verb::record, "record", 7},
+    {verb::wait, "wait", 6},
+    {verb::query_event, "query_event", 4},
+    {verb::synchronize_event, "synchronize_event", 2},
+    {verb::elapsed, "elapsed_ms", 3},
+    {verb::copy, "copy", 9},
+    {verb::copy_peer, "copy_peer", 4},
+    {verb::fill, "fill", 8},
+    {verb::kernel, "kernel", 7},
+    {verb::graph, "graph", 6},
+    {verb::host_function, "host_function", 4},
+    {verb::hold, "hold", 3},
+    {verb::open_gate, "open_gate", 4},
 };
 
 }  // namespace
@@ -44,8 +68,8 @@ program make_program(std::uint64_t seed) {
     for (int& x : c.with) x = below(1 << 16);
     p.push_back(c);
   };
-  // Most programs begin with something to work on; later calls take some of it away. In half of them it is one device's, and two
-  // streams of it, so that kernels and graphs have enough.
+  // Most programs begin with something to work on; later calls take some of it away. In half of them it is
+  // one device's, and two streams of it, so that kernels and graphs have enough.
   if (below(2) != 0) {
     for (int d = 0; d < 2; ++d) {
       p.push_back({verb::create_stream, {d, 0, 0, 0, 0, below(1 << 16)}});
@@ -62,8 +86,9 @@ program make_program(std::uint64_t seed) {
     p.push_back({verb::kernel, {0, 0, 1, 0, 0, below(1 << 16)}});
     p.push_back({verb::record, {0, 1, 0, 0, 0, 0}});
   } else if (below(8) != 0) {
-    for (verb v : {verb::create_stream, verb::create_stream, verb::create_stream, verb::create_event, verb::create_event, verb::reserve, verb::create, verb::map, verb::grant,
-                   verb::create, verb::map, verb::grant, verb::pin, verb::create_segment}) {
+    for (verb v : {verb::create_stream, verb::create_stream, verb::create_stream, verb::create_event,
+                   verb::create_event, verb::reserve, verb::create, verb::map, verb::grant, verb::create, verb::map,
+                   verb::grant, verb::pin, verb::create_segment}) {
       add(v);
       p.back().with[5] = 0;  // legal
     }
@@ -82,7 +107,8 @@ program shrink(program p, std::function<bool(program const&)> const& fails) {
     bool any = false;
     for (std::size_t from = 0; from < p.size();) {
       program less = p;
-      less.erase(less.begin() + static_cast<std::ptrdiff_t>(from), less.begin() + static_cast<std::ptrdiff_t>(std::min(from + chunk, p.size())));
+      less.erase(less.begin() + static_cast<std::ptrdiff_t>(from),
+                 less.begin() + static_cast<std::ptrdiff_t>(std::min(from + chunk, p.size())));
       if (fails(less)) {
         p = std::move(less);
         any = true;

@@ -1,4 +1,5 @@
-// A program of seam calls, legal and illegal, made from a seed: numbers only, so that it can be played on any machine and cut down.
+// A program of seam calls, legal and illegal, made from a seed:
+// numbers only, so that it can be played on any machine and cut down.
 // Threads: none of its own.
 #pragma once
 #include <array>
@@ -20,7 +21,8 @@ std::string_view name_of(verb) noexcept;
 
 struct call {
   verb what{};
-  std::array<int, 6> with{};  // what each picks is the player's: an object by its number, an offset, a twist that makes it illegal
+  // what each picks is the player's: an object by its number, an offset, a twist that makes it illegal
+  std::array<int, 6> with{};
 };
 using program = std::vector<call>;
 

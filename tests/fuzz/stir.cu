@@ -16,7 +16,8 @@ struct task {
 
 #ifdef __CUDACC__
 __global__ void stir_words(task t) {
-  for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < t.words; i += std::size_t(gridDim.x) * blockDim.x) {
+  for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < t.words;
+       i += std::size_t(gridDim.x) * blockDim.x) {
     t.to[i] = 3 * t.from[i] + static_cast<std::uint32_t>(i) + t.k;
   }
 }
@@ -31,19 +32,23 @@ driver::status on_gpu(driver::driver& m, int device, driver::stream_handle s, ta
   return {of_a_capture ? driver::code::not_permitted : driver::code::failed, static_cast<int>(error)};
 }
 #else
-driver::status on_gpu(driver::driver&, int, driver::stream_handle, task const&) { return {driver::code::not_supported, 0}; }
+driver::status on_gpu(driver::driver&, int, driver::stream_handle, task const&) {
+  return {driver::code::not_supported, 0};
+}
 #endif
 
 }  // namespace
 
-driver::status stir(driver::driver& m, int device, driver::stream_handle s, driver::address to, driver::address from, std::size_t words, std::uint32_t k) {
+driver::status stir(driver::driver& m, int device, driver::stream_handle s, driver::address to, driver::address from,
+                    std::size_t words, std::uint32_t k) {
   task const t{reinterpret_cast<std::uint32_t*>(to), reinterpret_cast<std::uint32_t const*>(from), words, k};
   if (!m.simulated()) return on_gpu(m, device, s, t);
   driver::touch const uses[] = {{from, 4 * words, false}, {to, 4 * words, true}};
   return m.enqueue(device, s, uses,
                    {[](void* p) {
                       task const& t = *static_cast<task*>(p);
-                      for (std::size_t i = 0; i < t.words; ++i) t.to[i] = 3 * t.from[i] + static_cast<std::uint32_t>(i) + t.k;
+                      for (std::size_t i = 0; i < t.words; ++i)
+                        t.to[i] = 3 * t.from[i] + static_cast<std::uint32_t>(i) + t.k;
                     },
                     [](void* p) { delete static_cast<task*>(p); }, new task(t)});
 }

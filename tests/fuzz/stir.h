@@ -5,7 +5,9 @@
 
 namespace weir::fuzz {
 
-// to[i] = 3 * from[i] + i + k, for so many words of four bytes. Requires: the two do not overlap, and the device may use both.
-driver::status stir(driver::driver&, int device, driver::stream_handle, driver::address to, driver::address from, std::size_t words, std::uint32_t k);
+// to[i] = 3 * from[i] + i + k, for so many words of four bytes. Requires:
+// the two do not overlap, and the device may use both.
+driver::status stir(driver::driver&, int device, driver::stream_handle, driver::address to, driver::address from,
+                    std::size_t words, std::uint32_t k);
 
 }  // namespace weir::fuzz

@@ -1,4 +1,5 @@
-// The allocator of one device on machines of several kinds: its pages, its fences, a fork, its end, and life without mapping.
+// The allocator of one device on machines of several kinds:
+// its pages, its fences, a fork, its end, and life without mapping.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -45,7 +46,8 @@ TEST(allocator_layout, the_parts_of_a_range_make_up_the_whole_and_the_counters_s
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
   std::vector<void*> all;
-  for (std::size_t const bytes : {100, 100, 100, 100, 3000, 40'000, 300'000, 300'000}) all.push_back(d.allocate(s, bytes, 0, at));
+  for (std::size_t const bytes : {100, 100, 100, 100, 3000, 40'000, 300'000, 300'000})
+    all.push_back(d.allocate(s, bytes, 0, at));
   for (std::size_t const i : {0, 1, 5, 6}) d.deallocate(std::exchange(all[i], nullptr), nullptr, at);
   std::size_t reserved = 0, live = 0;
   for (memory::mapped_range const& r : d.layout()) {
@@ -54,7 +56,8 @@ TEST(allocator_layout, the_parts_of_a_range_make_up_the_whole_and_the_counters_s
       memory::mapped_range::part const& p = r.parts[i];
       EXPECT_EQ(p.at, r.at + sum) << "parts lie side by side";
       EXPECT_GT(p.bytes, 0u);
-      EXPECT_FALSE(i && p.is == memory::mapped_range::use::free && r.parts[i - 1].is == memory::mapped_range::use::free) << "what is free is one part";
+      EXPECT_FALSE(i && p.is == memory::mapped_range::use::free && r.parts[i - 1].is == memory::mapped_range::use::free)
+          << "what is free is one part";
       sum += p.bytes;
       live += p.is == memory::mapped_range::use::live ? p.bytes : 0;
     }
@@ -210,11 +213,12 @@ struct meanwhile final : weir::driver::faulty {
 TEST(allocator_without_mapping, a_segment_comes_back_to_another_before_who_gave_it_away_has_returned) {
   for (bool const same_stream : {true, false}) {
     meanwhile* machine = nullptr;
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::seeded, .seed = 1, .maps = false}, {}, [&](auto inner) {
-      auto made = std::make_unique<meanwhile>(std::move(inner));
-      machine = made.get();
-      return made;
-    });
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::seeded, .seed = 1, .maps = false},
+                       {}, [&](auto inner) {
+                         auto made = std::make_unique<meanwhile>(std::move(inner));
+                         machine = made.get();
+                         return made;
+                       });
     memory::allocator& d = bench.on(0);
     clock::timeline &a = bench.stream(0), &b = bench.stream(0);
     void* const first = d.allocate(a, 1 << 20, 0, at);
@@ -243,7 +247,9 @@ TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmappe
   d->mark(p, far, at);
   bool ran = false;
   driver::touch const reads[] = {{reinterpret_cast<driver::address>(p), 300'000, false}};
-  ASSERT_TRUE(bench.machine().enqueue(1, far.handle(), reads, {[](void* ran) { *static_cast<bool*>(ran) = true; }, nullptr, &ran}).ok());
+  ASSERT_TRUE(bench.machine()
+                  .enqueue(1, far.handle(), reads, {[](void* ran) { *static_cast<bool*>(ran) = true; }, nullptr, &ran})
+                  .ok());
   d->deallocate(p, nullptr, at);
   d.reset();
   EXPECT_TRUE(ran) << "the allocator ended before the work that uses its pages";
@@ -331,7 +337,8 @@ TEST(allocator_callbacks, one_may_remove_itself_and_one_that_throws_is_left) {
   EXPECT_TRUE(state.all.call({}));
   EXPECT_FALSE(state.all.call({}));
   EXPECT_EQ(state.calls, 1);
-  auto const throws = state.all.add([](void*, memory_report const&) -> bool { throw std::runtime_error("no"); }, nullptr, 0);
+  auto const throws =
+      state.all.add([](void*, memory_report const&) -> bool { throw std::runtime_error("no"); }, nullptr, 0);
   EXPECT_THROW((void)state.all.call({}), std::runtime_error);
   state.all.remove(throws);  // does not wait for a thread that is gone
 }

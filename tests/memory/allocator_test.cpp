@@ -1,4 +1,5 @@
-// The allocator of one device on stepped machines: what is reused when, what is refused, and what the ladder does.
+// The allocator of one device on stepped machines:
+// what is reused when, what is refused, and what the ladder does.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -11,12 +12,17 @@ namespace {
 using tests::memory_bench;
 
 struct allocator_test : ::testing::Test {
-  explicit allocator_test(options o = {}) : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
+  explicit allocator_test(options o = {})
+      : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
   memory::allocator& device() { return bench.on(0); }
-  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) { return device().allocate(s, bytes, alignment, at); }
+  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
+    return device().allocate(s, bytes, alignment, at);
+  }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
   // Work that the stream has not done until it is stepped.
-  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void busy(clock::timeline& s) {
+    ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
   void sound() {
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
@@ -138,7 +144,8 @@ TEST_F(allocator_test, zero_bytes_have_an_address_of_their_own_and_are_freed) {
 }
 
 TEST_F(allocator_test, blocks_have_the_alignment_that_was_asked_for_or_that_is_natural) {
-  for (std::size_t alignment = 1; alignment <= (1 << 20); alignment *= 2) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, 100, alignment)) % alignment, 0u);
+  for (std::size_t alignment = 1; alignment <= (1 << 20); alignment *= 2)
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, 100, alignment)) % alignment, 0u);
   for (std::size_t bytes : {16, 48, 64, 96, 256, 1000, 1024, 4096, 10'000, 16'384, 50'000}) {
     std::size_t const rounded = (bytes + 15) / 16 * 16, natural = bytes >= 16 << 10 ? 512 : rounded & (~rounded + 1);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, bytes)) % natural, 0u) << bytes;
@@ -177,7 +184,8 @@ TEST_F(allocator_test, wrong_frees_are_named_and_change_nothing) {
   device().mark(p, b, at);
   busy(b);
   give(p);
-  EXPECT_NE(refused([&] { give(p); }).operands().find("freed already"), std::string::npos) << "also while it is pending";
+  EXPECT_NE(refused([&] { give(p); }).operands().find("freed already"), std::string::npos)
+      << "also while it is pending";
 }
 
 TEST_F(allocator_test, sizes_that_overflow_and_odd_alignments_are_refused) {
@@ -200,7 +208,8 @@ TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_free
   EXPECT_EQ(device().statistics().waits_inserted, 1u);
   EXPECT_EQ(device().statistics().num_alloc_retries, 1u);
   EXPECT_EQ(device().statistics().num_ooms, 0u);
-  for (std::size_t i = 0; i < ladder_rungs.size(); ++i) EXPECT_EQ(device().statistics().found_by[i], ladder_rungs[i] == "blocks behind a device wait") << ladder_rungs[i];
+  for (std::size_t i = 0; i < ladder_rungs.size(); ++i)
+    EXPECT_EQ(device().statistics().found_by[i], ladder_rungs[i] == "blocks behind a device wait") << ladder_rungs[i];
   EXPECT_THROW(take(b, 3 << 20), out_of_memory);
   give(q);
   device().reset_accumulated();
@@ -208,7 +217,8 @@ TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_free
   sound();
 }
 
-// a has given its part and b has its part still to give: b behind c, which is behind a's part, would be a circle.
+// a has given its part and b has its part still to give:
+// b behind c, which is behind a's part, would be a circle.
 TEST_F(allocator_test, no_wait_is_inserted_before_a_stream_that_carries_collectives_through_streams_that_carry_none) {
   clock::timeline& c = bench.stream(0);
   a.set_carries_collectives(true);
@@ -321,7 +331,8 @@ TEST_F(allocator_test, callbacks_are_called_in_order_with_no_lock_held_and_what_
         return true;
       },
       &state, 2);
-  auto const first = bench.memory().add_callback([](void* s, memory_report const&) { return static_cast<spare*>(s)->called.push_back(1), false; }, &state, 1);
+  auto const first = bench.memory().add_callback(
+      [](void* s, memory_report const&) { return static_cast<spare*>(s)->called.push_back(1), false; }, &state, 1);
   EXPECT_NE(take(a, 2 << 20), nullptr);
   EXPECT_EQ(state.called, (std::vector<int>{1, 2}));
   bench.memory().remove_callback(first);
@@ -426,7 +437,8 @@ TEST_F(allocator_test, empty_cache_gives_back_all_that_no_block_lies_in) {
 }
 
 TEST_F(allocator_test, the_arena_of_a_registration_that_ended_serves_the_next_stream_and_its_stamps_are_forgotten) {
-  clock::timeline& f = bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
+  clock::timeline& f = bench.clocks().make(
+      0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
   void* const p = take(f, 1 << 20);
   busy(f);
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(f.fence().ok());  // its numbers are ahead of the heir's

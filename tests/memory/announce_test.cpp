@@ -1,5 +1,5 @@
-// options::announce_blocks: tools are told of every block, from when it is handed out until it is given back, and what lies
-// between two of them is nobody's.
+// options::announce_blocks: tools are told of every block, from when it is handed out until it is given back,
+// and what lies between two of them is nobody's.
 // Threads: one.
 #include <gtest/gtest.h>
 

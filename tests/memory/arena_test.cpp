@@ -14,15 +14,20 @@
 namespace weir::memory {
 namespace {
 
-// A region of an arena whose pages are mapped by hand, one handle a stretch. Nothing reads the stream's timeline here.
+// A region of an arena whose pages are mapped by hand, one handle a stretch.
+// Nothing reads the stream's timeline here.
 struct bare_arena {
   std::unique_ptr<region> in;
   std::map<address, handle> handles;
   arena pieces;
 
-  explicit bare_arena(std::size_t bytes) : in(new region(address{1} << 40, bytes, page, nullptr)) { pieces.add_region(*in, state::gap); }
+  explicit bare_arena(std::size_t bytes) : in(new region(address{1} << 40, bytes, page, nullptr)) {
+    pieces.add_region(*in, state::gap);
+  }
 
-  void map(address at, std::size_t bytes) { in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes})); }
+  void map(address at, std::size_t bytes) {
+    in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes}));
+  }
   piece* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
     growth g;
     if (!pieces.plan(bytes, alignment, arena::part::blocks, g)) return nullptr;
@@ -84,7 +89,9 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
   auto const grow = [&](std::size_t bytes, arena::part part) -> piece* {
     growth g;
     if (!pieces.plan(bytes, bins::unit, part, g)) return nullptr;
-    for (auto const& hole : g.missing) in->set_pages({driver::memory_handle::none, hole.at, hole.bytes}, &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
+    for (auto const& hole : g.missing)
+      in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
+                    &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
     return pieces.commit(g);
   };
   auto const wrong = [&] {
@@ -111,12 +118,16 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
 }
 
 TEST(lowest_fit, agrees_with_a_scan) {
-  for (std::size_t n : {std::size_t{8}, std::size_t{200}, std::size_t{1200}, std::size_t{10'000}}) {  // pages; one leaf, a few, many
+  // pages; one leaf, a few, many
+  for (std::size_t n : {std::size_t{8}, std::size_t{200}, std::size_t{1200}, std::size_t{10'000}}) {
     std::mt19937_64 random(n);
     region in(page, n * page, page, nullptr);
     lowest_fit all(n);
-    std::map<std::size_t, std::unique_ptr<piece>> plain;  // by a fourth of the page: in one of the first two or three of four at most
-    auto const begin = [&](piece& p, std::size_t fourth, std::size_t bytes) { p.at = in.base + (fourth * 4 + random() % 3) * page + random() % 3 * bins::unit, p.bytes = bytes; };
+    // by a fourth of the page: in one of the first two or three of four at most
+    std::map<std::size_t, std::unique_ptr<piece>> plain;
+    auto const begin = [&](piece& p, std::size_t fourth, std::size_t bytes) {
+      p.at = in.base + (fourth * 4 + random() % 3) * page + random() % 3 * bins::unit, p.bytes = bytes;
+    };
     for (int i = 0; i < 6000; ++i) {
       std::size_t const at = random() % n / 4;
       bool const more = random() % 300 == 0;  // now and then most go
@@ -141,10 +152,16 @@ TEST(lowest_fit, agrees_with_a_scan) {
           return goes;
         });
       }
-      ASSERT_EQ(all.validate([&](std::size_t leaf) { ADD_FAILURE() << "leaf " << leaf << " of " << n << " pages, step " << i; }), plain.size());
-      std::size_t const from = random() % 2 ? 0 : random() % (n + 1), wanted = (random() % 110 + 1) * lowest_fit::unit - random() % 2;
-      auto const found = std::find_if(plain.begin(), plain.end(), [&](auto const& q) { return in.page_index(q.second->at) >= from && q.second->bytes >= wanted; });
-      ASSERT_EQ(all.find(wanted, from), found == plain.end() ? nullptr : found->second.get()) << n << " pages, step " << i;
+      ASSERT_EQ(all.validate(
+                    [&](std::size_t leaf) { ADD_FAILURE() << "leaf " << leaf << " of " << n << " pages, step " << i; }),
+                plain.size());
+      std::size_t const from = random() % 2 ? 0 : random() % (n + 1),
+                        wanted = (random() % 110 + 1) * lowest_fit::unit - random() % 2;
+      auto const found = std::find_if(plain.begin(), plain.end(), [&](auto const& q) {
+        return in.page_index(q.second->at) >= from && q.second->bytes >= wanted;
+      });
+      ASSERT_EQ(all.find(wanted, from), found == plain.end() ? nullptr : found->second.get())
+          << n << " pages, step " << i;
     }
   }
 }
@@ -202,7 +219,8 @@ TEST(arena, no_two_neighbours_are_both_free) {
   a.pieces.give(*y, 2);
   EXPECT_EQ(a.pieces.free_pieces(), 1u);
   EXPECT_SOUND(a);
-  piece* const all = a.pieces.take_if(3 * page, bins::unit, [](piece const& p) { return p.freed == 3; });  // the newest stamp of the three
+  // the newest stamp of the three
+  piece* const all = a.pieces.take_if(3 * page, bins::unit, [](piece const& p) { return p.freed == 3; });
   ASSERT_NE(all, nullptr);
   EXPECT_EQ(all->at, at);
 }
@@ -233,7 +251,9 @@ TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
     arena pieces;
     pieces.add_region(*in, state::gap);
     auto const map = [&](growth const& g) {
-      for (auto const& hole : g.missing) in->set_pages({driver::memory_handle::none, hole.at, hole.bytes}, &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
+      for (auto const& hole : g.missing)
+        in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
+                      &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
     };
     auto const grow = [&](std::size_t bytes) {
       growth g;
@@ -259,7 +279,8 @@ TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
     EXPECT_EQ(g.block, at + page);
     EXPECT_EQ(g.block + g.bytes, behind + 3 * page);
     EXPECT_EQ(g.missing_bytes, 2 * page);
-    EXPECT_EQ(g.large_beside, part == arena::part::blocks ? 1u : 0u) << "the other one; in the part of runs none is counted";
+    EXPECT_EQ(g.large_beside, part == arena::part::blocks ? 1u : 0u)
+        << "the other one; in the part of runs none is counted";
     map(g);
     pieces.commit(g);
     std::vector<std::string> wrong;
@@ -282,9 +303,11 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   ghosts::places all;
   address const at = a.in->base + page;
   all[at] = {&moved, nullptr, at, 8 * page, {}, true, false};
-  ghost_sight const sight{&all, nullptr, [](void const*, ghost const&, address, address) { return ghost_sight::fate::comes_home; }};
+  ghost_sight const sight{&all, nullptr,
+                          [](void const*, ghost const&, address, address) { return ghost_sight::fate::comes_home; }};
   growth g;
-  ASSERT_TRUE(a.pieces.plan(3 * page, 4 * page, arena::part::blocks, g, sight));  // the one place there lies inside the ghost
+  // the one place there lies inside the ghost
+  ASSERT_TRUE(a.pieces.plan(3 * page, 4 * page, arena::part::blocks, g, sight));
   EXPECT_EQ(g.block, a.in->base + 4 * page) << "where a handle comes home the block costs next to nothing";
   EXPECT_EQ(g.missing_bytes, 3 * page);
 }
@@ -345,7 +368,8 @@ TEST(arena, blocks_are_found_by_interior_addresses_however_large) {
   bare_arena a(4096 * page);
   piece* const big = a.grow(3000 * page);
   piece* const next = a.grow(granule);
-  for (std::size_t at : {std::size_t{0}, std::size_t{1}, granule, 1500 * page + 7, 3000 * page - 1}) EXPECT_EQ(a.in->covering(big->at + at), big);
+  for (std::size_t at : {std::size_t{0}, std::size_t{1}, granule, 1500 * page + 7, 3000 * page - 1})
+    EXPECT_EQ(a.in->covering(big->at + at), big);
   EXPECT_EQ(a.in->covering(big->at + 3000 * page), next);
   EXPECT_EQ(a.in->covering(next->at + granule), nullptr);
   address const at = big->at;
@@ -360,7 +384,8 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
     std::map<address, std::pair<piece*, std::size_t>> live;
     for (int i = 0; i < 400; ++i) {
       if (random() % 5 < 3) {
-        std::size_t const bytes = std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);
+        std::size_t const bytes =
+            std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);
         std::size_t const alignment = random() % 6 ? bins::unit : std::size_t{1} << (9 + random() % 9);
         piece* p = a.pieces.take(bytes, alignment);
         if (!p) p = a.grow(bytes, alignment);
@@ -369,8 +394,10 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         ASSERT_EQ(p->bytes, bytes);
         auto const after = live.lower_bound(p->at);
         ASSERT_TRUE(after == live.end() || after->first >= p->at + bytes) << "seed " << seed;
-        ASSERT_TRUE(after == live.begin() || std::prev(after)->first + std::prev(after)->second.second <= p->at) << "seed " << seed;
-        for (address at = p->at; at < p->at + bytes; at += page) ASSERT_NE(a.in->page(at), nullptr) << "a block without pages, seed " << seed;
+        ASSERT_TRUE(after == live.begin() || std::prev(after)->first + std::prev(after)->second.second <= p->at)
+            << "seed " << seed;
+        for (address at = p->at; at < p->at + bytes; at += page)
+          ASSERT_NE(a.in->page(at), nullptr) << "a block without pages, seed " << seed;
         live[p->at] = {p, bytes};
       } else if (!live.empty()) {
         auto const which = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
@@ -380,7 +407,9 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         continue;
       }
       if (random() % 16 == 0) {  // a wholly free handle goes back
-        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page), random() % 2 ? arena::first::oldest : arena::first::lowest, [&](std::uint64_t) { return random() % 4 != 0; });
+        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page),
+                                                    random() % 2 ? arena::first::oldest : arena::first::lowest,
+                                                    [&](std::uint64_t) { return random() % 4 != 0; });
         for (released const& g : going.all) {
           for (handle const& h : g.handles) {
             if (random() % 4 == 0) continue;  // the driver would not
@@ -406,7 +435,8 @@ TEST(arena, handles_go_from_the_piece_freed_first_or_from_the_lowest) {
   address const where[] = {low->at, high->at};
   a.pieces.give(*high, 1);
   a.pieces.give(*low, 2);
-  for (auto const& [which, at] : {std::pair{arena::first::oldest, where[1]}, std::pair{arena::first::lowest, where[0]}}) {
+  for (auto const& [which, at] :
+       {std::pair{arena::first::oldest, where[1]}, std::pair{arena::first::lowest, where[0]}}) {
     auto const going = a.pieces.reserve_handles(page, which, [](std::uint64_t) { return true; });
     ASSERT_EQ(going.all.size(), 1u);
     EXPECT_EQ(going.all.front().place->at, at);
@@ -415,7 +445,8 @@ TEST(arena, handles_go_from_the_piece_freed_first_or_from_the_lowest) {
   EXPECT_SOUND(a);
 }
 
-// The most pieces that any one call looked at, of a few thousand on an arena with so many live blocks and a tenth as many free pieces.
+// The most pieces that any one call looked at, of a few thousand on an arena with so many live blocks and a
+// tenth as many free pieces.
 std::uint64_t most_looks(std::size_t live_blocks) {
   std::mt19937_64 random(live_blocks);
   bare_arena a(std::size_t{1} << 36);
@@ -445,7 +476,8 @@ std::uint64_t most_looks(std::size_t live_blocks) {
     if (i % 8) continue;
     step([&] { a.pieces.give(*a.grow(10'000 * bins::unit), static_cast<std::uint64_t>(i)); });
     step([&] {
-      auto const found = a.pieces.reserve_handle(64 * page, page, [&](handle const&) { return ++predicate; }, [&](std::uint64_t) { return ++predicate; });
+      auto const found = a.pieces.reserve_handle(
+          64 * page, page, [&](handle const&) { return ++predicate; }, [&](std::uint64_t) { return ++predicate; });
       if (found.from.place) a.pieces.release_done(*found.from.place);
     });
   }

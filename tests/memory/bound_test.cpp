@@ -30,7 +30,8 @@ TEST(bound, reserved_stays_within_it_at_every_step_of_random_programs) {
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
     past += p.past_the_first_term, near += p.near_it, compared += p.covered_compared;
   }
-  std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in " << past << "; what is covered was compared " << compared << " times\n";
+  std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in "
+            << past << "; what is covered was compared " << compared << " times\n";
   if (wanted.count() >= 100) {
     EXPECT_GT(near, wanted.count()) << "the bound is hardly ever felt";
     EXPECT_GT(compared, wanted.count());
@@ -53,7 +54,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
       one = memory.allocate(home, (1 + random() % 200) * page, 0, at);
     }
     memory_statistics const n = memory.statistics();
-    double const ratio = static_cast<double>(n.reserved_bytes.all.peak) / static_cast<double>(n.allocated_bytes.all.peak);
+    double const ratio =
+        static_cast<double>(n.reserved_bytes.all.peak) / static_cast<double>(n.allocated_bytes.all.peak);
     worst = std::max(worst, ratio), sum += ratio;
     for (void* const b : blocks) memory.deallocate(b, nullptr, at);
     EXPECT_EQ(memory.validate(), std::vector<std::string>{});
@@ -62,8 +64,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   EXPECT_LT(sum / seeds, 1.055) << "with handles as large as before: 1.067";
 }
 
-// Small blocks of one size after another, of which some stay: their runs are of use for other sizes, in whole cells. Blocks here have at most a cell, so
-// that no cell that comes free is too short for the next.
+// Small blocks of one size after another, of which some stay: their runs are of use for other sizes, in whole
+// cells. Blocks here have at most a cell, so that no cell that comes free is too short for the next.
 TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells_that_they_touch) {
   tests::seeds const wanted("small_bound", tests::sanitized ? 2 : 12);
   double worst = 0;
@@ -109,7 +111,8 @@ TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells
       }
       ASSERT_EQ(device.validate(), std::vector<std::string>{}) << "seed " << seed;
     }
-    for (auto const& b : live) device.deallocate(reinterpret_cast<void*>(b.first), nullptr, at);  // NOLINT(performance-no-int-to-ptr)
+    // NOLINT(performance-no-int-to-ptr)
+    for (auto const& b : live) device.deallocate(reinterpret_cast<void*>(b.first), nullptr, at);
     (void)device.empty_cache();
     EXPECT_EQ(device.reserved(), 0u) << "seed " << seed;
   }
@@ -118,7 +121,8 @@ TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells
 
 // Each stream but the first is lent what those before it had, and what it gives back waits for it.
 TEST(bound, many_streams_in_turn_reserve_what_one_does) {
-  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1}, options{.epsilon = 0});
+  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1},
+                     options{.epsilon = 0});
   auto& device = bench.on(0);
   std::vector<clock::timeline*> streams;
   for (int i = 0; i < 40; ++i) streams.push_back(&bench.stream(0));
@@ -181,14 +185,16 @@ TEST(bound, holds_with_several_threads_that_give_back_each_others_blocks) {
   for (auto const seed : wanted) {
     std::size_t const threads = 2 + seed % 3;
     crew all(threads);
-    tests::bound_program p(seed, threads, [&](std::size_t who, std::function<void()> const& step) { all.run(who, step); });
+    tests::bound_program p(seed, threads,
+                           [&](std::size_t who, std::function<void()> const& step) { all.run(who, step); });
     tests::verdict const wrong = p.run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; " << threads << " threads; replay with WEIR_TEST_SEED=" << seed;
   }
 }
 
 TEST(bound, a_moved_handle_keeps_every_other_blocks_bytes_where_they_are) {
-  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1}, options{.epsilon = 0});
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+                     options{.epsilon = 0});
   auto& s = bench.stream(0);
   auto& device = bench.on(0);
   std::vector<char*> blocks;

@@ -1,12 +1,13 @@
-// The bound on reserved memory while several threads allocate at once, under every order of theirs that a tape can say.
-// Seeds and tapes as tests/explore/explore.h says.
+// The bound on reserved memory while several threads allocate at once, under every order of theirs that a
+// tape can say. Seeds and tapes as tests/explore/explore.h says.
 // Threads: those of each run.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + a page for each stream, most covered). In use is live, pending, and asked for by threads at work.
-// Covered counts, too, what fell idle (reserved, and no longer covered) while any thread was at work: who found no handle wholly free
-// makes one, and before anybody looks another thread's memory is given back and known to be complete. So it was in run 3541101610:
-// a thread had made two pages of three and found nothing free for the third, for a block of three pages was in use; before it made
-// the third, the other thread had given that block back and heard that its stream was done.
+// Bound: reserved <= max((1 + epsilon) x most in use + a page for each stream, most covered). In use is live,
+// pending, and asked for by threads at work. Covered counts, too, what fell idle (reserved, and no longer
+// covered) while any thread was at work: who found no handle wholly free makes one, and before anybody looks
+// another thread's memory is given back and known to be complete. So it was in run 3541101610: a thread had
+// made two pages of three and found nothing free for the third, for a block of three pages was in use; before
+// it made the third, the other thread had given that block back and heard that its stream was done.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -35,13 +36,17 @@ class onlooker final : public driver::faulty {
 };
 
 struct told {
-  std::uint64_t past = 0, near = 0, at_once = 0, fell_idle = 0;  // looks: past the first term, near it, with others at work, with something fallen idle meanwhile
+  // looks: past the first term, near it, with others at work, with something fallen idle meanwhile
+  std::uint64_t past = 0, near = 0, at_once = 0, fell_idle = 0;
 };
 
 class bound_among_threads {
  public:
   bound_among_threads(tests::trial& t, onlooker*& machine, told& n)
-      : t_(t), told_(n), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[t.draw(4)]), bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_})) {
+      : t_(t),
+        told_(n),
+        epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[t.draw(4)]),
+        bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_})) {
     for (std::uint32_t i = 0, lines = 1 + t.draw(3); i < lines; ++i) lines_.push_back(&t.stream(0));
     largest_ = std::size_t{128 << 10} << t.draw(4);
     machine->looks = [this] { note(); };
@@ -91,17 +96,20 @@ class bound_among_threads {
     note();
     auto const l = threads_.lock();
     std::size_t const others = l->all() - l->asked[me];
-    std::size_t const first = l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page * lines_.size();
+    std::size_t const first =
+        l->in_use + static_cast<std::size_t>(static_cast<double>(l->in_use) * epsilon_) + page * lines_.size();
     told_.past += reserved > first, told_.near += reserved > first - first / 8, told_.at_once += others > 0;
     if (reserved > std::max(first, l->covered)) {
-      t_.fail("reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(l->covered) + "), epsilon " + std::to_string(epsilon_));
+      t_.fail("reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " +
+              std::to_string(l->covered) + "), epsilon " + std::to_string(epsilon_));
     }
   }
   void ask(std::size_t me, std::size_t bytes) { threads_.lock()->asked[me] = bytes; }
 
   void take(std::size_t me) {
     clock::timeline& s = any_line();
-    std::size_t const bytes = (32 << 10) + 1 + (t_.coin() ? t_.draw(static_cast<std::uint32_t>(largest_)) : (1 + t_.draw(4)) * largest_ / 4);
+    std::size_t const bytes =
+        (32 << 10) + 1 + (t_.coin() ? t_.draw(static_cast<std::uint32_t>(largest_)) : (1 + t_.draw(4)) * largest_ / 4);
     ask(me, round_up(bytes, 512));
     look(me);
     try {
@@ -162,7 +170,8 @@ class bound_among_threads {
     give(1);
     complete();
     device().empty_cache();
-    if (auto const left = device().statistics().reserved_bytes.all.current) t_.fail(std::to_string(left) + " B stay reserved when all was given back");
+    if (auto const left = device().statistics().reserved_bytes.all.current)
+      t_.fail(std::to_string(left) + " B stay reserved when all was given back");
   }
 
   tests::trial& t_;
@@ -187,7 +196,8 @@ TEST(bound, holds_at_every_step_while_threads_allocate_at_once) {
     return made;
   };
   auto const runs = tests::explore(o, [&](tests::trial& t) { bound_among_threads run(t, machine, n); });
-  std::cout << runs << " runs; with others at work in " << n.at_once << " looks, near the first term in " << n.near << ", past it in " << n.past << ", something fell idle in " << n.fell_idle << "\n";
+  std::cout << runs << " runs; with others at work in " << n.at_once << " looks, near the first term in " << n.near
+            << ", past it in " << n.past << ", something fell idle in " << n.fell_idle << "\n";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Where other allocators become slow, or hold many times what is used: each as a count of calls, steps or bytes, never of time.
-// docs/peers-defects.md lists them with their reports. Threads: one.
+// Where other allocators become slow, or hold many times what is used: each as a count of calls, steps or
+// bytes, never of time. docs/peers-defects.md lists them with their reports. Threads: one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,11 +20,16 @@ using tests::memory_bench;
 using driver::call;
 
 struct cliffs : ::testing::Test {
-  explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30) : bench({.devices = 2, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+  explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30)
+      : bench({.devices = 2, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) { return device().allocate(s, bytes, alignment, at); }
+  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
+    return device().allocate(s, bytes, alignment, at);
+  }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void busy(clock::timeline& s) {
+    ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
   std::int64_t reserved() { return device().statistics().reserved_bytes.all.current; }
   void sound() {
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
@@ -35,7 +40,8 @@ struct cliffs : ::testing::Test {
   clock::timeline& b = bench.stream(0);
 };
 
-// rmm#543: 1.3 us with a thousand blocks, 21.7 us with ten thousand: the free list is searched from its head, both ways.
+// rmm#543: 1.3 us with a thousand blocks, 21.7 us with ten thousand:
+// the free list is searched from its head, both ways.
 std::size_t looks_among(std::size_t pieces) {
   constexpr std::size_t page = 64 << 10;
   memory::region in(memory::address{1} << 40, 8 * pieces * page, page, nullptr);
@@ -46,7 +52,8 @@ std::size_t looks_among(std::size_t pieces) {
   std::vector<memory::piece*> live;
   for (std::size_t i = 0; i < 2 * pieces; ++i) {
     memory::growth g;
-    if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::part::blocks, g)) ADD_FAILURE();
+    if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::part::blocks, g))
+      ADD_FAILURE();
     for (auto const& hole : g.missing) {
       memory::handle const h{driver::memory_handle::none, hole.at, hole.bytes};
       in.set_pages(h, &(handles[hole.at] = h));
@@ -57,7 +64,8 @@ std::size_t looks_among(std::size_t pieces) {
   EXPECT_GE(arena.free_pieces(), pieces / 2);
   std::size_t looks = 0;
   for (int i = 0; i < 200; ++i) {
-    memory::piece* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit, [&](memory::piece const&) { return ++looks, true; });
+    memory::piece* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit,
+                                           [&](memory::piece const&) { return ++looks, true; });
     if (p) arena.give(*p, 1);
   }
   return looks;
@@ -68,7 +76,8 @@ TEST(cliffs_of_lists, a_block_among_ten_thousand_free_ones_is_found_with_as_many
   EXPECT_LE(many, 4 * few + 200);
 }
 
-// Runs are a page long where a size has many slabs; where there are only shorter ones, those serve before memory grows.
+// Runs are a page long where a size has many slabs;
+// where there are only shorter ones, those serve before memory grows.
 TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has_many) {
   if (tests::sanitized) GTEST_SKIP() << "half a million blocks";
   constexpr std::size_t one = 528, other = 1152, usual = memory::slabs::usual_run_bytes;
@@ -87,7 +96,8 @@ TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has
   for (void* const p : kept) give(p);
 }
 
-// A driver keeps 5.5 KB of the host's memory for each handle, whatever its size. The handles are those of 2 MiB pages, as GPUs have them.
+// A driver keeps 5.5 KB of the host's memory for each handle, whatever its size.
+// The handles are those of 2 MiB pages, as GPUs have them.
 TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_handle) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
   memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
@@ -110,7 +120,8 @@ TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_h
   for (void* const p : all) of.deallocate(p, nullptr, at);
 }
 
-// A device that once had to pass its bound makes smaller handles from then on. Not for whoever comes after all was given back.
+// A device that once had to pass its bound makes smaller handles from then on.
+// Not for whoever comes after all was given back.
 TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_more_than_on_a_fresh_device) {
   auto const calls_of_large_blocks = [](bool after_others) {
     memory_bench bench({.devices = 1, .memory = std::size_t{64} << 30});
@@ -124,7 +135,10 @@ TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_mor
       for (int i = 0; i < times; ++i) {
         void*& one = all[random() % live];
         if (one) of.deallocate(one, nullptr, at);
-        one = of.allocate(a, static_cast<std::size_t>(static_cast<double>(least) * std::exp2(doublings * static_cast<double>(random() % 1000) / 1000)), 0, at);
+        one = of.allocate(a,
+                          static_cast<std::size_t>(static_cast<double>(least) *
+                                                   std::exp2(doublings * static_cast<double>(random() % 1000) / 1000)),
+                          0, at);
       }
       for (void* const p : all) of.deallocate(p, nullptr, at);
       of.empty_cache();
@@ -140,7 +154,8 @@ TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_mor
   EXPECT_LE(after, fresh + fresh / 10);
 }
 
-// Long runs are for those who have room for them: not where that passes the bound, and to its end a limit is filled with what fits.
+// Long runs are for those who have room for them:
+// not where that passes the bound, and to its end a limit is filled with what fits.
 struct small_room : cliffs {
   small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
 };
@@ -152,7 +167,8 @@ TEST_F(small_room, runs_grow_with_their_size_neither_past_the_bound_nor_away_fro
   try {
     while (true) {
       all.push_back(take(a, one));
-      if (std::int64_t const now = reserved(); now > std::exchange(seen, now)) worst = std::max(worst, now - static_cast<std::int64_t>(all.size() * one * 101 / 100));
+      if (std::int64_t const now = reserved(); now > std::exchange(seen, now))
+        worst = std::max(worst, now - static_cast<std::int64_t>(all.size() * one * 101 / 100));
     }
   } catch (out_of_memory const&) {
   }
@@ -162,7 +178,8 @@ TEST_F(small_room, runs_grow_with_their_size_neither_past_the_bound_nor_away_fro
   for (void* const p : all) give(p);
 }
 
-// pytorch orion#5, onnxruntime#12920, rmm#2039: what one stream has cached no other one gets, or only through a wait for the whole device.
+// pytorch orion#5, onnxruntime#12920, rmm#2039:
+// what one stream has cached no other one gets, or only through a wait for the whole device.
 TEST_F(cliffs, what_an_idle_stream_left_serves_another_one_without_a_wait_and_without_new_memory) {
   std::vector<void*> all;
   for (int i = 0; i < 16; ++i) all.push_back(take(a, 16 << 20)), busy(a);
@@ -193,7 +210,8 @@ TEST_F(cliffs, of_an_idle_streams_memory_no_more_than_what_one_fence_covers_is_f
   sound();
 }
 
-// measurements.md, the pipeline: 3,936 MiB for what needs 400, for memory behind record_stream waits until the host asks.
+// measurements.md, the pipeline: 3,936 MiB for what needs 400,
+// for memory behind record_stream waits until the host asks.
 TEST_F(cliffs, a_pipeline_of_three_streams_whose_host_never_asks_holds_a_few_batches) {
   clock::timeline& c = bench.stream(0);
   constexpr std::size_t batch = 16 << 20;
@@ -211,7 +229,8 @@ TEST_F(cliffs, a_pipeline_of_three_streams_whose_host_never_asks_holds_a_few_bat
     busy(c);
     give(out);
   }
-  EXPECT_LE(device().statistics().reserved_bytes.all.peak, static_cast<std::int64_t>(8 * batch)) << "512 MiB where a batch is 64";
+  EXPECT_LE(device().statistics().reserved_bytes.all.peak, static_cast<std::int64_t>(8 * batch))
+      << "512 MiB where a batch is 64";
   EXPECT_EQ(calls.host_waits(), 0u);
   EXPECT_EQ(device().statistics().over_waits, 0u);
   sound();
@@ -259,7 +278,8 @@ TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   sound();
 }
 
-// Megatron-LM#6885 and pytorch: near the limit every miss waits for all streams and gives everything back (num_sync_all_streams).
+// Megatron-LM#6885 and pytorch: near the limit every miss waits for all streams and gives everything back
+// (num_sync_all_streams).
 struct cliffs_when_short : cliffs {
   cliffs_when_short() : cliffs({}, 64 << 20) {}
 };
@@ -275,7 +295,8 @@ TEST_F(cliffs_when_short, no_rung_of_the_ladder_waits_for_the_device_nor_empties
   sound();
 }
 
-// PyTorch's 512 B, 2 MiB and 20 MiB steps: 4 Mi blocks of 516 B take 1.98 times what was asked, one of 1.1 MiB takes 20 MiB.
+// PyTorch's 512 B, 2 MiB and 20 MiB steps:
+// 4 Mi blocks of 516 B take 1.98 times what was asked, one of 1.1 MiB takes 20 MiB.
 TEST_F(cliffs, small_blocks_and_a_first_large_one_take_little_more_than_was_asked) {
   for (int i = 0; i < 20'000; ++i) (void)take(a, 516, 16);
   EXPECT_LE(static_cast<double>(reserved()), 1.25 * 20'000 * 516);
@@ -285,7 +306,8 @@ TEST_F(cliffs, small_blocks_and_a_first_large_one_take_little_more_than_was_aske
   sound();
 }
 
-// xla#19431, "registration grows with the square of the GPUs": memory is made visible to every peer when it is taken.
+// xla#19431, "registration grows with the square of the GPUs":
+// memory is made visible to every peer when it is taken.
 TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
   counted_calls calls(*bench.control);
   for (int i = 0; i < 20; ++i) (void)take(a, 16 << 20);
@@ -303,7 +325,8 @@ TEST(cliffs_of_addresses, a_thousand_streams_have_memory_each_and_one_that_comes
 }
 
 TEST(cliffs_of_addresses, a_refusal_for_want_of_them_says_so) {
-  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1}, options{.address_space = 64 << 20});
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+                     options{.address_space = 64 << 20});
   std::vector<void*> all;
   std::string why;
   for (int i = 0; i < 2000 && why.empty(); ++i) {

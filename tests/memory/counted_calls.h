@@ -27,7 +27,8 @@ class counted_calls final : public driver::faulty::watcher {
   }
   std::uint64_t events() const {  // all that has to do with one
     using driver::call;
-    return of({call::create_event, call::record, call::query_event, call::wait, call::synchronize_event, call::query_stream});
+    return of(
+        {call::create_event, call::record, call::query_event, call::wait, call::synchronize_event, call::query_stream});
   }
   std::uint64_t host_waits() const {
     using driver::call;

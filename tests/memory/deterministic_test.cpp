@@ -1,5 +1,6 @@
-// options::deterministic: the same calls give the same places, whenever the machine's work is done and seen to be done.
-// Seeds as tests/support/seeds.h says, one in 25 of them: each program runs on fifty machines, ten under sanitizers.
+// options::deterministic: the same calls give the same places, whenever the machine's work is done and seen
+// to be done. Seeds as tests/support/seeds.h says, one in 25 of them:
+// each program runs on fifty machines, ten under sanitizers.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -13,7 +14,9 @@ namespace {
 
 constexpr std::uint64_t machines = tests::sanitized ? 10 : 50;
 
-std::size_t courses(std::uint64_t calls, options o, std::size_t memory, std::uint64_t of = machines, int steps = 400, std::size_t most = 0) {  // different ones among them
+// different ones among them
+std::size_t courses(std::uint64_t calls, options o, std::size_t memory, std::uint64_t of = machines, int steps = 400,
+                    std::size_t most = 0) {
   std::set<std::vector<std::size_t>> seen;
   for (std::uint64_t machine = 1; machine <= of; ++machine) {
     tests::places_program p(calls, machine, o, memory, steps, most);
@@ -37,8 +40,10 @@ TEST(deterministic, also_when_memory_is_short) {
 
 TEST(deterministic, also_where_the_ladder_climbs_again_and_again) {
   for (std::uint64_t const calls : tests::seeds("deterministic_ladder", 40)) {
-    EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{1} << 20, 4, 100, 128 << 10), 1u) << "1 MiB, WEIR_TEST_SEED=" << calls;
-    EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{6} << 20, 4, 100, 768 << 10), 1u) << "6 MiB, WEIR_TEST_SEED=" << calls;
+    EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{1} << 20, 4, 100, 128 << 10), 1u)
+        << "1 MiB, WEIR_TEST_SEED=" << calls;
+    EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{6} << 20, 4, 100, 768 << 10), 1u)
+        << "6 MiB, WEIR_TEST_SEED=" << calls;
   }
 }
 
@@ -46,7 +51,8 @@ TEST(deterministic, what_is_seen_complete_first_decides_nothing_when_the_cache_i
   constexpr here at{"a test", "a test", 1};
   constexpr std::size_t bytes = 36 << 10;  // four of them on three pages
   auto const place_of_the_next = [&](bool second_is_seen) {
-    tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1}, options{.deterministic = true});
+    tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+                              options{.deterministic = true});
     auto& device = bench.on(0);
     clock::timeline &home = bench.stream(0), *users[] = {&bench.stream(0), &bench.stream(0)};
     void* blocks[4];
@@ -69,7 +75,8 @@ TEST(deterministic, what_is_seen_complete_first_decides_nothing_when_the_cache_i
 
 TEST(deterministic, without_it_places_hang_on_what_was_seen_complete) {
   std::set<std::vector<std::size_t>> seen;
-  for (std::uint64_t machine = 1; machine <= 50 && seen.size() < 2; ++machine) seen.insert(tests::places_program(1, machine, {}, std::size_t{64} << 20).run());
+  for (std::uint64_t machine = 1; machine <= 50 && seen.size() < 2; ++machine)
+    seen.insert(tests::places_program(1, machine, {}, std::size_t{64} << 20).run());
   EXPECT_EQ(seen.size(), 2u) << "nothing here would tell";
 }
 

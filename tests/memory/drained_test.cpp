@@ -1,4 +1,5 @@
-// What other streams wait for when memory is theirs that small blocks lay in: what its stream had been given when these came free, and nothing later.
+// What other streams wait for when memory is theirs that small blocks lay in: what its stream had been given
+// when these came free, and nothing later.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -12,9 +13,12 @@ namespace {
 
 // How small blocks come free.
 enum class freed_by : std::uint8_t { thread, full_size, lock, users, outbox, cells };
-constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock, freed_by::users, freed_by::outbox, freed_by::cells};
+constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock,
+                                      freed_by::users,  freed_by::outbox,    freed_by::cells};
 std::string name_of(freed_by w) {
-  static constexpr char const* names[] = {"kept by their thread", "sent home by a size that was full", "with the lock", "when two other streams were done", "in an outbox", "in cells of runs that stay"};
+  static constexpr char const* names[] = {"kept by their thread", "sent home by a size that was full",
+                                          "with the lock",        "when two other streams were done",
+                                          "in an outbox",         "in cells of runs that stay"};
   return names[static_cast<std::size_t>(w)];
 }
 
@@ -23,10 +27,13 @@ struct drained {
   explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
   clock::timeline& foreign() {
     bench.core.open(0, "test", here::current());
-    return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
+    return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
+                               clock::life::foreign);
   }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void busy(clock::timeline& s) {
+    ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
   void finish(clock::timeline& s) { ASSERT_TRUE(bench.clocks().synchronize(s.now()).ok()); }
   void* take(clock::timeline& s, std::size_t bytes) {
     void* const p = memory::quick_allocate(&s, bytes, 0);
@@ -39,9 +46,12 @@ struct drained {
   }
 
   std::size_t bytes() const { return way == freed_by::full_size ? 32 << 10 : 4 << 10; }
-  std::size_t count() const { return way == freed_by::full_size ? 128 : way == freed_by::cells ? 1024 : way == freed_by::thread ? 48 : 256; }
+  std::size_t count() const {
+    return way == freed_by::full_size ? 128 : way == freed_by::cells ? 1024 : way == freed_by::thread ? 48 : 256;
+  }
   void fill() {
-    for (int i = 0; i < 20 && way != freed_by::lock; ++i) {  // so that a size has all the room in a thread's cache that it can get
+    // so that a size has all the room in a thread's cache that it can get
+    for (int i = 0; i < 20 && way != freed_by::lock; ++i) {
       std::vector<void*> some;
       for (int k = 0; k < 60; ++k) some.push_back(take(home, bytes()));
       for (void* p : some) give(p);
@@ -58,7 +68,9 @@ struct drained {
       if (way == freed_by::users) device().mark(all[i], user, at), device().mark(all[i], third, at);
       if (!stays(i)) quick += give(all[i], way == freed_by::outbox ? &user : nullptr);
     }
-    std::size_t const least = way == freed_by::thread ? all.size() : way == freed_by::full_size || way == freed_by::outbox ? all.size() / 2 : 0;
+    std::size_t const least = way == freed_by::thread                                 ? all.size()
+                              : way == freed_by::full_size || way == freed_by::outbox ? all.size() / 2
+                                                                                      : 0;
     EXPECT_GE(quick, least) << name_of(way) << ": without the lock";
     if (way == freed_by::lock || way == freed_by::users) {
       EXPECT_EQ(quick, 0u) << name_of(way);
@@ -88,7 +100,8 @@ bool keeps_blocks(drained& d) { return base::can_fence_owners() && !d.bench.core
 TEST(drained_slots, are_had_by_another_stream_while_their_own_goes_on_with_what_it_was_given_later) {
   for (freed_by const way : all_ways_back) {
     drained d(way);
-    if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+    if (!keeps_blocks(d))
+      GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
     d.fill();
     d.give_all();
     d.finish(d.home);
@@ -105,7 +118,8 @@ TEST(drained_slots, are_had_by_another_stream_while_their_own_goes_on_with_what_
 TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_came_free) {
   for (freed_by const way : all_ways_back) {
     drained d(way);
-    if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+    if (!keeps_blocks(d))
+      GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
     d.fill();
     d.finish(d.home);
     d.busy(d.home);
@@ -117,10 +131,12 @@ TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_ca
   }
 }
 
-// Who is about to give a stream work that waits for other ranks fences what came free there, if it is worth anything to anybody.
+// Who is about to give a stream work that waits for other ranks fences what came free there,
+// if it is worth anything to anybody.
 TEST(drained_slots, are_fenced_before_work_that_may_not_end_soon_once_for_all_that_came_free) {
   drained d(freed_by::thread);
-  if (!keeps_blocks(d)) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  if (!keeps_blocks(d))
+    GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   auto const fences = [&] { return d.device().statistics().fences; };
   auto const fenced = [&] {
     std::uint64_t const before = fences();

@@ -1,4 +1,5 @@
-// Handles that move leave ghosts: what comes home costs no driver call, and what is gone leaves nothing mapped.
+// Handles that move leave ghosts: what comes home costs no driver call,
+// and what is gone leaves nothing mapped.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -17,15 +18,22 @@ using tests::memory_bench;
 class counting : public driver::faulty {
  public:
   explicit counting(std::unique_ptr<weir::driver::driver> m) : faulty(std::move(m)) {}
-  weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override { return ++maps, faulty::map(a, bytes, h); }
-  weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override { return ++unmaps, faulty::unmap(a, bytes); }
+  weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override {
+    return ++maps, faulty::map(a, bytes, h);
+  }
+  weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override {
+    return ++unmaps, faulty::unmap(a, bytes);
+  }
   int maps = 0, unmaps = 0;
 };
 
-// Two holes of 16 pages between walls, and a block of 32 that took the pages of both; nothing more may be reserved.
+// Two holes of 16 pages between walls, and a block of 32 that took the pages of both;
+// nothing more may be reserved.
 struct moved {
   counting* calls = nullptr;
-  memory_bench bench{{.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1}, options{.epsilon = 0}, [&](std::unique_ptr<weir::driver::driver> m) {
+  memory_bench bench{{.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+                     options{.epsilon = 0},
+                     [&](std::unique_ptr<weir::driver::driver> m) {
                        auto made = std::make_unique<counting>(std::move(m));
                        calls = made.get();
                        return made;
@@ -63,7 +71,10 @@ TEST(ghosts, a_handle_wanted_again_where_it_was_comes_home_without_a_driver_call
   EXPECT_EQ(low, m.large);
   int const before = m.calls->maps;
   char* const back = m.take(13);  // of the 12 pages left above, which go where they were
-  EXPECT_TRUE(back == m.holes[0] || back == m.holes[1] || (back > m.holes[0] && back < m.holes[1] + 16 * page)) << (back - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " pages from the first hole, " << (m.holes[1] - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " and " << (m.large - m.holes[0]) / static_cast<std::ptrdiff_t>(page);
+  EXPECT_TRUE(back == m.holes[0] || back == m.holes[1] || (back > m.holes[0] && back < m.holes[1] + 16 * page))
+      << (back - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " pages from the first hole, "
+      << (m.holes[1] - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " and "
+      << (m.large - m.holes[0]) / static_cast<std::ptrdiff_t>(page);
   EXPECT_LE(m.calls->maps - before, 1) << "twelve come home, one is new";
   EXPECT_EQ(m.calls->unmaps, 0);
   m.expect_sound();
@@ -94,7 +105,9 @@ TEST(ghosts, what_is_ordered_moves_while_work_still_uses_it_and_is_unmapped_only
 
 TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
   moved m;
-  auto const in_a_hole = [&](char const* p) { return p < m.holes[0] + 16 * page || (p >= m.holes[1] && p < m.holes[1] + 16 * page); };
+  auto const in_a_hole = [&](char const* p) {
+    return p < m.holes[0] + 16 * page || (p >= m.holes[1] && p < m.holes[1] + 16 * page);
+  };
   for (char* h : m.holes) {
     driver::touch const use{reinterpret_cast<driver::address>(h), 16 * page, true};
     ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
@@ -116,7 +129,8 @@ TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_u
 TEST(ghosts, a_place_that_the_device_may_not_use_is_unmapped_at_once_and_is_no_ghost) {
   moved m;
   int const before = m.calls->maps;
-  m.bench.control->fail_call("grant", 2, driver::code::failed);  // of the page that is made, then of the first that moves
+  // of the page that is made, then of the first that moves
+  m.bench.control->fail_call("grant", 2, driver::code::failed);
   EXPECT_THROW(m.move(), error);
   EXPECT_EQ(m.calls->maps - before, 2);
   EXPECT_EQ(m.calls->unmaps, 2);

@@ -1,5 +1,5 @@
-// Many streams that hold a little each: what one has left is found by another whatever the number of the others, who are not looked at.
-// Seeds as tests/support/seeds.h says.
+// Many streams that hold a little each: what one has left is found by another whatever the number of the
+// others, who are not looked at. Seeds as tests/support/seeds.h says.
 // Threads: one, but in the last test.
 #include <gtest/gtest.h>
 
@@ -21,12 +21,15 @@ namespace {
 using memory::device_allocator;
 using tests::memory_bench;
 
-simulated machine_of(std::size_t memory, std::uint64_t seed) { return {.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = seed}; }
+simulated machine_of(std::size_t memory, std::uint64_t seed) {
+  return {.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = seed};
+}
 
 // Streams are registered, take, mark, give back and end, and now and then all work is complete.
 class crowd_program {
  public:
-  explicit crowd_program(std::uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15u + 3), bench_(machine_of(1 << 30, seed), options{.epsilon = 0}) {
+  explicit crowd_program(std::uint64_t seed)
+      : random_(seed * 0x9e3779b97f4a7c15u + 3), bench_(machine_of(1 << 30, seed), options{.epsilon = 0}) {
     for (std::size_t i = 0, n = 17 + below(150); i < n; ++i) lines_.push_back(&new_line());
   }
   void run() {
@@ -60,7 +63,8 @@ class crowd_program {
     auto const handle = bench_.machine().create_stream(0, driver::stream_kind::independent, 0).value;
     return bench_.clocks().make(0, handle, below(3) ? clock::life::own : clock::life::foreign);
   }
-  // In use is what is live, and what was given back since all work was complete; small blocks' runs and caches are pages of their own.
+  // In use is what is live, and what was given back since all work was complete;
+  // small blocks' runs and caches are pages of their own.
   std::size_t bound() const { return most_in_use_ + page * (18 + small_); }
   void complete() {
     ASSERT_TRUE(bench_.control->run());

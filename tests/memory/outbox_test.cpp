@@ -1,4 +1,5 @@
-// Slots given back as used on another stream: they are pending wherever they are, and nothing that a thread gathers is out of reach.
+// Slots given back as used on another stream:
+// they are pending wherever they are, and nothing that a thread gathers is out of reach.
 // Threads: as each test says.
 #include "runtime/memory/thread_cache.h"
 #include "streams/context.h"
@@ -12,10 +13,12 @@ namespace {
 struct outboxes : tests::small_device {
   stream home, user;
   void SetUp() override {
-    if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
+    if (!base::can_fence_owners() || own.get().witness())
+      GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
   }
   std::vector<void*> some(std::size_t bytes, std::size_t n) { return small_device::some(home.ref(), bytes, n); }
-  // By the way without the lock; by that with it where that is what is needed. Returns: how many went by the first.
+  // By the way without the lock; by that with it where that is what is needed.
+  // Returns: how many went by the first.
   std::size_t give_back(std::vector<void*> const& all) {
     std::size_t quick = 0;
     for (void* p : all) {
@@ -207,7 +210,8 @@ TEST_F(marks, by_two_threads_at_once_are_both_kept) {
     let_go(held, user);
     miss(8_MiB);
     EXPECT_EQ(waited_for(), std::vector{id(third)}) << "round " << i;
-    EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 640 * 1001) << "with the one that the other thread marked alone";
+    EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 640 * 1001)
+        << "with the one that the other thread marked alone";
     let_go(held_third, third);
     empty_cache(0);
     ASSERT_TRUE(waited_for().empty());
@@ -215,7 +219,8 @@ TEST_F(marks, by_two_threads_at_once_are_both_kept) {
   sound();
 }
 
-// All blocks of an outbox wait for just what each would: work that the stream was given between two frees is waited for by the second alone.
+// All blocks of an outbox wait for just what each would: work that the stream was given between two frees is
+// waited for by the second alone.
 TEST_F(outboxes, a_fence_between_two_frees_parts_them) {
   auto const all = some(512, 30);
   give_back({all.begin(), all.begin() + 10});
@@ -311,8 +316,9 @@ TEST_F(outboxes, a_thread_gathers_on_while_others_shut_and_empty_its_outbox_over
   EXPECT_EQ(n.allocation.small.allocated, 30'000);
 }
 
-// An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of the one that inherits its memory: slots that
-// came home too late would be free from a number on that the heir comes to after hundreds of fences.
+// An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of
+// the one that inherits its memory: slots that came home too late would be free from a number on that the
+// heir comes to after hundreds of fences.
 TEST(outboxes_of_an_ended_stream, are_sent_home_before_its_memory_is_left_to_the_next_one) {
   if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
   tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
@@ -340,7 +346,8 @@ TEST(outboxes_of_an_ended_stream, are_sent_home_before_its_memory_is_left_to_the
   std::uint64_t const fences = bench.clocks().counted().fences;
   void* whole = nullptr;
   EXPECT_NO_THROW(whole = d.allocate(third, 8_MiB, 0, here::current())) << "what has come free serves every stream";
-  EXPECT_LE(bench.clocks().counted().fences - fences, 4u) << "to complete a number of the first stream on the next one takes as many as that";
+  EXPECT_LE(bench.clocks().counted().fences - fences, 4u)
+      << "to complete a number of the first stream on the next one takes as many as that";
   if (whole) d.deallocate(whole, nullptr, here::current());
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }

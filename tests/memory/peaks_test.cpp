@@ -1,6 +1,7 @@
-// Peaks of a device with one stream that one thread allocates on are what the program's own notes say, however blocks were taken and given
-// back: by the thread's cache, with the lock, one way out and the other back, by other threads, for another stream.
-// Seeds as tests/support/seeds.h says. Threads: one; some blocks are given back by a second one while the first waits.
+// Peaks of a device with one stream that one thread allocates on are what the program's own notes say,
+// however blocks were taken and given back: by the thread's cache, with the lock, one way out and the other
+// back, by other threads, for another stream. Seeds as tests/support/seeds.h says. Threads: one; some blocks
+// are given back by a second one while the first waits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -67,7 +68,9 @@ class notes {
     EXPECT_EQ(n.cached_bytes.all.current, free_.now);
     EXPECT_EQ(n.cached_bytes.all.peak, free_.most);
   }
-  void bound_free(memory_statistics const& n, std::int64_t caches) const { EXPECT_GE(n.cached_bytes.all.peak, free_.most - caches); }
+  void bound_free(memory_statistics const& n, std::int64_t caches) const {
+    EXPECT_GE(n.cached_bytes.all.peak, free_.most - caches);
+  }
 
  private:
   struct level {
@@ -97,7 +100,8 @@ class program {
  public:
   enum class frees : std::uint8_t { at_home, for_another_stream_too };
   program(std::uint64_t seed, frees how) : how_(how), random_(seed) {}
-  std::size_t quick = 0, locked = 0, crossed = 0;  // calls by the way they went; blocks taken by one and given back by the other
+  // calls by the way they went; blocks taken by one and given back by the other
+  std::size_t quick = 0, locked = 0, crossed = 0;
 
   void run(std::size_t steps) {
     std::size_t want = 1 + random_() % 300;
@@ -118,7 +122,9 @@ class program {
 
   void take() {
     static constexpr std::size_t sizes[] = {1, 16, 100, 112, 500, 512, 1000, 1500, 5000, 30'000, 32'768};
-    std::size_t const bytes = random_() % 12 == 0 ? (33 << 10) + random_() % (1 << 20) : random_() % 3 ? sizes[random_() % std::size(sizes)] : 1 + random_() % 4000;
+    std::size_t const bytes = random_() % 12 == 0 ? (33 << 10) + random_() % (1 << 20)
+                              : random_() % 3     ? sizes[random_() % std::size(sizes)]
+                                                  : 1 + random_() % 4000;
     std::size_t const alignment = random_() % 16 ? 0 : std::size_t{16} << random_() % 6;
     bool const with_lock = random_() % lock_one_in_ == 0;
     block b{nullptr, bytes, 0, false};
@@ -130,7 +136,8 @@ class program {
     if (b.small) {
       b.rounded = memory::size_classes::bytes(c);
     } else {
-      auto const now = static_cast<std::size_t>(device().statistics().allocated_bytes.large.current);  // a rest too small to be a piece goes with its block
+      // a rest too small to be a piece goes with its block
+      auto const now = static_cast<std::size_t>(device().statistics().allocated_bytes.large.current);
       b.rounded = now - large_;
       large_ = now;
     }
@@ -148,9 +155,11 @@ class program {
     bool const was_quick = quickly_.back();
     live_.pop_back(), quickly_.pop_back();
     if (!b.small) large_ -= b.rounded;
-    clock::timeline* const user = how_ == frees::for_another_stream_too && random_() % 3 == 0 ? &streams::line_of(user_) : nullptr;
+    clock::timeline* const user =
+        how_ == frees::for_another_stream_too && random_() % 3 == 0 ? &streams::line_of(user_) : nullptr;
     bool gone = false;
-    if (random_() % lock_one_in_) gone = user ? memory::quick_deallocate_used(user, b.at) : memory::quick_deallocate(b.at);
+    if (random_() % lock_one_in_)
+      gone = user ? memory::quick_deallocate_used(user, b.at) : memory::quick_deallocate(b.at);
     if (!gone) device().deallocate(b.at, user, here::current());
     ++(gone ? quick : locked);
     crossed += gone != was_quick && b.small;
@@ -188,7 +197,9 @@ class program {
     device().reset_peak();
     notes_.reset();
   }
-  static constexpr std::int64_t most_in_a_cache = std::int64_t{memory::thread_cache::most_bytes} + (1 << 20) + memory::outbox::most_bytes;  // its first slots of each size
+  // its first slots of each size
+  static constexpr std::int64_t most_in_a_cache =
+      std::int64_t{memory::thread_cache::most_bytes} + (1 << 20) + memory::outbox::most_bytes;
 
   void look() {
     memory_statistics const n = device().statistics();
@@ -220,14 +231,17 @@ void run(program::frees how) {
     crossed += p.crossed, quick += p.quick;
     if (testing::Test::HasFailure()) return;
   }
-  if (!base::can_fence_owners() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;  // a checker hears of each call
+  // a checker hears of each call
+  if (!base::can_fence_owners() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;
   EXPECT_GT(quick, 1000u);
   EXPECT_GT(crossed, 1000u);
 }
 
 TEST(peaks, are_the_programs_own_whichever_way_each_block_was_taken_and_given_back) { run(program::frees::at_home); }
 
-TEST(peaks, are_the_programs_own_beside_blocks_that_wait_for_another_stream) { run(program::frees::for_another_stream_too); }
+TEST(peaks, are_the_programs_own_beside_blocks_that_wait_for_another_stream) {
+  run(program::frees::for_another_stream_too);
+}
 
 }  // namespace
 }  // namespace weir

@@ -20,7 +20,9 @@ TEST(pending_blocks, a_block_waits_until_the_last_of_its_stamps_is_passed) {
   q.push(block_of(p, {{1, 5}, {2, 3}}));
   std::map<std::uint64_t, std::uint64_t> done;
   int settled = 0;
-  auto const settle = [&] { q.settle([&](clock::stamp s, held_block&) { return done[s.stream] >= s.n; }, [&](held_block const&) { ++settled; }); };
+  auto const settle = [&] {
+    q.settle([&](clock::stamp s, held_block&) { return done[s.stream] >= s.n; }, [&](held_block const&) { ++settled; });
+  };
   done[2] = 3;
   settle();
   EXPECT_EQ(settled, 0);
@@ -46,7 +48,8 @@ TEST(pending_blocks, settling_looks_at_one_block_a_stream_beyond_those_it_settle
   };
   for (; done < pieces.size(); done += 100) settle();
   EXPECT_EQ(settled, done - 100);
-  EXPECT_LE(asked, 2 * settled + 4 * 2 * (done / 100)) << "amortized: twice what was settled, and one a stream each time";
+  EXPECT_LE(asked, 2 * settled + 4 * 2 * (done / 100))
+      << "amortized: twice what was settled, and one a stream each time";
 }
 
 TEST(pending_blocks, only_the_stream_that_alone_still_holds_a_block_takes_it_out) {
@@ -75,7 +78,8 @@ TEST(pending_blocks, the_smallest_that_does_comes_first_and_of_one_size_the_one_
     q.push(block_of(pieces.back(), {{1 + random() % 5, i + 1}}));
   }
   std::sort(model.begin(), model.end());
-  for (std::size_t const wanted : {std::size_t{1}, std::size_t{512 * 40}, std::size_t{512 * 300}, std::size_t{512 * 301}}) {
+  for (std::size_t const wanted :
+       {std::size_t{1}, std::size_t{512 * 40}, std::size_t{512 * 300}, std::size_t{512 * 301}}) {
     auto expected = std::lower_bound(model.begin(), model.end(), std::pair{wanted, std::size_t{0}});
     int looked_at = 0;
     q.fitting(wanted, 64, [&](held_block const& b) {
@@ -97,7 +101,8 @@ TEST(pending_blocks, the_one_given_back_first_is_taken_out_whatever_it_waits_for
     pieces.emplace_back().bytes = 512;
     q.push(block_of(pieces.back(), {{1 + i % 3, i + 1}, {9, 1}}));
   }
-  q.settle([&](clock::stamp s, held_block&) { return s.stream == 2; }, [&](held_block const&) { ADD_FAILURE(); });  // those go on to wait for 9
+  // those go on to wait for 9
+  q.settle([&](clock::stamp s, held_block&) { return s.stream == 2; }, [&](held_block const&) { ADD_FAILURE(); });
   for (piece& p : pieces) {
     ASSERT_EQ(q.oldest()->whole, &p);
     piece const* out = nullptr;

@@ -1,4 +1,5 @@
-// Every driver call refused in turn: whatever the allocator was doing, its lists stay whole, and the same program then runs.
+// Every driver call refused in turn: whatever the allocator was doing, its lists stay whole,
+// and the same program then runs.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -19,10 +20,15 @@ constexpr driver::code codes[] = {driver::code::failed, driver::code::out_of_mem
 struct refused_calls : ::testing::TestWithParam<driver::code> {
   // Under sanitizers each call is refused by one of the codes, elsewhere by each.
   static constexpr std::uint64_t stride = tests::sanitized ? std::size(codes) : 1;
-  static std::uint64_t first() { return stride == 1 ? 1 : 1 + static_cast<std::uint64_t>(std::find(std::begin(codes), std::end(codes), GetParam()) - std::begin(codes)); }
+  static std::uint64_t first() {
+    return stride == 1 ? 1
+                       : 1 + static_cast<std::uint64_t>(std::find(std::begin(codes), std::end(codes), GetParam()) -
+                                                        std::begin(codes));
+  }
 };
 
-// Small and large blocks on two streams, marks, waits, handing over, a ladder climbed to its end, memory given back.
+// Small and large blocks on two streams, marks, waits,
+// handing over, a ladder climbed to its end, memory given back.
 struct scenario {
   memory_bench bench{{.devices = 2, .memory = 2 << 20, .how = simulated::running::seeded, .seed = 5}};
   clock::timeline& a = bench.stream(0);
@@ -40,7 +46,9 @@ struct scenario {
   }
   void run() {
     std::vector<void*> live;
-    auto const take = [&](clock::timeline& s, std::size_t bytes) { attempt([&] { live.push_back(device.allocate(s, bytes, 0, at)); }); };
+    auto const take = [&](clock::timeline& s, std::size_t bytes) {
+      attempt([&] { live.push_back(device.allocate(s, bytes, 0, at)); });
+    };
     auto const give = [&](std::size_t i) {
       if (i < live.size() && live[i]) device.deallocate(std::exchange(live[i], nullptr), nullptr, at);
     };
@@ -117,7 +125,8 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
   }
 }
 
-TEST(refused_pairs, a_handle_that_the_driver_neither_lets_be_used_nor_takes_back_is_handed_to_nobody_and_given_back_later) {
+TEST(refused_pairs,
+     a_handle_that_the_driver_neither_lets_be_used_nor_takes_back_is_handed_to_nobody_and_given_back_later) {
   scenario s;
   s.bench.control->fail_call("grant", 1, driver::code::failed);
   s.bench.control->fail_call("unmap", 1, driver::code::failed);
@@ -165,11 +174,12 @@ struct keeps_memory final : weir::driver::faulty {
 
 TEST(refused_pairs, memory_that_two_calls_could_not_give_back_at_once_goes_later) {
   keeps_memory* keeper = nullptr;
-  memory_bench bench({.devices = 1, .memory = 2 << 20, .how = simulated::running::stepped, .seed = 1}, {}, [&](auto machine) {
-    auto around = std::make_unique<keeps_memory>(std::move(machine));
-    keeper = around.get();
-    return around;
-  });
+  memory_bench bench({.devices = 1, .memory = 2 << 20, .how = simulated::running::stepped, .seed = 1}, {},
+                     [&](auto machine) {
+                       auto around = std::make_unique<keeps_memory>(std::move(machine));
+                       keeper = around.get();
+                       return around;
+                     });
   clock::timeline& s = bench.stream(0);
   memory::allocator& d = bench.on(0);
   auto const come_and_go = [&] { d.deallocate(d.allocate(s, 60'000, 0, at), nullptr, at); };

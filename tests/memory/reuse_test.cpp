@@ -1,4 +1,5 @@
-// The policies by which memory that other streams used is had again: what each does, what it costs, and that an option switches it.
+// The policies by which memory that other streams used is had again:
+// what each does, what it costs, and that an option switches it.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -19,13 +20,17 @@ using tests::memory_bench;
 using waits = options::wait_policy;
 constexpr std::size_t size_classes_end = memory::size_classes::largest;
 
-// Nothing moves but what a test steps, or waits for on the host. As large as an H200: only what is mapped costs time.
+// Nothing moves but what a test steps, or waits for on the host. As large as an H200:
+// only what is mapped costs time.
 struct machine {
-  explicit machine(options o = {}, std::size_t memory = std::size_t{141} << 30) : bench({.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+  explicit machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
+      : bench({.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
   void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s) { ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok()); }
+  void busy(clock::timeline& s) {
+    ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
   memory_statistics stats() { return device().statistics(); }
   std::size_t most_reserved() { return static_cast<std::size_t>(stats().reserved_bytes.all.peak); }
   void sound() {
@@ -103,7 +108,8 @@ TEST(reuse, a_lent_block_that_came_back_serves_again_whole_only_for_one_of_about
   }
 }
 
-// Freshness: at no time has more been given back since the newest fence than fence_every says, and a block more.
+// Freshness: at no time has more been given back since the newest fence than fence_every says,
+// and a block more.
 TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
   constexpr std::size_t every = 4 << 20;
   machine m({.fence_every = every});
@@ -127,7 +133,8 @@ TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
   m.sound();
 }
 
-// While nobody else wants its memory a stream's fences come half as often each time; who looks there finds four soon after each other again.
+// While nobody else wants its memory a stream's fences come half as often each time; who looks there finds
+// four soon after each other again.
 TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memory) {
   machine m({.device_waits = waits::never});
   constexpr std::size_t held = std::size_t{2} << 30, block = 16 << 20;
@@ -152,8 +159,9 @@ TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memor
   m.sound();
 }
 
-// Two streams whose blocks never live at once share a page, until each of them has lived on what the other leaves for eight blocks: from then on
-// neither looks at the other's. Where the page is not in the bound they go on as they did.
+// Two streams whose blocks never live at once share a page, until each of them has lived on what the other
+// leaves for eight blocks: from then on neither looks at the other's.
+// Where the page is not in the bound they go on as they did.
 TEST(reuse, a_stream_that_lives_on_what_others_leave_gets_a_page_of_its_own) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30}, {.epsilon = 0});  // pages of 2 MiB
   auto& d = static_cast<memory::device_allocator&>(bench.on(0));
@@ -247,13 +255,15 @@ TEST(reuse, a_host_that_runs_ahead_gets_what_it_gave_back_first_instead_of_more_
   }
 }
 
-// The stream stays three blocks ahead: it waits for the first of four, and what is behind that is not waited for.
+// The stream stays three blocks ahead: it waits for the first of four,
+// and what is behind that is not waited for.
 TEST(reuse, a_wait_instead_of_growth_leaves_the_newest_blocks_to_those_who_use_them) {
   machine m;
   m.batches(m.a, m.b, 5, 16 << 20);
   EXPECT_EQ(m.stats().waits_inserted, 1u);
   int done = 0;
-  ASSERT_TRUE(m.bench.machine().enqueue(0, m.a.handle(), {}, {[](void* n) { ++*static_cast<int*>(n); }, nullptr, &done}).ok());
+  ASSERT_TRUE(
+      m.bench.machine().enqueue(0, m.a.handle(), {}, {[](void* n) { ++*static_cast<int*>(n); }, nullptr, &done}).ok());
   auto const steps_of_b = [&](int operations) {
     for (int i = 0; i < operations; ++i) {
       while (m.bench.control->step(0, m.a.handle())) {}
@@ -290,7 +300,8 @@ TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_ho
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
     for (waits const policy : {waits::when_short, waits::before_growth}) {
-      machine m({.device_waits = policy, .fence_every = bytes > size_classes_end ? 4 * fence : fence}, std::size_t{1} << 30);
+      machine m({.device_waits = policy, .fence_every = bytes > size_classes_end ? 4 * fence : fence},
+                std::size_t{1} << 30);
       m.batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
       if (policy == waits::when_short) {
         EXPECT_GE(m.most_reserved(), all * 15 / 16) << bytes << ": what it is without";
@@ -299,7 +310,8 @@ TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_ho
         EXPECT_LE(m.most_reserved(), bytes > size_classes_end ? 13 * fence : 5 * fence) << bytes;
         EXPECT_GE(m.stats().waits_inserted, 4u) << bytes;
         if (bytes <= size_classes_end) {
-          EXPECT_LE(m.stats().over_waits, 2u) << bytes << ", of " << m.stats().waits_inserted << ": a poll's fence may be the first that covers";
+          EXPECT_LE(m.stats().over_waits, 2u)
+              << bytes << ", of " << m.stats().waits_inserted << ": a poll's fence may be the first that covers";
         }
       }
       m.sound();
@@ -353,7 +365,8 @@ TEST(reuse, deterministic_memory_is_handed_out_behind_all_that_used_it_whether_t
 std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
   std::size_t const room = pending * block;
-  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) + (2 << 20) : 0}, memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
+  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) + (2 << 20) : 0},
+            memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
   std::vector<void*> all;
   for (std::size_t i = 0; i < pending; ++i) all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.b.handle());
@@ -374,7 +387,8 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   return steps;
 }
 TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_blocks_that_wait) {
-  std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", tests::sanitized ? 3'000 : 10'000);  // 100,000 by hand: it takes long to map them
+  // 100,000 by hand: it takes long to map them
+  std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", tests::sanitized ? 3'000 : 10'000);
   for (bool const short_of_memory : {false, true}) {
     std::uint64_t const few = steps_of_a_miss(1'000, short_of_memory), many = steps_of_a_miss(most, short_of_memory);
     EXPECT_LE(many, few + few / 8) << few << " steps with 1,000 blocks";
@@ -386,7 +400,8 @@ TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_blocks_that_wa
 std::uint64_t steps_past_pieces(std::size_t pieces, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
   std::size_t const room = 2 * pieces * block;
-  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) : 0}, memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
+  machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) : 0},
+            memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
   std::vector<void*> all;
   for (std::size_t i = 0; i < 2 * pieces; ++i) all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.a.handle());
@@ -485,7 +500,8 @@ TEST(reuse, among_a_hundred_streams_a_miss_asks_each_about_once_and_looks_at_eac
   counted_calls calls(*m.bench.control);
   std::uint64_t const before = m.device().steps();
   for (int i = 0; i < 10; ++i) (void)m.take(*lines[0], 3 << 20);
-  // Before the memory grows for what waits, each stream that is waited for is asked once more than it had done: 100 a miss, and the blocks.
+  // Before the memory grows for what waits, each stream that is waited for is asked once more than it had
+  // done: 100 a miss, and the blocks.
   EXPECT_LE(calls.of({driver::call::query_event}), 10u * (100 + 100) + 1000) << "ten misses";
   EXPECT_LE(m.device().steps() - before, 10u * (1000 + 2 * 1000));
   ASSERT_TRUE(m.bench.control->run());

@@ -19,7 +19,8 @@ TEST(size_classes, every_size_gets_the_smallest_class_that_holds_it) {
     if (size_classes::bytes(expected) < n) ++expected;
     ASSERT_EQ(size_classes::of(n), expected) << n;
   }
-  for (std::size_t n = 0; n <= size_classes::largest; ++n) ASSERT_EQ(size_classes::quick_lines(n), static_cast<std::size_t>(size_classes::of(n)) * slab::lines_a_size) << n;
+  for (std::size_t n = 0; n <= size_classes::largest; ++n)
+    ASSERT_EQ(size_classes::quick_lines(n), static_cast<std::size_t>(size_classes::of(n)) * slab::lines_a_size) << n;
   EXPECT_EQ(size_classes::of(size_classes::largest), size_classes::count - 1);
   EXPECT_EQ(size_classes::bytes(size_classes::of(516)), 528u);
 }
@@ -70,7 +71,8 @@ TEST(slabs, a_slot_is_found_by_one_multiplication_where_it_starts_and_nowhere_el
     std::size_t const size = size_classes::bytes(c), run = std::size_t{512} << 10;
     slab s;
     s.reciprocal = ~std::uint64_t{0} / size + 1;
-    for (std::size_t offset = 0; offset < run; offset += offset % size == 1 && size > 64 ? size - 2 : 1) {  // the starts, and what lies around them
+    // the starts, and what lies around them
+    for (std::size_t offset = 0; offset < run; offset += offset % size == 1 && size > 64 ? size - 2 : 1) {
       std::uint32_t i;
       ASSERT_EQ(s.starts(offset, i), offset % size == 0) << offset << " of " << size;
       ASSERT_EQ(i, offset / size) << offset << " of " << size;
@@ -166,7 +168,8 @@ TEST(slabs, are_worth_shedding_as_soon_as_a_page_and_a_fourth_of_the_runs_are_fr
   EXPECT_FALSE(s.small.worth_shedding(2 * run)) << "no page";
 }
 
-// Runs of an arena all of which is mapped; what is taken of each block is in a plain table, and at which number each unit of the memory came free last.
+// Runs of an arena all of which is mapped; what is taken of each block is in a plain table, and at which
+// number each unit of the memory came free last.
 struct shedding {
   struct taken {
     slab* from;
@@ -182,7 +185,9 @@ struct shedding {
     int const c = size_classes::of(bytes);
     auto got = small.take(c, bytes);
     if (!got.from) {
-      piece* const run = pieces.take_run(random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell), slabs::run_alignment(c));
+      piece* const run = pieces.take_run(
+          random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell),
+          slabs::run_alignment(c));
       if (!run) return false;
       std::uint64_t const freed = run->freed;
       latest[&small.add(*run, c)] = freed;
@@ -190,7 +195,8 @@ struct shedding {
     }
     address const at = got.from->start(got.index);
     auto const above = live.lower_bound(at);
-    bool const apart = (above == live.end() || at + got.from->size <= above->first) && (above == live.begin() || std::prev(above)->first + std::prev(above)->second.from->size <= at);
+    bool const apart = (above == live.end() || at + got.from->size <= above->first) &&
+                       (above == live.begin() || std::prev(above)->first + std::prev(above)->second.from->size <= at);
     EXPECT_TRUE(apart) << "a byte was handed out twice";
     live[at] = {got.from, got.index, now};
     return true;
@@ -203,7 +209,8 @@ struct shedding {
     live.erase(at);
     std::uint64_t const freed = t.since + random() % (now + 1 - t.since);  // a thread's cache may have kept it since
     latest.at(t.from) = std::max(latest.at(t.from), freed);
-    for (address a = round_down(at, bins::unit); a < at + t.from->size; a += bins::unit) came_free[unit(a)] = std::max(came_free[unit(a)], freed);
+    for (address a = round_down(at, bins::unit); a < at + t.from->size; a += bins::unit)
+      came_free[unit(a)] = std::max(came_free[unit(a)], freed);
     if (small.give(*t.from, t.index, freed)) back(*t.from);
   }
   address any() { return std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()))->first; }
@@ -227,7 +234,8 @@ struct shedding {
     small.validate(out, "slabs");
     pieces.validate(out, "arena");
     for (auto const& [at, t] : live) {
-      if (t.from->freed != latest.at(t.from)) out.push_back("a slab's number is the latest of its run's and its slots'");
+      if (t.from->freed != latest.at(t.from))
+        out.push_back("a slab's number is the latest of its run's and its slots'");
     }
     pieces.each_free([&](piece const& p) {
       for (address a = p.at; a < p.end(); a += bins::unit) {
@@ -305,7 +313,8 @@ TEST(slabs, runs_grow_with_the_slabs_of_a_size_and_are_never_more_than_a_part_of
   for (int c = 0; c < size_classes::count; ++c) {
     std::size_t held = 0, before = 0;
     for (std::size_t have = 0; have < 600; ++have) {
-      std::size_t const run = slabs::run_bytes(c, have), most = have < slabs::many_slabs ? slabs::usual_run_bytes : slabs::most_run_bytes;
+      std::size_t const run = slabs::run_bytes(c, have),
+                        most = have < slabs::many_slabs ? slabs::usual_run_bytes : slabs::most_run_bytes;
       ASSERT_GE(run, std::size_t{64} << 10);
       ASSERT_LE(run, most) << size_classes::bytes(c) << " B, " << have << " slabs";
       ASSERT_LE(run / size_classes::bytes(c), slabs::most_slots);

@@ -1,4 +1,5 @@
-// What tests of thread caches and outboxes stand on: a device of few pages, and a thread that is parked with whatever it keeps.
+// What tests of thread caches and outboxes stand on:
+// a device of few pages, and a thread that is parked with whatever it keeps.
 // Threads: a fixture is its test's thread's; a parked thread lasts as long as its object.
 #pragma once
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
-// What counters say while threads allocate lies between what was true when they were asked and when they had answered; at rest it is
-// a recount; a peak is never below what was live at once, and above it by no more than is stated in counters.h.
-// Seeds as tests/support/seeds.h says. Threads: several at once, on the machine's own clock.
+// What counters say while threads allocate lies between what was true when they were asked and when they had
+// answered; at rest it is a recount; a peak is never below what was live at once, and above it by no more
+// than is stated in counters.h. Seeds as tests/support/seeds.h says. Threads:
+// several at once, on the machine's own clock.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,7 +22,8 @@ namespace {
 
 constexpr int threads = 4;
 
-// What the program did: each only grows. An operation has begun before it is called, and is done after it has returned.
+// What the program did: each only grows. An operation has begun before it is called,
+// and is done after it has returned.
 struct truth {
   std::atomic<std::int64_t> begun_blocks{0}, begun_bytes{0}, done_blocks{0}, done_bytes{0};
 };
@@ -35,7 +37,8 @@ struct sums : testing::Test {
   std::atomic<std::int64_t> now_at_most{0}, now_at_least{0}, peak_at_most{0}, peak_at_least{0};  // bytes asked for
 
   seen look() const {
-    return {taken.begun_blocks, taken.done_blocks, given.begun_blocks, given.done_blocks, taken.begun_bytes, taken.done_bytes, given.begun_bytes, given.done_bytes};
+    return {taken.begun_blocks, taken.done_blocks, given.begun_blocks, given.done_blocks,
+            taken.begun_bytes,  taken.done_bytes,  given.begun_bytes,  given.done_bytes};
   }
   static void raise(std::atomic<std::int64_t>& peak, std::int64_t to) {
     for (std::int64_t was = peak; was < to && !peak.compare_exchange_weak(was, to);) {}
@@ -90,13 +93,16 @@ struct sums : testing::Test {
     between(a.taken_done, n.allocation.all.allocated, b.taken_begun, "blocks taken");
     between(a.given_done, n.allocation.all.freed, b.given_begun, "blocks given back");
     between(a.taken_done - b.given_begun, n.allocation.all.current, b.taken_begun - a.given_done, "live blocks");
-    // Of a small block the caches count its size, and what was not asked for of all blocks together, one after the other: so bytes may be wrong by
-    // the rounding of what was taken or given back meanwhile, at most 4 KiB each.
+    // Of a small block the caches count its size, and what was not asked for of all blocks together, one
+    // after the other: so bytes may be wrong by the rounding of what was taken or given back meanwhile,
+    // at most 4 KiB each.
     std::int64_t const loose = 4096 * (b.taken_begun - a.taken_done + b.given_begun - a.given_done);
     between(a.taken_bytes_done - loose, n.requested_bytes.all.allocated, b.taken_bytes_begun + loose, "bytes taken");
     between(a.given_bytes_done - loose, n.requested_bytes.all.freed, b.given_bytes_begun + loose, "bytes given back");
-    between(a.taken_bytes_done - b.given_bytes_begun - loose, n.requested_bytes.all.current, b.taken_bytes_begun - a.given_bytes_done + loose, "bytes live");
-    EXPECT_EQ(n.reserved_bytes.all.current, n.allocated_bytes.all.current + n.pending_bytes.all.current + n.cached_bytes.all.current);
+    between(a.taken_bytes_done - b.given_bytes_begun - loose, n.requested_bytes.all.current,
+            b.taken_bytes_begun - a.given_bytes_done + loose, "bytes live");
+    EXPECT_EQ(n.reserved_bytes.all.current,
+              n.allocated_bytes.all.current + n.pending_bytes.all.current + n.cached_bytes.all.current);
     EXPECT_EQ(n.allocation.all.current, n.allocation.small.current + n.allocation.large.current);
     EXPECT_EQ(n.allocation.all.current, n.allocation.all.allocated - n.allocation.all.freed);
     EXPECT_GE(n.requested_bytes.all.peak, n.requested_bytes.all.current);
@@ -113,8 +119,10 @@ struct sums : testing::Test {
     EXPECT_EQ(n.allocation.all.freed, given.done_blocks);
     EXPECT_EQ(n.requested_bytes.all.allocated, taken.done_bytes);
     EXPECT_EQ(n.requested_bytes.all.freed, given.done_bytes);
-    // Each stream's tally, and what caches of threads hold of it: at most a run of slabs of each of a few sizes.
-    std::int64_t const peak = n.requested_bytes.all.peak, streams = threads + 1, caches = std::int64_t{threads} * streams * (1 << 20);
+    // Each stream's tally, and what caches of threads hold of it:
+    // at most a run of slabs of each of a few sizes.
+    std::int64_t const peak = n.requested_bytes.all.peak, streams = threads + 1,
+                       caches = std::int64_t{threads} * streams * (1 << 20);
     EXPECT_GE(peak, peak_at_least);
     EXPECT_LE(peak, peak_at_most + streams * observe::tally::slack_bytes + peak_at_most / 4 + caches);
   }

@@ -17,7 +17,8 @@ struct model {
 };
 struct block { std::size_t rounded, requested; };
 
-// One pool after the other and both: allocation, active, their bytes, what was asked for; as the tally is told.
+// One pool after the other and both: allocation, active, their bytes, what was asked for;
+// as the tally is told.
 TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::minstd_rand random(seed);
@@ -25,7 +26,8 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
     counters sum;
     model levels[5][3];
     std::vector<block> live[2], held[2];
-    auto const move = [&](std::size_t p, std::int64_t blocks, std::int64_t active, std::int64_t bytes, std::int64_t active_bytes, std::int64_t requested) {
+    auto const move = [&](std::size_t p, std::int64_t blocks, std::int64_t active, std::int64_t bytes,
+                          std::int64_t active_bytes, std::int64_t requested) {
       std::int64_t const by[] = {blocks, active, bytes, active_bytes, requested};
       for (std::size_t k = 0; k < 5; ++k) levels[k][p].add(by[k]), levels[k][2].add(by[k]);
     };
@@ -71,7 +73,8 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
     }
     tally const* const one[] = {&t};
     memory_statistics const n = sum.read(one, {});
-    stat_by_size const* const found[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes, &n.requested_bytes};
+    stat_by_size const* const found[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes,
+                                         &n.requested_bytes};
     for (std::size_t k = 0; k < 5; ++k) {
       stat const* const of[] = {&found[k]->small, &found[k]->large, &found[k]->all};
       for (std::size_t p = 0; p < 3; ++p) {
@@ -82,7 +85,8 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
   }
 }
 
-// Each stream in turn takes so much and gives it back: the peak was that told of one, and a hundred times what each may rise unseen.
+// Each stream in turn takes so much and gives it back:
+// the peak was that told of one, and a hundred times what each may rise unseen.
 TEST(tally, a_hundred_of_them_err_no_more_than_a_few_and_never_above_what_was_reserved) {
   constexpr std::size_t block = 1 << 20, blocks = 64;
   for (bool const scarce : {false, true}) {

@@ -1,4 +1,5 @@
-// Small blocks kept by threads: the short way and the long one count alike, and nothing a thread keeps is out of reach.
+// Small blocks kept by threads: the short way and the long one count alike,
+// and nothing a thread keeps is out of reach.
 // Threads: as each test says.
 #include <algorithm>
 #include <random>
@@ -36,7 +37,8 @@ TEST_F(thread_caches, what_is_taken_and_given_back_the_short_way_is_counted_exac
 
 // With the lock: the first of a size, and one call of many that finds its size empty or full.
 TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock) {
-  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  if (!base::can_fence_owners() || own.get().witness())
+    GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   int locked = 0;
   clock::timeline* const line = &streams::line_of(s.ref());
   auto const take = [&](std::size_t bytes) {
@@ -76,7 +78,8 @@ TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock
 
 // Room for more of a larger size is for those that come and go.
 TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept_ahead) {
-  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
+  if (!base::can_fence_owners() || own.get().witness())
+    GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   clock::timeline* const line = &streams::line_of(s.ref());
   std::vector<void*> all;
   int ahead = 0;
@@ -133,7 +136,8 @@ struct large_blocks : thread_caches {
   }
   clock::timeline* line() { return &streams::line_of(s.ref()); }
   void SetUp() override {
-    if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
+    if (!base::can_fence_owners() || own.get().witness())
+      GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
     become_owner();
     ASSERT_TRUE(owned());
   }
@@ -157,7 +161,8 @@ TEST(owned_mutex, loses_its_owner_when_that_one_is_disowned_and_no_other) {
 }
 
 TEST_F(thread_caches, a_memory_that_uses_alone_made_a_threads_own_is_listed_by_all_that_it_has) {
-  if (!base::can_fence_owners() || own.get().witness()) GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
+  if (!base::can_fence_owners() || own.get().witness())
+    GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
   void* const p = allocate(s.ref(), 4_MiB);
   memory::stream_memory const& m = *all.addresses().find(p)->owner.load();
@@ -239,7 +244,8 @@ TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
 }
 
-// Each step either finds the cache open or finds it shut; whichever it is, no slot is lost and none is anybody else's too.
+// Each step either finds the cache open or finds it shut;
+// whichever it is, no slot is lost and none is anybody else's too.
 TEST_F(thread_caches, a_thread_works_on_while_others_shut_and_empty_its_cache_over_and_over) {
   base::atomic<bool> done{false};
   base::atomic<int> wrong{0};
@@ -288,7 +294,8 @@ TEST_F(thread_caches, a_thread_that_only_gives_back_keeps_some_and_the_rest_goes
     EXPECT_EQ(memory_stats(0).allocation.small.current, 0);
     std::vector<void*> again;
     fill(again, 256, 40);  // some of them are here
-    EXPECT_TRUE(std::any_of(again.begin(), again.end(), [&](void* p) { return std::find(all.begin(), all.end(), p) != all.end(); }));
+    EXPECT_TRUE(std::any_of(again.begin(), again.end(),
+                            [&](void* p) { return std::find(all.begin(), all.end(), p) != all.end(); }));
     for (void* p : again) deallocate(p);
   }).join();
   sound();

@@ -1,4 +1,5 @@
-// Many threads, streams and devices at once on a machine run by threads; and no driver call under a lock that others need.
+// Many threads, streams and devices at once on a machine run by threads;
+// and no driver call under a lock that others need.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -52,11 +53,12 @@ class memory_threads_slow : public ::testing::TestWithParam<weir::driver::call> 
 
 TEST_P(memory_threads_slow, a_call_for_one_streams_growth_move_or_return_holds_up_no_allocation_of_another) {
   slow_call* slow = nullptr;
-  memory_bench bench({.devices = 1, .memory = 256 << 20}, options{.epsilon = 0}, [&](std::unique_ptr<driver::driver> m) {
-    auto made = std::make_unique<slow_call>(std::move(m));
-    slow = made.get();
-    return made;
-  });
+  memory_bench bench({.devices = 1, .memory = 256 << 20}, options{.epsilon = 0},
+                     [&](std::unique_ptr<driver::driver> m) {
+                       auto made = std::make_unique<slow_call>(std::move(m));
+                       slow = made.get();
+                       return made;
+                     });
   memory::allocator& d = bench.on(0);
   clock::timeline& a = bench.stream(0);
   clock::timeline& b = bench.stream(0);
@@ -78,7 +80,8 @@ TEST_P(memory_threads_slow, a_call_for_one_streams_growth_move_or_return_holds_u
     std::unique_lock lock(slow->mutex);
     ASSERT_TRUE(slow->news.wait_for(lock, std::chrono::seconds(20), [&] { return slow->entered; }));
   }
-  // Warm and cold, small and large, on the other stream, and warm on the very stream that misses; frees; questions.
+  // Warm and cold, small and large, on the other stream, and warm on the very stream that misses;
+  // frees; questions.
   for (std::size_t bytes : {100, 20'000, 1 << 20, 32 << 20}) d.deallocate(d.allocate(b, bytes, 0, at), nullptr, at);
   void* const p = d.allocate(a, 1000, 0, at);
   EXPECT_TRUE(d.find(p));
@@ -95,8 +98,12 @@ TEST_P(memory_threads_slow, a_call_for_one_streams_growth_move_or_return_holds_u
   for (std::size_t i = 1; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
-INSTANTIATE_TEST_SUITE_P(calls, memory_threads_slow, ::testing::Values(weir::driver::call::create, weir::driver::call::map, weir::driver::call::grant, weir::driver::call::unmap),
-                         [](auto const& info) { return std::string(weir::driver::call_names[static_cast<std::size_t>(info.param)]); });
+INSTANTIATE_TEST_SUITE_P(calls, memory_threads_slow,
+                         ::testing::Values(weir::driver::call::create, weir::driver::call::map,
+                                           weir::driver::call::grant, weir::driver::call::unmap),
+                         [](auto const& info) {
+                           return std::string(weir::driver::call_names[static_cast<std::size_t>(info.param)]);
+                         });
 
 TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_and_the_counters_stay_exact) {
   constexpr int workers = 4, rounds = 300;

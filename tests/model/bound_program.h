@@ -1,16 +1,18 @@
-// Random programs that leave survivors where they hurt: what is reserved of a device stays within the bound at every step.
-// Threads: one, or each step on one of several in turn, which have caches of their own; the machine's seed chooses what its device
-// does and when that is seen.
+// Random programs that leave survivors where they hurt:
+// what is reserved of a device stays within the bound at every step.
+// Threads: one, or each step on one of several in turn, which have caches of their own; the machine's seed
+// chooses what its device does and when that is seen.
 //
-// Peaks are no lower than any level that was seen. In one run of three the history is written down: what it says was mapped and
-// unmapped since leads from nothing to what is mapped.
+// Peaks are no lower than any level that was seen. In one run of three the history is written down: what it
+// says was mapped and unmapped since leads from nothing to what is mapped.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, asked for just now, and given back by other
-// streams' users since all streams were last waited for: the program knows that by itself, for what the allocator takes for pending may
-// be complete. c is a page for each stream, of at most 16, one for a block that begins and ends inside pages, and what the threads' caches may
-// hold; covered is what device_allocator::covered() says now and then, and whenever reserved has come past the first term. To ask for
-// covered or for statistics settles what is complete: it is done seldom. Where nothing waits it is compared with what the driver's calls say: the
-// handles mapped where blocks lie.
+// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, asked for just
+// now, and given back by other streams' users since all streams were last waited for: the program knows that
+// by itself, for what the allocator takes for pending may be complete. c is a page for each stream, of at
+// most 16, one for a block that begins and ends inside pages, and what the threads' caches may hold; covered
+// is what device_allocator::covered() says now and then, and whenever reserved has come past the first term.
+// To ask for covered or for statistics settles what is complete: it is done seldom. Where nothing waits it is
+// compared with what the driver's calls say: the handles mapped where blocks lie.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -57,13 +59,22 @@ class bound_program {
  public:
   // `on` runs a step, of a thread chosen by the number it is given.
   using runner = std::function<void(std::size_t, std::function<void()> const&)>;
-  explicit bound_program(std::uint64_t seed, std::size_t threads = 1, runner on = [](std::size_t, std::function<void()> const& step) { step(); })
-      : threads_(threads), on_(std::move(on)), random_(seed * 0x9e3779b97f4a7c15u + 7), epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]), small_(below(3) == 0), idle_(below(2) == 0), written_(below(3) == 0) {
-    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
-      auto made = std::make_unique<mapped_handles>(std::move(m));
-      mapped_ = made.get();
-      return made;
-    });
+  explicit bound_program(
+      std::uint64_t seed, std::size_t threads = 1,
+      runner on = [](std::size_t, std::function<void()> const& step) { step(); })
+      : threads_(threads),
+        on_(std::move(on)),
+        random_(seed * 0x9e3779b97f4a7c15u + 7),
+        epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[below(4)]),
+        small_(below(3) == 0),
+        idle_(below(2) == 0),
+        written_(below(3) == 0) {
+    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1},
+                   options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
+                     auto made = std::make_unique<mapped_handles>(std::move(m));
+                     mapped_ = made.get();
+                     return made;
+                   });
     bool const many = !small_ && below(4) == 0;
     for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
@@ -79,7 +90,8 @@ class bound_program {
     }
     if (wrong_.ok()) end();
     for (auto const& f : bench_->control->findings()) wrong_.note(check_of(f), f);
-    if (!wrong_.ok()) wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
+    if (!wrong_.ok())
+      wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
     return wrong_;
   }
   std::uint64_t past_the_first_term = 0, near_it = 0, covered_compared = 0;  // steps
@@ -107,12 +119,14 @@ class bound_program {
   clock::timeline& any_line() { return *lines_[below(lines_.size())]; }
   std::size_t size() {  // bytes
     if (small_ && below(2)) return 1 + below(32 << 10);
-    std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;  // some come again and again
+    // some come again and again
+    std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;
     return small_ ? bytes : bytes + (32 << 10);
   }
   void work_on(clock::timeline& s, block const& b) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
-    if (!bench_->machine().enqueue(0, s.handle(), {&all, b.bytes ? 1u : 0u}, {[](void*) {}, nullptr, nullptr}).ok()) wrong_.note(check::answers, "enqueue was refused");
+    if (!bench_->machine().enqueue(0, s.handle(), {&all, b.bytes ? 1u : 0u}, {[](void*) {}, nullptr, nullptr}).ok())
+      wrong_.note(check::answers, "enqueue was refused");
   }
   void complete() {
     for (clock::timeline* s : lines_) {
@@ -130,7 +144,9 @@ class bound_program {
     for (auto const& [h, n] : all) bytes += n;
     std::size_t const said = device().covered();
     ++covered_compared;
-    if (said != bytes) wrong_.note(check::invariants, "covered is said to be " + std::to_string(said) + " B, and blocks lie on handles of " + std::to_string(bytes));
+    if (said != bytes)
+      wrong_.note(check::invariants, "covered is said to be " + std::to_string(said) +
+                                         " B, and blocks lie on handles of " + std::to_string(bytes));
   }
   void take() {
     clock::timeline& s = any_line();
@@ -220,19 +236,24 @@ class bound_program {
     memory_statistics const n = device().statistics();
     look_at_peaks(n);
     auto const pending = n.pending_bytes.all.current;
-    if (!small_ && pending > static_cast<std::int64_t>(waiting_bytes_)) wrong_.note(check::invariants, std::to_string(pending) + " B are pending, and what other streams may still use is " + std::to_string(waiting_bytes_));
+    if (!small_ && pending > static_cast<std::int64_t>(waiting_bytes_))
+      wrong_.note(check::invariants, std::to_string(pending) +
+                                         " B are pending, and what other streams may still use is " +
+                                         std::to_string(waiting_bytes_));
   }
   void note_in_use(std::size_t asked) { most_in_use_ = std::max(most_in_use_, taken_bytes_ + waiting_bytes_ + asked); }
   void look_at_bound() {
     std::size_t reserved = 0;
     for (auto const& r : device().layout()) reserved += r.bytes;
     std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
-    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) + page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
+    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) +
+                              page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
     if (reserved > first) note_covered();
     if (reserved > std::max(first, most_covered_)) {
-      wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) + ", covered " + std::to_string(most_covered_) + ")");
+      wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) +
+                                         ", covered " + std::to_string(most_covered_) + ")");
     }
   }
   void look_at_peaks(memory_statistics const& n) {
@@ -241,13 +262,19 @@ class bound_program {
       seen_ = {};
       return;
     }
-    stat_by_size const* const kinds[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes, &n.requested_bytes, &n.reserved_bytes, &n.pending_bytes, &n.segment};
+    stat_by_size const* const kinds[] = {&n.allocation,      &n.active,         &n.allocated_bytes, &n.active_bytes,
+                                         &n.requested_bytes, &n.reserved_bytes, &n.pending_bytes,   &n.segment};
     for (std::size_t k = 0; k < seen_.size(); ++k) {
       stat const* const parts[] = {&kinds[k]->small, &kinds[k]->large, &kinds[k]->all};
       for (std::size_t p = 0; p < 3; ++p) {
         seen_[k][p] = std::max(seen_[k][p], parts[p]->current);
-        if (parts[p]->peak < seen_[k][p]) wrong_.note(check::invariants, "a peak is " + std::to_string(parts[p]->peak) + ", and " + std::to_string(seen_[k][p]) + " was seen (level " + std::to_string(k) + ", part " + std::to_string(p) + ")");
-        if (parts[p]->allocated - parts[p]->freed != parts[p]->current && k != 5 && k != 7) wrong_.note(check::invariants, "what came less what went is not what is there (level " + std::to_string(k) + ", part " + std::to_string(p) + ")");
+        if (parts[p]->peak < seen_[k][p])
+          wrong_.note(check::invariants, "a peak is " + std::to_string(parts[p]->peak) + ", and " +
+                                             std::to_string(seen_[k][p]) + " was seen (level " + std::to_string(k) +
+                                             ", part " + std::to_string(p) + ")");
+        if (parts[p]->allocated - parts[p]->freed != parts[p]->current && k != 5 && k != 7)
+          wrong_.note(check::invariants, "what came less what went is not what is there (level " + std::to_string(k) +
+                                             ", part " + std::to_string(p) + ")");
       }
     }
   }
@@ -270,7 +297,8 @@ class bound_program {
       if (!right) return wrong_.note(check::invariants, "the history maps what is mapped, or unmaps what is not");
     }
     for (auto const& r : device().layout()) lies.emplace(r.at, r.bytes);
-    if (merged(told) != merged(lies)) wrong_.note(check::invariants, "the history's maps and unmaps do not lead to what is mapped");
+    if (merged(told) != merged(lies))
+      wrong_.note(check::invariants, "the history's maps and unmaps do not lead to what is mapped");
   }
   void end() {
     if (written_) look_up();
@@ -278,7 +306,8 @@ class bound_program {
     while (!live_.empty()) give(live_.size() - 1);
     complete();
     device().empty_cache();
-    if (auto const left = device().statistics().reserved_bytes.all.current) wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
+    if (auto const left = device().statistics().reserved_bytes.all.current)
+      wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
     for (auto const& w : device().validate()) wrong_.note(check::invariants, "at the end: " + w);
   }
 
@@ -292,7 +321,8 @@ class bound_program {
   std::optional<memory_bench> bench_;
   std::vector<clock::timeline*> lines_;
   std::vector<block> live_;
-  std::map<std::uintptr_t, std::size_t> waiting_;  // bytes, by address: given back by others' users since all streams were waited for
+  // bytes, by address: given back by others' users since all streams were waited for
+  std::map<std::uintptr_t, std::size_t> waiting_;
   std::size_t taken_bytes_ = 0, waiting_bytes_ = 0, most_in_use_ = 0, most_covered_ = 0;
   std::array<std::array<std::int64_t, 3>, 8> seen_{};  // since peaks were reset
   verdict wrong_;

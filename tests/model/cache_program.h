@@ -1,5 +1,6 @@
-// Blocks of two streams among host threads, small ones and such as are no slots: taken and given back by the ways without a lock wherever these are open, also by
-// threads that did not take them or name another stream as the last to use them, while threads end, caches are shut and emptied, and memory is short.
+// Blocks of two streams among host threads, small ones and such as are no slots: taken and given back by the
+// ways without a lock wherever these are open, also by threads that did not take them or name another stream
+// as the last to use them, while threads end, caches are shut and emptied, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
 #include <algorithm>
@@ -15,12 +16,14 @@ namespace weir::tests {
 
 class cache_program {
  public:
-  explicit cache_program(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = 1 << 20})), lines_{&t.stream(0), &t.stream(0)} {}
+  explicit cache_program(trial& t)
+      : t_(t), bench_(t.bench({.devices = 1, .memory = 1 << 20})), lines_{&t.stream(0), &t.stream(0)} {}
 
   inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, by the way they went
   inline static std::uint64_t gathered = 0;         // of them: frees that name a stream, without the lock
 
-  // In one run of four all is written down meanwhile, which closes the ways without a lock: the book has the same blocks.
+  // In one run of four all is written down meanwhile, which closes the ways without a lock:
+  // the book has the same blocks.
   void run() {
     struct book {
       explicit book(bool o) : open(o) {
@@ -45,7 +48,8 @@ class cache_program {
  private:
   memory::allocator& device() { return bench_.on(0); }
 
-  static constexpr std::size_t sizes[] = {100, 1500, 40 << 10};  // few, so that threads soon keep some, or own the lock of the last
+  // few, so that threads soon keep some, or own the lock of the last
+  static constexpr std::size_t sizes[] = {100, 1500, 40 << 10};
 
   std::uintptr_t take(clock::timeline& line, std::size_t bytes) {  // 0: there was no memory
     void* p = memory::quick_allocate(&line, bytes, 0);
@@ -59,7 +63,8 @@ class cache_program {
     // As the calls of the library do: before anybody else hears of the block, and may give it back.
     observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, here::current());
     auto const above = live_.lower_bound(at);
-    bool const apart = (above == live_.end() || at + bytes <= above->first) && (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
+    bool const apart = (above == live_.end() || at + bytes <= above->first) &&
+                       (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
     if (!apart) t_.fail("a block was handed out that somebody has");
     live_.emplace(at, bytes);
     return at;
@@ -68,7 +73,8 @@ class cache_program {
     if (!live_.erase(at)) return;  // another thread was quicker
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     observe::note(observe::action::free, p, 0, 0, 0, 0, here::current());
-    clock::timeline* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;  // who used it last; its home or the other one
+    // who used it last; its home or the other one
+    clock::timeline* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;
     bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
     if (user) gathered += gone;
     else ++(gone ? quick : slow);
@@ -78,7 +84,9 @@ class cache_program {
     if (!live_.empty()) give(std::next(live_.begin(), static_cast<std::ptrdiff_t>(t_.draw(64) % live_.size()))->first);
   }
   void step() {
-    if (written_ && t_.draw(4) == 0) return void(observe::history::process().live(static_cast<std::uint32_t>(bench_.core.id()), 0));  // read while others write
+    // read while others write
+    if (written_ && t_.draw(4) == 0)
+      return void(observe::history::process().live(static_cast<std::uint32_t>(bench_.core.id()), 0));
     clock::timeline& line = *lines_[t_.draw(4) == 3];
     std::size_t const bytes = sizes[t_.draw(3)];
     switch (t_.draw(8)) {
@@ -91,7 +99,8 @@ class cache_program {
   }
   void rare(clock::timeline& line) {
     if (t_.coin()) {
-      for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others are in a call
+      // sums of bytes are of different moments while others are in a call
+      for (std::string const& what : device().validate()) {
         if (what.find("slot") != std::string::npos) t_.fail(what);
       }
       return;
@@ -100,7 +109,8 @@ class cache_program {
   }
 
   void counted(char const* what, std::int64_t is, std::size_t must) {
-    if (is != static_cast<std::int64_t>(must)) t_.fail(std::string(what) + ": counted " + std::to_string(is) + ", held " + std::to_string(must));
+    if (is != static_cast<std::int64_t>(must))
+      t_.fail(std::string(what) + ": counted " + std::to_string(is) + ", held " + std::to_string(must));
   }
   void look() {
     std::size_t bytes = 0;
@@ -109,7 +119,8 @@ class cache_program {
     counted("blocks", n.allocation.all.current, live_.size());
     counted("blocks taken less given back", n.allocation.all.allocated - n.allocation.all.freed, live_.size());
     counted("bytes asked for", n.requested_bytes.all.current, bytes);
-    counted("bytes asked for, taken less given back", n.requested_bytes.all.allocated - n.requested_bytes.all.freed, bytes);
+    counted("bytes asked for, taken less given back", n.requested_bytes.all.allocated - n.requested_bytes.all.freed,
+            bytes);
     for (std::string const& what : device().validate()) t_.fail(what);
     if (written_) look_up();
   }
@@ -120,7 +131,8 @@ class cache_program {
     counted("blocks in the history", static_cast<std::int64_t>(all.size()), live_.size());
     for (auto const& b : all) {
       auto const held = live_.find(b.at);
-      if (held == live_.end() || held->second != b.bytes) return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that nobody has");
+      if (held == live_.end() || held->second != b.bytes)
+        return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that nobody has");
     }
     std::int64_t blocks = 0, taken = 0;
     for (auto const& l : h.lines(runtime, 0)) blocks += l.blocks, taken += l.taken_blocks - l.given_blocks;
@@ -145,7 +157,8 @@ class cache_program {
 
 inline void small_blocks_among_threads(trial& t) { cache_program(t).run(); }
 
-// A lock that threads hold by turns, by their own word where it is theirs and by the mutex where it is not: one is inside at a time.
+// A lock that threads hold by turns, by their own word where it is theirs and by the mutex where it is not:
+// one is inside at a time.
 inline void owned_lock_among_threads(trial& t) {
   struct shared {
     base::owned_mutex lock;
@@ -177,7 +190,8 @@ inline void owned_lock_among_threads(trial& t) {
   t.join();
 }
 
-// Threads mark the same slots, each for its stream, with the lock and without: all marks are there afterwards.
+// Threads mark the same slots, each for its stream, with the lock and without:
+// all marks are there afterwards.
 inline void marks_among_threads(trial& t) {
   struct shared {
     memory::slab of;

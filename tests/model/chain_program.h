@@ -1,4 +1,5 @@
-// Random collectives by weir's own copies against the obvious model: a byte array a buffer, changed in program order.
+// Random collectives by weir's own copies against the obvious model:
+// a byte array a buffer, changed in program order.
 // Threads: one a rank; the seeded machine chooses whose turn it is and what its devices do.
 #pragma once
 #include <random>
@@ -11,14 +12,16 @@
 
 namespace weir::tests {
 
-// Every rank does its part of all steps on its one stream; the steps are collectives, and ranks that write or replace what they have.
+// Every rank does its part of all steps on its one stream;
+// the steps are collectives, and ranks that write or replace what they have.
 class chain_program {
  public:
   explicit chain_program(std::uint64_t seed)
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 3)),
         bytes_(1 + random_() % 3000),
-        m_({.devices = size_, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = seed % 2 == 0}) {
+        m_({.devices = size_, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed},
+           {.check_races = seed % 2 == 0}) {
     m_.get().part<peer::chains>().carry_from(1);
     m_.get().part<peer::chains>().set_chunk(1 + random_() % bytes_);
     std::vector<device> who;
@@ -34,7 +37,8 @@ class chain_program {
 
   verdict run() {
     for (int i = 0, n = 3 + static_cast<int>(random_() % 8); i < n; ++i) {
-      steps_.push_back({static_cast<kind>(random_() % 5), static_cast<int>(random_() % static_cast<unsigned>(size_)), static_cast<unsigned char>(1 + i)});
+      steps_.push_back({static_cast<kind>(random_() % 5), static_cast<int>(random_() % static_cast<unsigned>(size_)),
+                        static_cast<unsigned char>(1 + i)});
     }
     auto machine = simulation::of(m_.own);
     for (int k = 0; k < size_; ++k) {
@@ -51,18 +55,25 @@ class chain_program {
       lines_[r].synchronize();
       for (auto* all : {&parts_, &wholes_}) {
         auto const& one = (*all)[r];
-        if (test::read_back(one.memory.data(), one.model.size(), k) != one.model) wrong_.note(check::bytes, std::string(all == &parts_ ? "the part" : "the whole") + " of rank " + std::to_string(k) + " holds others");
+        if (test::read_back(one.memory.data(), one.model.size(), k) != one.model)
+          wrong_.note(check::bytes, std::string(all == &parts_ ? "the part" : "the whole") + " of rank " +
+                                        std::to_string(k) + " holds others");
       }
     }
     for (auto const& r : race_reports()) {
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "source changed" || r.kind == "host too early" ? check::host : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
+      wrong_.note(r.kind == "race"                                           ? check::race
+                  : r.kind == "source changed" || r.kind == "host too early" ? check::host
+                  : r.kind == "stuck"                                        ? check::stuck
+                                                                             : check::lifetime,
+                  r.text);
     }
     for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
     return wrong_;
   }
 
  private:
-  enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace };  // the last two: rank `root` its part, with that value
+  // the last two: rank `root` its part, with that value
+  enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace };
   struct step {
     kind what;
     int root;
@@ -74,7 +85,8 @@ class chain_program {
   };
 
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
-  // On the current stream, open to all: before the threads begin, or by a rank that may then go by the carrier behind.
+  // On the current stream, open to all: before the threads begin,
+  // or by a rank that may then go by the carrier behind.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
     set(one.memory.data(), std::byte{value}, bytes);

@@ -20,7 +20,8 @@ TEST_P(clock_model, in_random_programs_all_that_is_said_to_be_ordered_or_complet
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
     answers += p.answers, yes += p.yes;
   }
-  std::cout << wanted.count() << " programs from seed " << wanted.first() << ", " << answers << " answers checked, " << yes << " of them yes\n";
+  std::cout << wanted.count() << " programs from seed " << wanted.first() << ", " << answers << " answers checked, "
+            << yes << " of them yes\n";
   if (wanted.count() > 100) {
     EXPECT_GT(yes, answers / 10);
     EXPECT_LT(yes, answers * 9 / 10);

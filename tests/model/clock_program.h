@@ -1,7 +1,8 @@
-// Random programs of records, waits, polls and refusals on seeded machines: the clocks against a graph. A driver in
-// between writes down every operation that reaches the machine, in words of operations and edges alone; whenever the
-// clocks say "ordered" or "complete", the graph must have a path. What the clocks promise to know, they must say.
-// Inside calls of the driver other host threads are played: a random action runs before or after the call itself.
+// Random programs of records, waits, polls and refusals on seeded machines: the clocks against a graph. A
+// driver in between writes down every operation that reaches the machine, in words of operations and edges
+// alone; whenever the clocks say "ordered" or "complete", the graph must have a path. What the clocks promise
+// to know, they must say. Inside calls of the driver other host threads are played: a random action runs
+// before or after the call itself.
 // Threads: one. WEIR_TEST_TRACE=1 prints what a program does.
 #pragma once
 #include <functional>
@@ -19,13 +20,19 @@ namespace weir::tests {
 class clock_program {
  public:
   explicit clock_program(std::uint64_t seed)
-      : state_(seed * 2 + 1), bench_({.devices = 1 + static_cast<int>(draw(2)), .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed}, {}, [this](std::unique_ptr<driver::driver> m) {
-          auto made = std::make_unique<ledger>(std::move(m));
-          book_ = made.get();
-          return made;
-        }) {
+      : state_(seed * 2 + 1),
+        bench_({.devices = 1 + static_cast<int>(draw(2)),
+                .memory = 16_MiB,
+                .how = simulated::running::seeded,
+                .seed = seed},
+               {}, [this](std::unique_ptr<driver::driver> m) {
+                 auto made = std::make_unique<ledger>(std::move(m));
+                 book_ = made.get();
+                 return made;
+               }) {
     int const devices = bench_.core.device_count();
-    for (int i = 0, n = 2 + static_cast<int>(draw(4)); i < n; ++i) new_stream(static_cast<int>(draw(static_cast<std::uint32_t>(devices))), clock::life::own);
+    for (int i = 0, n = 2 + static_cast<int>(draw(4)); i < n; ++i)
+      new_stream(static_cast<int>(draw(static_cast<std::uint32_t>(devices))), clock::life::own);
     intrusions_ = draw(2) ? 25 : 0;
     refusals_ = draw(3) == 0;
     book_->other_threads = [this] {
@@ -37,7 +44,9 @@ class clock_program {
   }
 
   verdict run() {
-    for (int i = 0, n = 10 + static_cast<int>(draw(50)); i < n && wrong_.ok() && book_->size() < ledger::most - 256; ++i) act();
+    for (int i = 0, n = 10 + static_cast<int>(draw(50)); i < n && wrong_.ok() && book_->size() < ledger::most - 256;
+         ++i)
+      act();
     if (!wrong_.ok()) return wrong_;
     book_->other_threads = nullptr;
     book_->forget_orders();
@@ -130,7 +139,9 @@ class clock_program {
     auto& clocks = bench_.clocks();
     bool const may_refuse = refusals_ && draw(4) == 0;
     if (may_refuse) {
-      static char const* const calls[] = {"record", "wait", "query_event", "create_event", "synchronize_event", "query_stream", "synchronize_stream", "any"};
+      static char const* const calls[] = {
+          "record", "wait", "query_event", "create_event", "synchronize_event", "query_stream", "synchronize_stream",
+          "any"};
       char const* const call = calls[draw(8)];
       say("the next ", call, " is refused");
       book_->fail_call(call, 1, draw(2) ? driver::code::failed : driver::code::out_of_memory);
@@ -266,7 +277,8 @@ class clock_program {
         auto& t = *lines_[i].t;
         if (depth_ > 1 || t.alive() == clock::life::retired) break;
         say("retire ", t.id());
-        auto others = std::exchange(book_->other_threads, nullptr);  // who ends a registration gives the stream no more work
+        // who ends a registration gives the stream no more work
+        auto others = std::exchange(book_->other_threads, nullptr);
         clocks.retire(t);
         book_->other_threads = std::move(others);
         lines_[i].tail = book_->tail(t.handle());
@@ -298,14 +310,20 @@ class clock_program {
       auto const& s = stamps_[k];
       bool const complete = bench_.clocks().complete(s.s);
       ++answers, yes += complete;
-      if (complete && !book_->complete(s.tail)) return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be complete, and nobody saw it");
-      if (!complete && complete_.count(k)) return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be complete");
+      if (complete && !book_->complete(s.tail))
+        return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be complete, and nobody saw it");
+      if (!complete && complete_.count(k))
+        return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be complete");
       for (auto const& l : lines_) {
         if (l.t->alive() == clock::life::retired) continue;
         bool const covered = l.t->covers(s.s);
         ++answers, yes += covered;
-        if (covered && !book_->ordered(s.tail, l.t->handle())) return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be before stream", l.t->id(), "and is not");
-        if (!covered && l.order.count(k)) return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be before stream", l.t->id());
+        if (covered && !book_->ordered(s.tail, l.t->handle()))
+          return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be before stream", l.t->id(),
+                      "and is not");
+        if (!covered && l.order.count(k))
+          return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be before stream",
+                      l.t->id());
       }
     }
     if (auto const broken = bench_.clocks().validate(); !broken.empty()) fail(check::invariants, broken.front());

@@ -8,12 +8,17 @@
 
 namespace weir::tests {
 
-// One chain of streams: each copy follows the one before, so the model is the program order; what runs when is the seed's.
+// One chain of streams: each copy follows the one before, so the model is the program order;
+// what runs when is the seed's.
 inline verdict run_copies(std::uint64_t seed) {
   using test::bytes_of_host;
   verdict wrong;
   std::mt19937_64 random(seed);
-  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed, .peers = seed % 2 ? simulated::links::all : simulated::links::none});
+  test::machine m({.devices = 2,
+                   .memory = 64_MiB,
+                   .how = simulated::running::seeded,
+                   .seed = seed,
+                   .peers = seed % 2 ? simulated::links::all : simulated::links::none});
   std::size_t const n = 1 + random() % 9000;
   stream on[] = {stream(device(0)), stream(device(1))};
   stream_guard first(on[0]), second(on[1]);
@@ -45,7 +50,9 @@ inline verdict run_copies(std::uint64_t seed) {
     std::size_t const bytes = random() % (n + 1);
     std::size_t const to_at = random() % (n - bytes + 1), from_at = random() % (n - bytes + 1);
     if (&to == &from) continue;
-    int const device = to.device < 0 ? from.device < 0 ? int(random() % 2) : from.device : from.device < 0 || random() % 2 ? to.device : from.device;
+    int const device = to.device < 0                     ? from.device < 0 ? int(random() % 2) : from.device
+                       : from.device < 0 || random() % 2 ? to.device
+                                                         : from.device;
     stream_ref const here_ = on[device];
     here_.wait(last);
     if (from.device < 0 && from.pageable) here_.synchronize();  // a pageable source is read during the call
@@ -54,14 +61,16 @@ inline verdict run_copies(std::uint64_t seed) {
     if (random() % 4 == 0) {  // the host looks, in the midst of it
       here_.synchronize();
       for (auto const& one : places) {
-        if (one.device < 0 && std::memcmp(one.at, one.model.data(), n) != 0) wrong.note(check::bytes, "the host sees others at step " + std::to_string(i));
+        if (one.device < 0 && std::memcmp(one.at, one.model.data(), n) != 0)
+          wrong.note(check::bytes, "the host sees others at step " + std::to_string(i));
       }
     }
     last = here_;
   }
   last.synchronize();
   for (std::size_t i = 0; i < places.size(); ++i) {
-    bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n) : test::read_back(places[i].at, n, places[i].device);
+    bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n)
+                                                   : test::read_back(places[i].at, n, places[i].device);
     if (now != places[i].model) wrong.note(check::bytes, "place " + std::to_string(i) + " holds others in the end");
   }
   for (auto const& found : m.control().findings()) wrong.note(check_of(found), found);

@@ -1,5 +1,5 @@
-// Random programs of all that weir offers, on machines that take every freedom: bytes are right, errors have their kinds, and no
-// freedom is one that these programs never meet.
+// Random programs of all that weir offers, on machines that take every freedom: bytes are right, errors have
+// their kinds, and no freedom is one that these programs never meet.
 // Threads: one; the machine's seed chooses what its devices do.
 // Seeds as tests/support/seeds.h says.
 #include <gtest/gtest.h>
@@ -43,7 +43,8 @@ class program {
       if (!::testing::Test::HasFailure()) look_at_all();
     }
     for (auto const& f : m_.control().findings()) ADD_FAILURE() << f;
-    for (int d = 0; d < devices && !::testing::Test::HasFailure(); ++d) EXPECT_EQ(m_.memory(d).validate(), std::vector<std::string>{});
+    for (int d = 0; d < devices && !::testing::Test::HasFailure(); ++d)
+      EXPECT_EQ(m_.memory(d).validate(), std::vector<std::string>{});
     EXPECT_EQ(m_.pinned().validate(), std::vector<std::string>{});
     if (below(3) == 0) fault();
     auto const now = m_.control().freedoms_taken();
@@ -63,7 +64,8 @@ class program {
   std::size_t lane_of(int device) { return static_cast<std::size_t>(device + devices * below(2)); }
   stream_ref on(std::size_t lane) { return lanes_[lane]; }
 
-  // Returns: whether it was done. Refused for want of memory is what the machine does; anything else is a failure.
+  // Returns: whether it was done. Refused for want of memory is what the machine does;
+  // anything else is a failure.
   template <class F>
   bool attempt(F act) {
     try {
@@ -78,7 +80,9 @@ class program {
     return false;
   }
 
-  block* some_block() { return blocks_.empty() ? nullptr : &blocks_[static_cast<std::size_t>(below(static_cast<int>(blocks_.size())))]; }
+  block* some_block() {
+    return blocks_.empty() ? nullptr : &blocks_[static_cast<std::size_t>(below(static_cast<int>(blocks_.size())))];
+  }
   block* some_block_of(int device) {
     for (auto& b : blocks_) {
       if (b.memory.info().on.index() == device && below(2)) return &b;
@@ -104,18 +108,22 @@ class program {
       if (below(2)) {
         copy(on(lane), b.memory.data(), values.data(), 4 * n);
       } else {
-        launch(on(lane), {writes(b.memory)}, [](CUstream_st*) {}, [to = b.memory.data<float>(), values] { std::copy(values.begin(), values.end(), to); });
+        launch(
+            on(lane), {writes(b.memory)}, [](CUstream_st*) {},
+            [to = b.memory.data<float>(), values] { std::copy(values.begin(), values.end(), to); });
       }
       b.known = true;
     });
   }
 
   void move(block& from, block& to) {
-    std::size_t const n = std::min(from.holds.size(), to.holds.size()), lane = lane_of((below(2) ? from : to).memory.info().on.index());
+    std::size_t const n = std::min(from.holds.size(), to.holds.size()),
+                      lane = lane_of((below(2) ? from : to).memory.info().on.index());
     follow(from, lane);
     follow(to, lane);
     std::copy_n(from.holds.begin(), n, to.holds.begin());
-    to.known = from.known && attempt([&] { copy(on(lane), to.memory.data(), from.memory.data(), 4 * n); }) && (to.known || n == to.holds.size());
+    to.known = from.known && attempt([&] { copy(on(lane), to.memory.data(), from.memory.data(), 4 * n); }) &&
+               (to.known || n == to.holds.size());
   }
 
   // A kernel of one device that reads and writes memory of another.
@@ -163,7 +171,11 @@ class program {
 
   void call_host() {
     std::size_t const lane = static_cast<std::size_t>(below(2 * devices));
-    attempt([&] { launch_host(on(lane), [this, expected = host_calls_.at(lane)++, lane] { EXPECT_EQ(host_seen_.at(lane)++, expected) << "host functions of one stream out of order"; }); });
+    attempt([&] {
+      launch_host(on(lane), [this, expected = host_calls_.at(lane)++, lane] {
+        EXPECT_EQ(host_seen_.at(lane)++, expected) << "host functions of one stream out of order";
+      });
+    });
   }
 
   void time() {

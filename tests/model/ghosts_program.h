@@ -1,6 +1,8 @@
-// One block that grows again and again, in memory that may not grow beyond it: its handles move each time, until they have left more
-// ghosts than are kept, while the device has not come to the first of the work that used them.
-// Threads: one. The seed chooses sizes, what lies between and whether a gate holds the device; the machine's seed is the same.
+// One block that grows again and again, in memory that may not grow beyond it: its handles move each time,
+// until they have left more ghosts than are kept, while the device has not come to the first of the work that
+// used them.
+// Threads: one. The seed chooses sizes, what lies between and whether a gate holds the device;
+// the machine's seed is the same.
 #pragma once
 #include <cstring>
 #include <random>
@@ -14,7 +16,10 @@ namespace weir::tests {
 class ghosts_program {
  public:
   explicit ghosts_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 13), bench_({.devices = 1, .memory = std::size_t{64} << 20, .how = simulated::running::seeded, .seed = seed + 1}, options{.epsilon = 0}), line_(bench_.stream(0)) {}
+      : random_(seed * 0x9e3779b97f4a7c15u + 13),
+        bench_({.devices = 1, .memory = std::size_t{64} << 20, .how = simulated::running::seeded, .seed = seed + 1},
+               options{.epsilon = 0}),
+        line_(bench_.stream(0)) {}
   verdict run() {
     driver::gate_handle gate{};
     bool const held = below(2);
@@ -34,7 +39,8 @@ class ghosts_program {
     if (!ended) wrong_.note(check::answers, "synchronize was refused");
     for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
     device().empty_cache();
-    if (auto const left = device().statistics().reserved_bytes.all.current) wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
+    if (auto const left = device().statistics().reserved_bytes.all.current)
+      wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
     return wrong_;
   }
 
@@ -54,8 +60,11 @@ class ghosts_program {
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
   void work(block const& b, bool writes, void (*run)(void*)) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, writes};
-    auto const s = bench_.machine().enqueue(0, line_.handle(), {&all, 1}, {run, [](void* j) { delete static_cast<job*>(j); }, new job{b, &wrong_}});
-    if (!s.ok()) wrong_.note(s.what == driver::code::lost ? check::stray : check::answers, "enqueue answered " + std::string(driver::name_of(s.what)));
+    auto const s = bench_.machine().enqueue(0, line_.handle(), {&all, 1},
+                                            {run, [](void* j) { delete static_cast<job*>(j); }, new job{b, &wrong_}});
+    if (!s.ok())
+      wrong_.note(s.what == driver::code::lost ? check::stray : check::answers,
+                  "enqueue answered " + std::string(driver::name_of(s.what)));
   }
   block take(std::size_t pages) {
     block b{nullptr, pages * page, static_cast<unsigned char>(1 + below(200))};
@@ -65,13 +74,16 @@ class ghosts_program {
       wrong_.note(check::answers, "memory is short where it is plentiful");
       return b;
     }
-    work(b, true, [](void* j) { std::memset(static_cast<job*>(j)->b.at, static_cast<job*>(j)->b.value, static_cast<job*>(j)->b.bytes); });
+    work(b, true, [](void* j) {
+      std::memset(static_cast<job*>(j)->b.at, static_cast<job*>(j)->b.value, static_cast<job*>(j)->b.bytes);
+    });
     return b;
   }
   block const& look(block const& b) {
     work(b, false, [](void* p) {
       auto const& j = *static_cast<job*>(p);
-      if (j.b.at[0] != j.b.value || std::memcmp(j.b.at, j.b.at + 1, j.b.bytes - 1) != 0) j.wrong->note(check::bytes, "somebody wrote into a block in use");
+      if (j.b.at[0] != j.b.value || std::memcmp(j.b.at, j.b.at + 1, j.b.bytes - 1) != 0)
+        j.wrong->note(check::bytes, "somebody wrote into a block in use");
     });
     return b;
   }

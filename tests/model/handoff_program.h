@@ -1,5 +1,6 @@
-// Small blocks from hand to hand: taken and written on one stream, read on another by whichever thread, and given back several at a time as used there,
-// by the way without the lock wherever it is open, while threads end, caches are emptied and memory is short.
+// Small blocks from hand to hand: taken and written on one stream, read on another by whichever thread, and
+// given back several at a time as used there, by the way without the lock wherever it is open, while threads
+// end, caches are emptied and memory is short.
 // Threads: those of a run.
 #pragma once
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace weir::tests {
 
 class handed_over_among_threads {
  public:
-  explicit handed_over_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{256} << (10 + t.draw(3))})) {
+  explicit handed_over_among_threads(trial& t)
+      : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{256} << (10 + t.draw(3))})) {
     for (auto*& l : lines_) l = &t.stream(0);
     t.among_threads(8, 16, [this](int n) {
       for (int k = 0; k < n && !t_.failed(); ++k) step();
@@ -52,7 +54,8 @@ class handed_over_among_threads {
     must(bench_.machine().enqueue(0, on.handle(), {&all, 1},
                                   {[](void* p) {
                                      auto const& [t, b] = *static_cast<look*>(p);
-                                     if (b.at[0] != b.value || std::memcmp(b.at, b.at + 1, b.bytes - 1) != 0) t->fail("somebody wrote into a block that another stream still read");
+                                     if (b.at[0] != b.value || std::memcmp(b.at, b.at + 1, b.bytes - 1) != 0)
+                                       t->fail("somebody wrote into a block that another stream still read");
                                    },
                                    [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
          "enqueue");
@@ -89,20 +92,24 @@ class handed_over_among_threads {
       all->resize(all->size() - n);
     }
     for (int home : {0, 1}) must(user.wait(line(home).now()), "wait");
-    for (std::uint32_t n = t_.draw(24); n > 0; --n) must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");  // so that it is behind
+    // so that it is behind
+    for (std::uint32_t n = t_.draw(24); n > 0; --n)
+      must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     for (block const& b : mine) {
       if (b.value % 6 == 3) {
         for_two_.lock()->push_back(std::make_shared<read_by_two>(b));
         continue;
       }
       read(b, user);
-      clock::timeline* const named = b.value % 3 ? &user : nullptr;  // else it is marked for that stream, and the free names none
+      // else it is marked for that stream, and the free names none
+      clock::timeline* const named = b.value % 3 ? &user : nullptr;
       if (!named) mark(b, user);
       give_back(b, named);
     }
   }
   void give_back(block const& b, clock::timeline* named) {
-    bool const quick = named ? memory::quick_deallocate_used(named, b.at) : memory::quick_deallocate_marked(nullptr, b.at);
+    bool const quick =
+        named ? memory::quick_deallocate_used(named, b.at) : memory::quick_deallocate_marked(nullptr, b.at);
     ++(quick ? gathered : alone);
     if (!quick) device().deallocate(b.at, named, here::current());
   }
@@ -141,7 +148,8 @@ class handed_over_among_threads {
       case 1: return must(line(some_line()).wait(line(some_line()).now()), "wait");
       case 2: return void(device().empty_cache());
       default:
-        for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others are in a call
+        // sums of bytes are of different moments while others are in a call
+        for (std::string const& what : device().validate()) {
           if (what.find("slot") != std::string::npos) t_.fail(what);
         }
     }
@@ -151,8 +159,10 @@ class handed_over_among_threads {
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
     for (auto const& w : device().validate()) t_.fail(w);
     device().empty_cache();
-    if (auto const n = device().statistics(); n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current) {
-      t_.fail("after all was given back and complete, " + std::to_string(n.reserved_bytes.all.current) + " B stay reserved");
+    if (auto const n = device().statistics();
+        n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current) {
+      t_.fail("after all was given back and complete, " + std::to_string(n.reserved_bytes.all.current) +
+              " B stay reserved");
     }
     for (auto const& w : device().validate()) t_.fail(w);
   }

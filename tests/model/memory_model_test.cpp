@@ -20,19 +20,21 @@ TEST_P(memory_model, in_random_programs_every_byte_of_every_block_is_its_owners)
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
     allocations += p.allocations, ooms += p.ooms;
   }
-  std::cout << wanted.count() << " programs from seed " << wanted.first() << ", " << allocations << " allocations, " << ooms << " times out of memory\n";
+  std::cout << wanted.count() << " programs from seed " << wanted.first() << ", " << allocations << " allocations, "
+            << ooms << " times out of memory\n";
   if (wanted.count() > 1000) {
     EXPECT_GT(ooms, wanted.count() / 10) << "the ladder is hardly ever climbed to its end";
   }
 }
-// Programs that once were not: a wait of weir's closed a circle of ranks through a third stream; blocks were complete when memory was
-// said to be out, for completion was seen only behind the rungs that look for it.
+// Programs that once were not: a wait of weir's closed a circle of ranks through a third stream; blocks were
+// complete when memory was said to be out, for completion was seen only behind the rungs that look for it.
 TEST(memory_model_once_found, these_programs_are_right) {
   for (std::uint64_t const seed : {47'590u, 80'451u, 112'095u, 156'673u, 195'287u, 1'653'302'169u}) {
     tests::verdict const wrong = tests::memory_program(seed, false).run();
     EXPECT_TRUE(wrong.ok()) << wrong << "; seed " << seed;
   }
-  // `deterministic`: a new stream waited for what an ended one's blocks were used for, a collective that this thread had yet to join.
+  // `deterministic`: a new stream waited for what an ended one's blocks were used for,
+  // a collective that this thread had yet to join.
   tests::verdict const wrong = tests::memory_program(3'015'669'105).run();
   EXPECT_TRUE(wrong.ok()) << wrong;
 }

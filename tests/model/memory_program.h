@@ -1,8 +1,10 @@
-// Random programs of allocation, frees, marks, waits and copies on the seeded machine: every byte of every block is checked.
+// Random programs of allocation, frees, marks, waits and copies on the seeded machine:
+// every byte of every block is checked.
 // Threads: one; the machine's seed chooses what its devices do.
 //
-// A program knows only what it declares itself: it fills a block on its home stream, orders another stream behind that, by weir's
-// clocks or by events weir never hears of, and reads there. Whether freed memory may be used again is weir's to know.
+// A program knows only what it declares itself: it fills a block on its home stream, orders another stream
+// behind that, by weir's clocks or by events weir never hears of, and reads there. Whether freed memory may
+// be used again is weir's to know.
 #pragma once
 #include <array>
 #include <cstring>
@@ -20,13 +22,16 @@ namespace weir::tests {
 class memory_program {
  public:
   explicit memory_program(std::uint64_t seed, bool policies = true)
-      : random_(seed * 0x9e3779b97f4a7c15u + 1), devices_(below(3) == 0 ? 2 : 1), capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
+      : random_(seed * 0x9e3779b97f4a7c15u + 1),
+        devices_(below(3) == 0 ? 2 : 1),
+        capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
     if (below(4) == 0) o.device_limit = capacity_ / 2;
     if (policies) choose_policies(o, seed);
     collectives_ = below(4) == 0;
     simulated like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
-    if (collectives_) like.connections = 1 << 20;  // ranks of one device that share a connection may hold each other up: the program's fault
+    // ranks of one device that share a connection may hold each other up: the program's fault
+    if (collectives_) like.connections = 1 << 20;
     maps_ = below(10) != 0;
     bool const watched = below(2) != 0;
     bench_.emplace(like, o, [&](std::unique_ptr<driver::driver> m) {
@@ -44,7 +49,9 @@ class memory_program {
     unkind_ = below(6) == 0;
     if (collectives_) {
       for (auto* l : lines_) l->set_carries_collectives(below(4) != 0);
-      bench_->memory().add_callback([](void* p, memory_report const&) { return static_cast<memory_program*>(p)->give_the_other_part(); }, this, 0);
+      bench_->memory().add_callback(
+          [](void* p, memory_report const&) { return static_cast<memory_program*>(p)->give_the_other_part(); }, this,
+          0);
     }
   }
 
@@ -65,7 +72,9 @@ class memory_program {
     }
     judge_by_checker();
     if (wrong_.ok()) end_machine();
-    if (!wrong_.ok()) wrong_.what += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") + (devices_ > 1 ? ", two devices" : "");
+    if (!wrong_.ok())
+      wrong_.what += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") +
+                     (devices_ > 1 ? ", two devices" : "");
     return wrong_;
   }
 
@@ -101,7 +110,9 @@ class memory_program {
     if (!s.ok()) fail(check::answers, std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
-  static unsigned char byte_of(std::uint32_t pattern, std::size_t i) { return static_cast<unsigned char>(pattern >> (i % 4 * 8)); }
+  static unsigned char byte_of(std::uint32_t pattern, std::size_t i) {
+    return static_cast<unsigned char>(pattern >> (i % 4 * 8));
+  }
   static void paint(unsigned char* at, std::size_t bytes, std::uint32_t pattern) {
     for (std::size_t i = 0; i < std::min<std::size_t>(bytes, 4); ++i) at[i] = byte_of(pattern, i);
     for (std::size_t done = 4; done < bytes; done *= 2) std::memcpy(at + done, at, std::min(done, bytes - done));
@@ -140,7 +151,9 @@ class memory_program {
     must(machine().enqueue(device_of(s), line(s).handle(), {&t, 1},
                            {[](void* p) {
                               auto const* const x = static_cast<expected*>(p);
-                              if (!painted(x->at, x->bytes, x->pattern)) x->in->fail(check::bytes, std::string("somebody wrote into a block in use, seen ") + x->where);
+                              if (!painted(x->at, x->bytes, x->pattern))
+                                x->in->fail(check::bytes,
+                                            std::string("somebody wrote into a block in use, seen ") + x->where);
                             },
                             [](void* p) { delete static_cast<expected*>(p); }, e}),
          "enqueue");
@@ -148,8 +161,10 @@ class memory_program {
 
   void refuse_some_call() {  // of those that only weir makes
     static constexpr std::array<char const*, 6> names{"create", "map", "grant", "unmap", "release", "create_segment"};
-    static constexpr std::array<driver::code, 3> codes{driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted};
-    bench_->control->fail_call(names[static_cast<std::size_t>(below(6))], static_cast<std::uint64_t>(1 + below(4)), codes[static_cast<std::size_t>(below(3))]);
+    static constexpr std::array<driver::code, 3> codes{driver::code::failed, driver::code::out_of_memory,
+                                                       driver::code::not_permitted};
+    bench_->control->fail_call(names[static_cast<std::size_t>(below(6))], static_cast<std::uint64_t>(1 + below(4)),
+                               codes[static_cast<std::size_t>(below(3))]);
   }
 
   void order(int before, int after) {  // what `before` was given so far, before what `after` is given next
@@ -159,7 +174,8 @@ class memory_program {
       must(line(after).wait(line(before).now()), "wait");
       return;
     }
-    auto const e = machine().create_event(device_of(before), driver::event_kind::order_only);  // weir never hears of this one
+    // weir never hears of this one
+    auto const e = machine().create_event(device_of(before), driver::event_kind::order_only);
     must(e.is, "create_event");
     must(machine().record(device_of(before), line(before).handle(), e.value), "record");
     must(machine().wait(device_of(after), line(after).handle(), e.value), "wait");
@@ -184,10 +200,12 @@ class memory_program {
     memory::allocator& a = on(device_of(s));
     void* p = nullptr;
     try {
-      if (!(p = memory::quick_allocate(&line(s), bytes, alignment))) p = a.allocate(line(s), bytes, alignment, here::current());
+      if (!(p = memory::quick_allocate(&line(s), bytes, alignment)))
+        p = a.allocate(line(s), bytes, alignment, here::current());
     } catch (out_of_memory const& e) {
       ++ooms;
-      if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4) fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
+      if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
+        fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
     } catch (error const& e) {
       if (!unkind_) fail(check::answers, "allocate: " + std::string(e.operands()));
@@ -195,9 +213,11 @@ class memory_program {
     }
     ++allocations;
     say("allocate ", p, ", ", bytes, " B aligned to ", alignment, " on ", s);
-    if (alignment && reinterpret_cast<std::uintptr_t>(p) % alignment) fail(check::answers, "a block is not aligned as asked");
+    if (alignment && reinterpret_cast<std::uintptr_t>(p) % alignment)
+      fail(check::answers, "a block is not aligned as asked");
     auto const found = a.find(static_cast<char*>(p) + (bytes ? bytes - 1 : 0));
-    if (!found || found->base != p || found->bytes != bytes || found->home != &line(s)) fail(check::answers, "find does not know a block it just gave");
+    if (!found || found->base != p || found->bytes != bytes || found->home != &line(s))
+      fail(check::answers, "find does not know a block it just gave");
     piece_of_memory const b{static_cast<unsigned char*>(p), bytes, static_cast<std::uint32_t>(random_()), s, s, {}};
     for (auto const& other : blocks_) {
       if (b.at < other.at + other.bytes && other.at < b.at + b.bytes) fail(check::answers, "two live blocks overlap");
@@ -206,7 +226,9 @@ class memory_program {
     blocks_.push_back(b);
   }
 
-  piece_of_memory* some_block() { return blocks_.empty() ? nullptr : &blocks_[static_cast<std::size_t>(below(static_cast<int>(blocks_.size())))]; }
+  piece_of_memory* some_block() {
+    return blocks_.empty() ? nullptr : &blocks_[static_cast<std::size_t>(below(static_cast<int>(blocks_.size())))];
+  }
   int some_line_of(int device) {
     for (;;) {
       int const s = below(static_cast<int>(lines_.size()));
@@ -215,7 +237,8 @@ class memory_program {
   }
 
   void free_used(piece_of_memory const& b, int by) {
-    if (!memory::quick_deallocate_used(&line(by), b.at)) on(device_of(b.home)).deallocate(b.at, &line(by), here::current());
+    if (!memory::quick_deallocate_used(&line(by), b.at))
+      on(device_of(b.home)).deallocate(b.at, &line(by), here::current());
   }
   void free_block() {
     piece_of_memory* const b = some_block();
@@ -319,11 +342,14 @@ class memory_program {
     refused(at);
   }
 
-  // Two streams that wait for each other's parts: whatever orders one of them behind the other in between stands still for ever.
+  // Two streams that wait for each other's parts:
+  // whatever orders one of them behind the other in between stands still for ever.
   void give_part(int s) {
     using arrived = std::shared_ptr<int>;
     void (*const drop)(void*) = [](void* p) { delete static_cast<arrived*>(p); };
-    must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void* p) { ++**static_cast<arrived*>(p); }, drop, new arrived(arrived_)}), "enqueue");
+    must(machine().enqueue(device_of(s), line(s).handle(), {},
+                           {[](void* p) { ++**static_cast<arrived*>(p); }, drop, new arrived(arrived_)}),
+         "enqueue");
     driver::work rest{[](void*) {}, drop, new arrived(arrived_)};
     rest.ready = [](void* p) { return **static_cast<arrived*>(p) == 2; };
     must(machine().enqueue(device_of(s), line(s).handle(), {}, rest), "enqueue");
@@ -351,7 +377,8 @@ class memory_program {
   // What is captured runs never; whatever weir does beside it must leave the capture whole.
   void capture() {
     int const s = below(static_cast<int>(lines_.size()));
-    driver::capture_mode const modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed};
+    driver::capture_mode const modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
+                                          driver::capture_mode::relaxed};
     say("capture on ", s);
     must(machine().begin_capture(device_of(s), line(s).handle(), modes[below(3)]), "begin_capture");
     captured_ = true;
@@ -426,7 +453,10 @@ class memory_program {
       case 16: return must(line(below(static_cast<int>(lines_.size()))).fence().is, "fence");
       case 17: return must(bench_->clocks().poll(line(below(static_cast<int>(lines_.size()))).now()).is, "poll");
       case 18: return below(4) ? misuse() : (void)on(below(devices_)).empty_cache();
-      default: return below(3) ? allocate() : must(bench_->clocks().synchronize(line(below(static_cast<int>(lines_.size()))).now()), "synchronize");
+      default:
+        return below(3) ? allocate()
+                        : must(bench_->clocks().synchronize(line(below(static_cast<int>(lines_.size()))).now()),
+                               "synchronize");
     }
   }
 
@@ -445,7 +475,8 @@ class memory_program {
       on(d).empty_cache();
       auto const s = on(d).statistics();
       if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {
-        fail(check::invariants, "after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved");
+        fail(check::invariants,
+             "after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved");
       }
     }
     validate("after all was freed");

@@ -1,5 +1,5 @@
-// Random programs where one stream needs the memory of another that has a fence right behind its last use and work after that:
-// the wait that weir inserts has to be for that fence, and covers nothing beyond.
+// Random programs where one stream needs the memory of another that has a fence right behind its last use and
+// work after that: the wait that weir inserts has to be for that fence, and covers nothing beyond.
 // Threads: one; on a stepped machine nothing is ever complete before somebody waits for it.
 #pragma once
 #include <random>
@@ -13,11 +13,12 @@ inline verdict run_over_wait(std::uint64_t seed) {
   std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + 7);
   auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   driver::check::control* checker = nullptr;
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = seed + 1}, {}, [&](std::unique_ptr<driver::driver> m) {
-    auto both = driver::check::wrap(std::move(m));
-    checker = both.control;
-    return std::move(both.machine);
-  });
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = seed + 1}, {},
+                     [&](std::unique_ptr<driver::driver> m) {
+                       auto both = driver::check::wrap(std::move(m));
+                       checker = both.control;
+                       return std::move(both.machine);
+                     });
   verdict wrong;
   auto const must = [&](driver::status s) {
     if (!s.ok()) wrong.note(check::answers, std::string(driver::name_of(s.what)));
@@ -26,10 +27,14 @@ inline verdict run_over_wait(std::uint64_t seed) {
     driver::touch const all{reinterpret_cast<driver::address>(p), bytes, true};
     must(bench.machine().enqueue(0, s.handle(), {&all, p ? std::size_t{1} : 0}, {[](void*) {}, nullptr, nullptr}));
   };
-  // A foreign stream's frees are fenced by weir, which never hears of its work: from the moment that others have memory too.
+  // A foreign stream's frees are fenced by weir, which never hears of its work:
+  // from the moment that others have memory too.
   bool const foreign = seed % 3 == 0;
   clock::timeline& b = bench.stream(0);
-  clock::timeline& a = foreign ? bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign) : bench.stream(0);
+  clock::timeline& a =
+      foreign ? bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
+                                    clock::life::foreign)
+              : bench.stream(0);
   auto& memory = bench.on(0);
   void* const others = foreign ? memory.allocate(b, 1000, 0, here::current()) : nullptr;
   for (int rounds = 1 + below(3); rounds > 0 && wrong.ok(); --rounds) {
@@ -45,7 +50,9 @@ inline verdict run_over_wait(std::uint64_t seed) {
     void* const second = memory.allocate(b, bytes, 0, here::current());
     use(b, second, bytes);
     auto const over = checker->counted();
-    if (over.operations) wrong.note(check::over_wait, std::to_string(over.operations) + " operations beyond what " + std::to_string(over.waits) + " waits were for");
+    if (over.operations)
+      wrong.note(check::over_wait, std::to_string(over.operations) + " operations beyond what " +
+                                       std::to_string(over.waits) + " waits were for");
     memory.deallocate(second, nullptr, here::current());
     must(bench.clocks().synchronize(b.now()));
     bench.control->run();

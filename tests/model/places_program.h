@@ -1,6 +1,8 @@
-// A program's blocks by their places, counted from the first address of their device: the same calls, on machines whose devices move
-// and are seen to move otherwise, give the same places where options::deterministic is set.
-// Threads: one. The program's seed chooses the calls, the machine's when its devices move and what is seen of it.
+// A program's blocks by their places, counted from the first address of their device: the same calls, on
+// machines whose devices move and are seen to move otherwise,
+// give the same places where options::deterministic is set.
+// Threads: one. The program's seed chooses the calls,
+// the machine's when its devices move and what is seen of it.
 #pragma once
 #include <random>
 
@@ -12,8 +14,12 @@ namespace weir::tests {
 
 class places_program {
  public:
-  places_program(std::uint64_t calls, std::uint64_t machine, options o, std::size_t memory, int steps = 400, std::size_t most = 0)
-      : steps_(steps), random_(calls * 0x9e3779b97f4a7c15u + 11), bench_({.devices = 1, .memory = memory, .how = simulated::running::seeded, .seed = machine}, o), most_(most ? most : memory / 32) {
+  places_program(std::uint64_t calls, std::uint64_t machine, options o, std::size_t memory, int steps = 400,
+                 std::size_t most = 0)
+      : steps_(steps),
+        random_(calls * 0x9e3779b97f4a7c15u + 11),
+        bench_({.devices = 1, .memory = memory, .how = simulated::running::seeded, .seed = machine}, o),
+        most_(most ? most : memory / 32) {
     for (int i = 0; i < 4; ++i) lines_.push_back(&bench_.stream(0));
   }
   std::vector<std::size_t> run() {
@@ -39,7 +45,10 @@ class places_program {
   void work(clock::timeline& s) { must(bench_.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr})); }
   void take() {
     std::size_t const s = below(lines_.size()), kind = below(4);
-    std::size_t const bytes = kind == 0 ? below(2000) : kind == 1 ? below(40'000) : kind == 2 ? (1 + below(4)) * most_ / 4 : below(most_);
+    std::size_t const bytes = kind == 0   ? below(2000)
+                              : kind == 1 ? below(40'000)
+                              : kind == 2 ? (1 + below(4)) * most_ / 4
+                                          : below(most_);
     try {
       void* const p = device().allocate(line(s), bytes, 0, at);
       places_.push_back(reinterpret_cast<memory::address>(p) - device().addresses().base());
@@ -98,11 +107,16 @@ class places_program {
   verdict wrong_;
 };
 
-// The calls of one seed on two machines. One in eight has so little memory that the ladder climbs again and again.
+// The calls of one seed on two machines. One in eight has so little memory that the ladder climbs again and
+// again.
 inline verdict run_places(std::uint64_t seed) {
   options const o{.fence_every = seed % 3 == 0 ? std::size_t{1} : 0, .deterministic = true};
   bool const short_of_memory = seed % 8 == 5;
-  std::size_t const memory = std::size_t{short_of_memory ? 1u : seed % 2 ? 6u : 64u} << 20, most = short_of_memory ? 128 << 10 : 0;
+  std::size_t const memory = std::size_t{short_of_memory ? 1u
+                                         : seed % 2      ? 6u
+                                                         : 64u}
+                             << 20,
+                    most = short_of_memory ? 128 << 10 : 0;
   std::vector<std::size_t> places[2];
   for (std::uint64_t k = 0; k < 2; ++k) {
     places_program p(seed, 2 * seed + k + 1, o, memory, 100, most);
@@ -111,7 +125,9 @@ inline verdict run_places(std::uint64_t seed) {
   }
   verdict v;
   auto const differ = std::mismatch(places[0].begin(), places[0].end(), places[1].begin(), places[1].end());
-  if (differ.first != places[0].end()) v.note(check::places, "block " + std::to_string(differ.first - places[0].begin()) + " of " + std::to_string(places[0].size()) + " lies elsewhere on another machine");
+  if (differ.first != places[0].end())
+    v.note(check::places, "block " + std::to_string(differ.first - places[0].begin()) + " of " +
+                              std::to_string(places[0].size()) + " lies elsewhere on another machine");
   return v;
 }
 

@@ -1,4 +1,5 @@
-// Of every three random programs one has other policies of reuse than the defaults, chosen by its seed beside all else.
+// Of every three random programs one has other policies of reuse than the defaults,
+// chosen by its seed beside all else.
 // Threads: none.
 #pragma once
 #include <cstdint>

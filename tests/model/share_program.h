@@ -1,5 +1,5 @@
-// Random programs that lend buffers and open them, both sides in one process: an opened buffer holds what was there when it was sent,
-// until it is released; whatever else is made, dropped and written meanwhile.
+// Random programs that lend buffers and open them, both sides in one process: an opened buffer holds what was
+// there when it was sent, until it is released; whatever else is made, dropped and written meanwhile.
 // Threads: one; the seeded machine chooses what its devices do.
 #pragma once
 #include <algorithm>
@@ -16,7 +16,12 @@ namespace weir::tests {
 class share_program {
  public:
   explicit share_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 5), pooled_((seed * 0x9e3779b97f4a7c15u >> 62) == 3), machine_({.devices = 1, .memory = pooled_ ? 64_MiB : 16_MiB, .how = simulated::running::seeded, .seed = seed}), ends_(os::make_sockets()), owner_(ends_.first), importer_(ends_.second) {}
+      : random_(seed * 0x9e3779b97f4a7c15u + 5),
+        pooled_((seed * 0x9e3779b97f4a7c15u >> 62) == 3),
+        machine_({.devices = 1, .memory = pooled_ ? 64_MiB : 16_MiB, .how = simulated::running::seeded, .seed = seed}),
+        ends_(os::make_sockets()),
+        owner_(ends_.first),
+        importer_(ends_.second) {}
 
   verdict run() {
     try {
@@ -64,9 +69,11 @@ class share_program {
   void compare() {
     auto const r = std::move(reading_.front());
     reading_.pop_front();
-    if (auto const s = machine_.clocks().synchronize(streams::inner_stamp(r.done)); !s.ok()) wrong_.note(check::answers, std::string(driver::name_of(s.what)));
+    if (auto const s = machine_.clocks().synchronize(streams::inner_stamp(r.done)); !s.ok())
+      wrong_.note(check::answers, std::string(driver::name_of(s.what)));
     auto const seen = r.into.host<std::byte>();
-    if (std::any_of(seen.begin(), seen.end(), [&](std::byte b) { return b != r.holds; })) wrong_.note(check::bytes, "an opened buffer holds others than when it was sent");
+    if (std::any_of(seen.begin(), seen.end(), [&](std::byte b) { return b != r.holds; }))
+      wrong_.note(check::bytes, "an opened buffer holds others than when it was sent");
   }
 
   void make() {  // written and sent, once or twice

@@ -1,8 +1,10 @@
-// Random traffic between two devices and the host: pinned memory that comes and goes under copies, staged copies whose
-// source is written over as soon as the call returns, kernels that read the other device's memory.
+// Random traffic between two devices and the host: pinned memory that comes and goes under copies, staged
+// copies whose source is written over as soon as the call returns,
+// kernels that read the other device's memory.
 // Threads: one; the seeded machine chooses what its devices do.
 //
-// A place knows the streams that used it last, and whoever uses it next waits for them: everything else is weir's to know.
+// A place knows the streams that used it last, and whoever uses it next waits for them:
+// everything else is weir's to know.
 #pragma once
 #include <algorithm>
 #include <iostream>
@@ -17,7 +19,10 @@ namespace weir::tests {
 class traffic_program {
  public:
   explicit traffic_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 3), large_(below(16) == 0), n_(static_cast<std::size_t>(large_ ? 1'100'000 + below(300'000) : 1 + below(6000))), machine_(like(seed), short_of_pinned(seed)) {
+      : random_(seed * 0x9e3779b97f4a7c15u + 3),
+        large_(below(16) == 0),
+        n_(static_cast<std::size_t>(large_ ? 1'100'000 + below(300'000) : 1 + below(6000))),
+        machine_(like(seed), short_of_pinned(seed)) {
     for (int i = 0; i < streams; ++i) on_.emplace_back(device(i / 2));
   }
 
@@ -76,7 +81,8 @@ class traffic_program {
     o.peer_visible = seed % 4 == 2;
     opens_ = seed % 8 == 2;
     o.check_races = below(2) != 0;
-    if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;  // pinned blocks never move: half of what is held may lie in holes that are too small
+    // pinned blocks never move: half of what is held may lie in holes that are too small
+    if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;
     return o;
   }
   driver::sim::controls& control() { return *driver::sim::controls_of(machine_->driver()); }
@@ -142,7 +148,8 @@ class traffic_program {
     route_guard const by(slots ? route::staged : route::automatic);
     copy(on_[static_cast<std::size_t>(s)], to.own.data(), from.own.data(), n_, non_blocking);
     to.model = from.model;
-    if (to.device >= 0 && from.device >= 0 && to.device != from.device && below(2)) to.users = {2 * (1 - d)};  // the other device's current stream follows the copy too
+    // the other device's current stream follows the copy too
+    if (to.device >= 0 && from.device >= 0 && to.device != from.device && below(2)) to.users = {2 * (1 - d)};
   }
   void send_pageable(place& to) {
     if (to.device < 0) return;
@@ -191,12 +198,15 @@ class traffic_program {
     follow(s, p, true);
     p.model = some_bytes();
     auto* const at = p.own.data<std::byte>();
-    launch(on_[static_cast<std::size_t>(s)], {writes(at, n_)}, [](auto) {}, [at, bytes = p.model] { std::memcpy(at, bytes.data(), bytes.size()); });
+    launch(
+        on_[static_cast<std::size_t>(s)], {writes(at, n_)}, [](auto) {},
+        [at, bytes = p.model] { std::memcpy(at, bytes.data(), bytes.size()); });
   }
   void look_from_host(place& p) {
     if (p.device >= 0) return fetch_pageable(p);
     await(p);
-    if (std::memcmp(p.own.data(), p.model.data(), n_) != 0) wrong_.note(check::bytes, "the host reads others in pinned memory");
+    if (std::memcmp(p.own.data(), p.model.data(), n_) != 0)
+      wrong_.note(check::bytes, "the host reads others in pinned memory");
   }
 
   void step() {

@@ -53,7 +53,9 @@ struct verdict {
   void note(check c, std::string words) {
     if (ok()) by = c, what = std::move(words);
   }
-  friend std::ostream& operator<<(std::ostream& out, verdict const& v) { return out << name_of(v.by) << (v.ok() ? "" : ": ") << v.what; }
+  friend std::ostream& operator<<(std::ostream& out, verdict const& v) {
+    return out << name_of(v.by) << (v.ok() ? "" : ": ") << v.what;
+  }
 };
 
 // One of the machine's own findings: its first word says which check.

@@ -1,7 +1,8 @@
-// A kernel that keeps to its blocks, or does not: for tools that look at every access (tools/gpu runs it under
-// compute-sanitizer with WEIR_CONF=announce_blocks:1).
-//   overrun clean|small|large|freed    what the kernel does wrong: nothing; one word past a small block, whose page holds
-//                                      others; the same past a large one; a word of a block that was given back
+// A kernel that keeps to its blocks, or does not: for tools that look at every access (tools/gpu runs it
+// under compute-sanitizer with WEIR_CONF=announce_blocks:1).
+//   overrun clean|small|large|freed    what the kernel does wrong: nothing; one word past a small block,
+//                                      whose page holds others; the same past a large one; a word of a block
+//                                      that was given back
 // Exit status: 0, whatever the kernel did; 2 for another word.
 #include <cstdio>
 #include <cstring>
@@ -21,7 +22,8 @@ struct count_up {
 int main(int argc, char** argv) {
   using namespace weir;
   char const* const what = argc == 2 ? argv[1] : "";
-  bool const clean = !std::strcmp(what, "clean"), freed = !std::strcmp(what, "freed"), small = !std::strcmp(what, "small"), large = !std::strcmp(what, "large");
+  bool const clean = !std::strcmp(what, "clean"), freed = !std::strcmp(what, "freed"),
+             small = !std::strcmp(what, "small"), large = !std::strcmp(what, "large");
   if (!clean && !freed && !small && !large) {
     std::fprintf(stderr, "usage: overrun clean|small|large|freed\n");
     return 2;

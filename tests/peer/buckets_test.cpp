@@ -22,10 +22,13 @@ void add_all(gradient_buckets& g, dtype type = float32) {
   for (int i = 0; i < parameters; ++i) EXPECT_EQ(g.add("layer " + std::to_string(i), counts[i], type), i);
 }
 
-double written(int rank, int step, int which, std::int64_t i) { return static_cast<double>((i + rank * 3 + step * 5 + which * 7) % 64) - 20; }
+double written(int rank, int step, int which, std::int64_t i) {
+  return static_cast<double>((i + rank * 3 + step * 5 + which * 7) % 64) - 20;
+}
 
 void write(stream_ref to, span_of gradient, int rank, int step, int which) {
-  elements const e = encode(gradient.type, values_of(gradient.count, [&](std::int64_t i) { return written(rank, step, which, i); }));
+  elements const e =
+      encode(gradient.type, values_of(gradient.count, [&](std::int64_t i) { return written(rank, step, which, i); }));
   copy(to, gradient.data, e.data(), e.size());
 }
 
@@ -58,7 +61,9 @@ TEST(gradient_buckets, every_step_ends_with_the_plain_mean_on_all_ranks_in_whate
             return sum / n;
           });
           elements const got = to_host(gradient.data, static_cast<std::size_t>(counts[i]) * 4);
-          for (std::int64_t at = 0; at < counts[i]; ++at) ASSERT_NEAR(decode(float32, got.data() + at * 4), mean[static_cast<std::size_t>(at)], 1e-5) << "step " << step << " gradient " << i;
+          for (std::int64_t at = 0; at < counts[i]; ++at)
+            ASSERT_NEAR(decode(float32, got.data() + at * 4), mean[static_cast<std::size_t>(at)], 1e-5)
+                << "step " << step << " gradient " << i;
         }
         other.ref().wait(current_stream());
       }
@@ -95,7 +100,9 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_beg
   g.build();
   span_of const all_p = g.parameters(), all_g = g.gradients();
   ASSERT_EQ(all_p.count, all_g.count);
-  auto const offset = [](span_of part, span_of whole) { return static_cast<std::byte*>(part.data) - static_cast<std::byte*>(whole.data); };
+  auto const offset = [](span_of part, span_of whole) {
+    return static_cast<std::byte*>(part.data) - static_cast<std::byte*>(whole.data);
+  };
   std::vector<std::pair<std::ptrdiff_t, std::ptrdiff_t>> ranges;
   for (int i = 0; i < g.size(); ++i) {
     EXPECT_EQ(offset(g.parameter(i), all_p), offset(g.gradient(i), all_g));
@@ -107,8 +114,10 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_beg
   EXPECT_LE(ranges.back().second, all_g.count * 8);
   for (std::size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
   EXPECT_GE(offset(all_g, all_p), all_p.count * 8);
-  EXPECT_EQ(to_host(all_p.data, static_cast<std::size_t>(all_p.count) * 8), elements(static_cast<std::size_t>(all_p.count) * 8));
-  EXPECT_EQ(to_host(all_g.data, static_cast<std::size_t>(all_g.count) * 8), elements(static_cast<std::size_t>(all_g.count) * 8));
+  EXPECT_EQ(to_host(all_p.data, static_cast<std::size_t>(all_p.count) * 8),
+            elements(static_cast<std::size_t>(all_p.count) * 8));
+  EXPECT_EQ(to_host(all_g.data, static_cast<std::size_t>(all_g.count) * 8),
+            elements(static_cast<std::size_t>(all_g.count) * 8));
 }
 
 TEST(gradient_buckets, buckets_are_cut_from_the_last_added_to_the_first_by_size_and_type) {
@@ -136,7 +145,9 @@ TEST(gradient_buckets, sizes_whose_bytes_pass_all_addresses_are_refused_and_the_
   int added = 0;
   for (; added < 16 && refused.empty(); ++added) refused = refusal<invalid_use>([&] { g.add("huge", huge, float64); });
   EXPECT_EQ(added, 16) << "15 of them and their gradients still have addresses";
-  EXPECT_NE(refused.find("\"huge\" of 72057594037927936 float64 (576460752303423488 B) beside 8646911284551352320 B"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("\"huge\" of 72057594037927936 float64 (576460752303423488 B) beside 8646911284551352320 B"),
+            std::string::npos)
+      << refused;
   EXPECT_EQ(g.size(), 15);
   EXPECT_THROW(g.build(), error);
 
@@ -157,7 +168,9 @@ TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_
     std::string const twice = refusal<invalid_use>([&] { g.ready(1, current_stream()); });
     EXPECT_NE(twice.find("\"layer 1\" (gradient 1) is ready twice"), std::string::npos) << twice;
     std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
-    EXPECT_NE(never.find("2 of 8 gradients never were ready: \"layer 6\" (gradient 6), \"layer 7\" (gradient 7)"), std::string::npos) << never;
+    EXPECT_NE(never.find("2 of 8 gradients never were ready: \"layer 6\" (gradient 6), \"layer 7\" (gradient 7)"),
+              std::string::npos)
+        << never;
     g.ready(6, current_stream());
     g.ready(7, current_stream());
     g.finish(current_stream());

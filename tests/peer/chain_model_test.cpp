@@ -1,4 +1,5 @@
-// Many random programs of collectives by copies; chain_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Many random programs of collectives by copies; chain_program.h says what they do.
+// Seeds as tests/support/seeds.h says.
 // Threads: those of each run.
 #include "tests/model/chain_program.h"
 

@@ -1,4 +1,5 @@
-// Large broadcasts, scatters and gathers by weir's own copies: every byte, in the order of all ranks' streams, whatever refuses.
+// Large broadcasts, scatters and gathers by weir's own copies:
+// every byte, in the order of all ranks' streams, whatever refuses.
 // Threads: a thread a rank.
 #include "peer/chains.h"
 
@@ -20,21 +21,27 @@ constexpr std::int64_t part = 50'003;  // bytes of a rank; five chunks and a bit
 constexpr std::size_t chunk = 10'000;
 
 TEST(chains, the_option_says_from_which_size_on_they_carry) {
-  for (auto const& [from, says] : {std::pair{std::size_t{0}, false}, std::pair{std::size_t{part}, true}, std::pair{std::size_t{part} + 1, false}}) {
+  for (auto const& [from, says] : {std::pair{std::size_t{0}, false}, std::pair{std::size_t{part}, true},
+                                   std::pair{std::size_t{part} + 1, false}}) {
     test::machine m({.devices = 2, .memory = 64_MiB}, {.chains_from = from});
     auto ranks = communicator::in_process(test::first_devices(2));
     std::vector<buffer> all;
     for (int k = 0; k < 2; ++k) all.emplace_back(part, buffer_options{.on = device(k)});
     for (int k = 0; k < 2; ++k) grant_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
     copy(all[0].data(), pattern(part, 3).data(), part);
-    test::on_each(m.own, ranks, [&](communicator& c) { c.broadcast({all[static_cast<std::size_t>(c.rank())].data(), part, uint8}, 0); });
-    EXPECT_EQ(ranks[0].explain_last().find("copies:") != std::string::npos, says) << from << ": " << ranks[0].explain_last();
+    test::on_each(m.own, ranks, [&](communicator& c) {
+      c.broadcast({all[static_cast<std::size_t>(c.rank())].data(), part, uint8}, 0);
+    });
+    EXPECT_EQ(ranks[0].explain_last().find("copies:") != std::string::npos, says)
+        << from << ": " << ranks[0].explain_last();
     EXPECT_EQ(test::read_back(all[1].data(), part, 1), pattern(part, 3));
   }
 }
 
 struct rig {
-  explicit rig(simulated like = {.devices = 4, .memory = 64_MiB}, options o = {}) : m(like, o) { connect(like.devices); }
+  explicit rig(simulated like = {.devices = 4, .memory = 64_MiB}, options o = {}) : m(like, o) {
+    connect(like.devices);
+  }
   void connect(int n) {
     m.get().part<peer::chains>().carry_from(1);
     m.get().part<peer::chains>().set_chunk(chunk);
@@ -65,7 +72,9 @@ struct rig {
   }
   test::bytes_of_host read(buffer const& b, int k) { return test::read_back(b.data(), b.size(), k); }
   span_of mine(communicator const& c) { return {parts[static_cast<std::size_t>(c.rank())].data(), part, uint8}; }
-  span_of whole(communicator const& c) { return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8}; }
+  span_of whole(communicator const& c) {
+    return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8};
+  }
   void give(communicator& c, peer::verb what) {  // to or from rank 0
     if (what == peer::verb::broadcast) c.broadcast(mine(c), 0);
     if (what == peer::verb::scatter) c.scatter(mine(c), whole(c), 0);
@@ -75,7 +84,8 @@ struct rig {
     each([&](communicator& c) { c.broadcast(mine(c), root); });
   }
   void expect_all_hold(test::bytes_of_host const& want, std::string const& when) {
-    for (int k = 0; k < size(); ++k) EXPECT_EQ(read(parts[static_cast<std::size_t>(k)], k), want) << when << ", rank " << k;
+    for (int k = 0; k < size(); ++k)
+      EXPECT_EQ(read(parts[static_cast<std::size_t>(k)], k), want) << when << ", rank " << k;
   }
   void expect_valid() {
     for (int d = 0; d < size(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
@@ -88,7 +98,9 @@ struct rig {
   std::vector<buffer> parts, wholes;  // of each rank, on its device
 };
 
-test::bytes_of_host slice(test::bytes_of_host const& whole, int k) { return {whole.begin() + k * part, whole.begin() + (k + 1) * part}; }
+test::bytes_of_host slice(test::bytes_of_host const& whole, int k) {
+  return {whole.begin() + k * part, whole.begin() + (k + 1) * part};
+}
 
 TEST(chains, a_broadcast_brings_every_byte_from_every_root_in_chunks_and_says_so) {
   for (int n = 2; n <= 4; ++n) {
@@ -97,7 +109,8 @@ TEST(chains, a_broadcast_brings_every_byte_from_every_root_in_chunks_and_says_so
     for (int root = 0; root < n; ++root) {
       r.fill_all(static_cast<std::uint64_t>(10 * root));
       r.broadcast(root);
-      r.expect_all_hold(pattern(part, static_cast<std::uint64_t>(11 * root)), "from " + std::to_string(root) + " of " + std::to_string(n));
+      r.expect_all_hold(pattern(part, static_cast<std::uint64_t>(11 * root)),
+                        "from " + std::to_string(root) + " of " + std::to_string(n));
     }
     std::string const said = r.ranks.back().explain_last();
     EXPECT_EQ(said, "copies: " + std::to_string(n - 1) + (n == 2 ? " hop" : " hops") + ", 6 chunks of 9 KiB");
@@ -114,10 +127,12 @@ TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) 
     r.m.get().part<peer::chains>().carry_from(from);
     for (int root = 0; root < 3; ++root) {
       for (bool in_place : {false, true}) {
-        std::string const when = "root " + std::to_string(root) + (in_place ? " in place" : " apart") + (from == 1 ? "" : " by the carrier behind");
+        std::string const when = "root " + std::to_string(root) + (in_place ? " in place" : " apart") +
+                                 (from == 1 ? "" : " by the carrier behind");
         auto const at = [&](communicator const& c) {
           auto s = r.mine(c);
-          if (in_place && c.rank() == root) s.data = r.wholes[static_cast<std::size_t>(root)].data<std::byte>() + root * part;
+          if (in_place && c.rank() == root)
+            s.data = r.wholes[static_cast<std::size_t>(root)].data<std::byte>() + root * part;
           return s;
         };
         r.fill_all(40);
@@ -125,7 +140,9 @@ TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) 
         auto const dealt = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(140 + root));
         for (int k = 0; k < 3; ++k) {
           bool const stays = in_place && k == root;
-          EXPECT_EQ(r.read(r.parts[static_cast<std::size_t>(k)], k), stays ? pattern(part, static_cast<std::uint64_t>(40 + k)) : slice(dealt, k)) << when << ", rank " << k;
+          EXPECT_EQ(r.read(r.parts[static_cast<std::size_t>(k)], k),
+                    stays ? pattern(part, static_cast<std::uint64_t>(40 + k)) : slice(dealt, k))
+              << when << ", rank " << k;
           auto const left = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(140 + k));
           EXPECT_EQ(r.read(r.wholes[static_cast<std::size_t>(k)], k), left) << when << ", rank " << k << "'s whole";
         }
@@ -134,17 +151,21 @@ TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) 
         auto const had = pattern(static_cast<std::size_t>(3 * part), static_cast<std::uint64_t>(170 + root));
         auto const came = r.read(r.wholes[static_cast<std::size_t>(root)], root);
         for (int k = 0; k < 3; ++k) {
-          EXPECT_EQ(slice(came, k), in_place && k == root ? slice(had, k) : pattern(part, static_cast<std::uint64_t>(70 + k))) << when << ", part " << k;
+          EXPECT_EQ(slice(came, k),
+                    in_place && k == root ? slice(had, k) : pattern(part, static_cast<std::uint64_t>(70 + k)))
+              << when << ", part " << k;
         }
       }
     }
-    EXPECT_EQ(r.ranks[1].explain_last(), from == 1 ? "copies: 2 hops" : "parts on each stream: copies in chains were not asked for");
+    EXPECT_EQ(r.ranks[1].explain_last(),
+              from == 1 ? "copies: 2 hops" : "parts on each stream: copies in chains were not asked for");
     EXPECT_EQ(race_reports().size(), 0u);
     r.expect_valid();
   }
 }
 
-// Nothing, one byte, about a chunk and about two, at odd addresses, of two to eight devices; by copies, and by parts on each stream.
+// Nothing, one byte, about a chunk and about two, at odd addresses, of two to eight devices;
+// by copies, and by parts on each stream.
 TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_for_two_to_eight_devices) {
   constexpr std::int64_t c = chunk, most = 2 * c + 1;
   for (int const n : {2, 3, 5, 8}) {
@@ -155,15 +176,22 @@ TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_f
       for (std::int64_t const size : {std::int64_t{0}, std::int64_t{1}, std::int64_t{511}, c - 1, c, c + 1, most}) {
         static_assert(most < part - 8);
         int const root = static_cast<int>(size % n);
-        std::string const when = std::to_string(size) + " B of " + std::to_string(n) + (from == 1 ? " by copies" : " by parts");
-        auto const at = [](span_of s, std::int64_t offset, std::int64_t count) { return span_of{static_cast<std::byte*>(s.data) + offset, count, uint8}; };
+        std::string const when =
+            std::to_string(size) + " B of " + std::to_string(n) + (from == 1 ? " by copies" : " by parts");
+        auto const at = [](span_of s, std::int64_t offset, std::int64_t count) {
+          return span_of{static_cast<std::byte*>(s.data) + offset, count, uint8};
+        };
         auto const seen = [&](span_of s) { return test::to_host(s.data, static_cast<std::size_t>(s.count)); };
-        auto const brings = [&](int rank, std::int64_t begin) { return test::encode(uint8, test::values_of(size, [&](std::int64_t i) { return test::brought(uint8, rank, begin + i); })); };
+        auto const brings = [&](int rank, std::int64_t begin) {
+          return test::encode(
+              uint8, test::values_of(size, [&](std::int64_t i) { return test::brought(uint8, rank, begin + i); }));
+        };
         r.each([&](communicator& rank) {
           int const k = rank.rank();
           span_of const mine = at(r.mine(rank), 1 + k % 3, size), all = at(r.whole(rank), 3 + k % 2, size * n);
           auto const fill = [&](span_of s) {
-            test::elements const e = test::encode(uint8, test::values_of(s.count, [&](std::int64_t i) { return test::brought(uint8, k, i); }));
+            test::elements const e = test::encode(
+                uint8, test::values_of(s.count, [&](std::int64_t i) { return test::brought(uint8, k, i); }));
             copy(s.data, e.data(), e.size());
           };
           auto const slice = [&](int whose) { return at(all, whose * size, size); };
@@ -175,15 +203,24 @@ TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_f
           EXPECT_EQ(seen(mine), brings(root, k * size)) << "scatter of " << when;
           fill(mine);
           rank.gather(all, mine, root);
-          for (int other = 0; other < n; ++other) EXPECT_EQ(seen(slice(other)), k == root ? brings(other, 0) : brings(k, other * size)) << "gather of " << when;
+          for (int other = 0; other < n; ++other)
+            EXPECT_EQ(seen(slice(other)), k == root ? brings(other, 0) : brings(k, other * size))
+                << "gather of " << when;
           fill(mine);
           rank.all_gather(all, mine);
-          for (int other = 0; other < n; ++other) EXPECT_EQ(seen(slice(other)), brings(other, 0)) << "all_gather of " << when;
+          for (int other = 0; other < n; ++other)
+            EXPECT_EQ(seen(slice(other)), brings(other, 0)) << "all_gather of " << when;
           fill(all);
           rank.reduce_scatter(mine, all, reduction::max);
-          EXPECT_EQ(seen(mine), test::encode(uint8, test::values_of(size, [&](std::int64_t i) { return test::reduced(uint8, reduction::max, n, k * size + i); }))) << "reduce_scatter of " << when;
+          EXPECT_EQ(seen(mine), test::encode(uint8, test::values_of(size,
+                                                                    [&](std::int64_t i) {
+                                                                      return test::reduced(uint8, reduction::max, n,
+                                                                                           k * size + i);
+                                                                    })))
+              << "reduce_scatter of " << when;
         });
-        EXPECT_EQ(r.ranks[0].explain_last().find("copies:") != std::string::npos, from == 1 && size) << r.ranks[0].explain_last();
+        EXPECT_EQ(r.ranks[0].explain_last().find("copies:") != std::string::npos, from == 1 && size)
+            << r.ranks[0].explain_last();
         if (HasFailure()) return;
       }
     }
@@ -220,7 +257,9 @@ TEST(chains, a_broadcast_waits_for_every_ranks_stream_and_all_go_on_after_it) {
     }
     for (int k = 0; k < 3; ++k) {
       auto const seen = r.read(kept[static_cast<std::size_t>(k)], k);
-      EXPECT_TRUE(std::equal(seen.begin(), seen.begin() + part, (k == 0 ? want : pattern(part, static_cast<std::uint64_t>(50 + k))).begin())) << "before, rank " << k;
+      EXPECT_TRUE(std::equal(seen.begin(), seen.begin() + part,
+                             (k == 0 ? want : pattern(part, static_cast<std::uint64_t>(50 + k))).begin()))
+          << "before, rank " << k;
       EXPECT_TRUE(std::equal(seen.begin() + part, seen.end(), want.begin())) << "after, rank " << k;
     }
     r.expect_all_hold(after, "overwritten");
@@ -262,7 +301,9 @@ TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_
   };
   rig r({.devices = 2, .memory = 64_MiB});
   EXPECT_EQ(r.ranks[0].explain_last(), "");
-  for (int k = 0; k < 2; ++k) EXPECT_EQ(r.m.get().part<peer::links>().known(k, 1 - k), peer::links::trust::proven) << "while collectives are under way nothing can be tried";
+  for (int k = 0; k < 2; ++k)
+    EXPECT_EQ(r.m.get().part<peer::links>().known(k, 1 - k), peer::links::trust::proven)
+        << "while collectives are under way nothing can be tried";
   auto& chains = r.m.get().part<peer::chains>();
   chains.carry_from(part + 1);
   expect_way(r, "parts on each stream: 50003 B are less than 50004 B");
@@ -270,10 +311,12 @@ TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_
   std::vector<buffer> opened;  // on pages that the trial of the links opened
   for (int k = 0; k < 2; ++k) {
     auto& mine = r.parts[static_cast<std::size_t>(k)];
-    while (r.m.memory(k).granted(mine.data(), 1 - k)) opened.push_back(std::exchange(mine, buffer(part, {.on = device(k)})));
+    while (r.m.memory(k).granted(mine.data(), 1 - k))
+      opened.push_back(std::exchange(mine, buffer(part, {.on = device(k)})));
   }
   // A block is opened once eight times its size has gone there, handles counting as what they hold.
-  std::size_t const held = std::max<std::size_t>(part, peer::links::least_handle), times = (peer::links::worth_times * held + part - 1) / part;
+  std::size_t const held = std::max<std::size_t>(part, peer::links::least_handle),
+                    times = (peer::links::worth_times * held + part - 1) / part;
   for (std::size_t i = 1; i < times; ++i) r.broadcast(1);
   EXPECT_EQ(r.ranks[0].explain_last(), "parts on each stream: memory of rank 0 is not open to gpu:1 yet");
   expect_way(r, "copies: 1 hop, 6 chunks of 9 KiB");
@@ -307,15 +350,19 @@ TEST(chains, ranks_that_ask_for_other_roots_or_overlap_are_refused_by_name) {
   EXPECT_THROW(c.scatter(r.mine(c), r.whole(c), 2), invalid_use);
   EXPECT_THROW(c.gather(r.whole(c), r.mine(c), -1), invalid_use);
   span_of const inside{r.wholes[0].data<std::byte>() + 1, part, uint8};
-  EXPECT_NE(test::refusal<invalid_use>([&] { c.scatter(inside, r.whole(c), 0); }).find("overlaps the whole"), std::string::npos);
-  EXPECT_NE(test::refusal<invalid_use>([&] { c.gather(r.whole(c), inside, 0); }).find("overlaps the whole"), std::string::npos);
+  EXPECT_NE(test::refusal<invalid_use>([&] { c.scatter(inside, r.whole(c), 0); }).find("overlaps the whole"),
+            std::string::npos);
+  EXPECT_NE(test::refusal<invalid_use>([&] { c.gather(r.whole(c), inside, 0); }).find("overlaps the whole"),
+            std::string::npos);
   EXPECT_THROW(c.gather({r.wholes[0].data(), 2 * part - 1, uint8}, r.mine(c), 0), invalid_use);
   EXPECT_THROW(c.scatter(r.mine(r.ranks[1]), r.whole(c), 0), invalid_use) << "memory of another device";
   r.m.get().part<peer::chains>().carry_from(peer::chains::never);
   c.gather(r.whole(c), r.mine(c), 0);
   device_guard const other(1);
   auto const text = test::refusal<invalid_use>([&] { r.ranks[1].gather(r.whole(r.ranks[1]), r.mine(r.ranks[1]), 1); });
-  EXPECT_NE(text.find("gather of 50003 uint8 to rank 1 where rank 0 asked for gather of 50003 uint8 to rank 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("gather of 50003 uint8 to rank 1 where rank 0 asked for gather of 50003 uint8 to rank 0"),
+            std::string::npos)
+      << text;
   r.ranks[1].gather({}, r.mine(r.ranks[1]), 0);
 }
 
@@ -331,12 +378,19 @@ TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_t
   for (int which = 0; which < 3; ++which) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
-    auto const once = [&](communicator& c) { r.give(c, std::array{peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}[static_cast<std::size_t>(which)]); };
+    auto const once = [&](communicator& c) {
+      r.give(c, std::array{peer::verb::broadcast, peer::verb::scatter,
+                           peer::verb::gather}[static_cast<std::size_t>(which)]);
+    };
     auto const expect_right = [&](std::uint64_t k) {
-      for (int rank = 0; which == 2 && rank < 3; ++rank) ASSERT_EQ(slice(r.read(r.wholes[0], 0), rank), pattern(part, static_cast<std::uint64_t>(1 + rank))) << "call " << k << ", part " << rank;
+      for (int rank = 0; which == 2 && rank < 3; ++rank)
+        ASSERT_EQ(slice(r.read(r.wholes[0], 0), rank), pattern(part, static_cast<std::uint64_t>(1 + rank)))
+            << "call " << k << ", part " << rank;
       if (which == 2) return;
       auto const dealt = pattern(static_cast<std::size_t>(3 * part), 101);
-      for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(r.read(r.parts[static_cast<std::size_t>(rank)], rank), which ? slice(dealt, rank) : pattern(part, 1)) << "call " << k << ", rank " << rank;
+      for (int rank = 0; rank < 3; ++rank)
+        ASSERT_EQ(r.read(r.parts[static_cast<std::size_t>(rank)], rank), which ? slice(dealt, rank) : pattern(part, 1))
+            << "call " << k << ", rank " << rank;
     };
     bool reached = true;
     for (std::uint64_t k = 1; reached && !testing::Test::HasFailure(); k += stride) {
@@ -366,8 +420,8 @@ TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_t
   EXPECT_GT(thrown, stride > 1 ? 1 : 20);
 }
 
-// Streams that wait for the lost device never move again, as after a copy between two, and others go on; who waits for them is told,
-// and then their devices are lost, too.
+// Streams that wait for the lost device never move again, as after a copy between two, and others go on; who
+// waits for them is told, and then their devices are lost, too.
 TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_streams_go_on_until_the_host_waits_in_vain) {
   for (auto const what : {peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}) {
     rig r({.devices = 3, .memory = 64_MiB});

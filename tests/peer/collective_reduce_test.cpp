@@ -1,4 +1,5 @@
-// The arithmetic of collectives on a simulated machine, element by element; and what of a refused one is left.
+// The arithmetic of collectives on a simulated machine, element by element;
+// and what of a refused one is left.
 #include "peer/collective_reduce.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +26,8 @@ using namespace weir;
 using namespace weir::test;
 
 template <class T>
-std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> const& in, std::int64_t begin, std::int64_t end) {
+std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> const& in, std::int64_t begin,
+                       std::int64_t end) {
   std::vector<T> out(in[0].size(), T{});
   std::vector<void const*> from;
   for (auto const& v : in) from.push_back(v.data());
@@ -42,7 +44,9 @@ T one(dtype type, reduction how, std::vector<T> const& each) {
 
 float value_of_half(std::uint16_t h) {
   int const exponent = h >> 10 & 0x1f, fraction = h & 0x3ff;
-  float const size = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? std::ldexp(1024.f + static_cast<float>(fraction), exponent - 25) : std::ldexp(static_cast<float>(fraction), -24);
+  float const size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                     : exponent     ? std::ldexp(1024.f + static_cast<float>(fraction), exponent - 25)
+                                    : std::ldexp(static_cast<float>(fraction), -24);
   return h & 0x8000 ? -size : size;
 }
 // The nearest half by looking at all of them; ties to the even one.
@@ -72,10 +76,13 @@ TEST(reduce, every_half_survives_alone) {
 TEST(reduce, sums_of_halves_round_to_the_nearest_half) {
   std::mt19937 random(5);
   for (int i = 0; i < 300; ++i) {
-    auto const a = static_cast<std::uint16_t>(random()), b = static_cast<std::uint16_t>(random() % 4 ? (a ^ (random() & 0x83ff)) : random());
+    auto const a = static_cast<std::uint16_t>(random()),
+               b = static_cast<std::uint16_t>(random() % 4 ? (a ^ (random() & 0x83ff)) : random());
     float const sum = value_of_half(a) + value_of_half(b);
     if (std::isnan(sum) || std::isinf(value_of_half(a)) || std::isinf(value_of_half(b))) continue;
-    ASSERT_EQ(one<std::uint16_t>(float16, reduction::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff), nearest_half(sum) & (sum == 0 ? 0x7fff : 0xffff)) << value_of_half(a) << " + " << value_of_half(b);
+    ASSERT_EQ(one<std::uint16_t>(float16, reduction::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff),
+              nearest_half(sum) & (sum == 0 ? 0x7fff : 0xffff))
+        << value_of_half(a) << " + " << value_of_half(b);
   }
   EXPECT_EQ(one<std::uint16_t>(float16, reduction::sum, {0x7bff, 0x7bff}), 0x7c00) << "overflow is infinity";
 }
@@ -87,7 +94,8 @@ TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(258), brain(1)}), brain(260));   // tie, to even
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(256), brain(1.5)}), brain(258));
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::average, {brain(1), brain(2), brain(6)}), brain(3));
-  EXPECT_TRUE(std::isnan(std::bit_cast<float>(static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduction::sum, {0x7fff, 0})) << 16)));
+  EXPECT_TRUE(std::isnan(std::bit_cast<float>(
+      static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduction::sum, {0x7fff, 0})) << 16)));
 }
 
 TEST(reduce, whole_numbers_wrap_and_their_averages_round_towards_zero) {
@@ -108,7 +116,8 @@ TEST(reduce, only_the_range_is_written_across_block_borders) {
   }
   for (auto [begin, end] : {std::pair{0, 5000}, {1, 1}, {1023, 1025}, {100, 4999}}) {
     auto const out = reduced(float64, reduction::sum, in, begin, end);
-    for (int i = 0; i < 5000; ++i) ASSERT_EQ(out[static_cast<std::size_t>(i)], i >= begin && i < end ? 6. * i : 0.) << begin << " to " << end;
+    for (int i = 0; i < 5000; ++i)
+      ASSERT_EQ(out[static_cast<std::size_t>(i)], i >= begin && i < end ? 6. * i : 0.) << begin << " to " << end;
   }
 }
 
@@ -162,7 +171,8 @@ TEST_F(refused_collective, is_forgotten_when_its_rank_asks_for_another_one_inste
   buffer const a = on(0, 1), b = on(1, 10);
   simulation::of(machine_).fail_call("enqueue", 1);
   EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({a.data(), 1, int32}); }), "");
-  for (int rank : {0, 1}) ranks_[static_cast<std::size_t>(rank)].all_reduce({rank ? b.data() : a.data(), 1, int32}, reduction::max);
+  for (int rank : {0, 1})
+    ranks_[static_cast<std::size_t>(rank)].all_reduce({rank ? b.data() : a.data(), 1, int32}, reduction::max);
   for (int rank : {0, 1}) {
     device_guard const at(rank);
     EXPECT_EQ(to_host(rank ? b.data() : a.data(), 4), encode(int32, {10})) << "a maximum, no sum";

@@ -30,19 +30,25 @@ TEST(collective, all_reduce_gives_every_rank_the_same_bits_of_the_obvious_result
     for (dtype const type : reducible_types) {
       for (reduction const how : all_reductions) {
         std::int64_t const counts[] = {0, 1, 3, 63, 64, 65, 1000, 4099};
-        std::int64_t const count = counts[(static_cast<unsigned>(type) * 4 + static_cast<unsigned>(how) + static_cast<unsigned>(n)) % std::size(counts)];
+        std::int64_t const count =
+            counts[(static_cast<unsigned>(type) * 4 + static_cast<unsigned>(how) + static_cast<unsigned>(n)) %
+                   std::size(counts)];
         std::vector<elements> results(ranks.size());
         on_each(runtime::current(), ranks, [&](communicator& c) {
           std::mt19937 random(static_cast<unsigned>(c.rank() + count));
-          buffer const b = to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
+          buffer const b =
+              to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
           pause_at_random(random);
           c.all_reduce({b.data(), count, type}, how);
           results[static_cast<std::size_t>(c.rank())] = to_host(b.data(), b.size());
         });
-        for (elements const& e : results) ASSERT_EQ(e, results[0]) << name_of(type) << " " << name_of(how) << " of " << count << " on " << n;
+        for (elements const& e : results)
+          ASSERT_EQ(e, results[0]) << name_of(type) << " " << name_of(how) << " of " << count << " on " << n;
         for (std::int64_t i = 0; i < count; ++i) {
-          double const got = decode(type, results[0].data() + static_cast<std::size_t>(i) * size_of(type)), want = reduced(type, how, n, i);
-          ASSERT_TRUE(close(type, how, got, want)) << name_of(type) << " " << name_of(how) << " of " << count << " on " << n << ": element " << i << " is " << got << ", not " << want;
+          double const got = decode(type, results[0].data() + static_cast<std::size_t>(i) * size_of(type)),
+                       want = reduced(type, how, n, i);
+          ASSERT_TRUE(close(type, how, got, want)) << name_of(type) << " " << name_of(how) << " of " << count << " on "
+                                                   << n << ": element " << i << " is " << got << ", not " << want;
         }
       }
     }
@@ -54,9 +60,12 @@ TEST(collective, all_reduce_of_every_ragged_count_reaches_every_element) {
   auto ranks = communicator::in_process(first_devices(n));
   for (std::int64_t count = 0; count < 400; count = count * 2 + 1 + count % 3) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
-      buffer const b = to_device(encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); })));
+      buffer const b =
+          to_device(encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); })));
       c.all_reduce({b.data(), count, int32});
-      EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, values_of(count, [&](std::int64_t i) { return reduced(int32, reduction::sum, n, i); }))) << count;
+      EXPECT_EQ(to_host(b.data(), b.size()),
+                encode(int32, values_of(count, [&](std::int64_t i) { return reduced(int32, reduction::sum, n, i); })))
+          << count;
     });
   }
 }
@@ -69,10 +78,13 @@ TEST(collective, broadcast_gives_all_ranks_the_roots_elements) {
       std::int64_t const count = 1001;
       on_each(runtime::current(), ranks, [&](communicator& c) {
         std::mt19937 random(static_cast<unsigned>(c.rank() + root));
-        buffer const b = to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
+        buffer const b =
+            to_device(encode(type, values_of(count, [&](std::int64_t i) { return brought(type, c.rank(), i); })));
         pause_at_random(random);
         c.broadcast({b.data(), count, type}, root);
-        EXPECT_EQ(to_host(b.data(), b.size()), encode(type, values_of(count, [&](std::int64_t i) { return brought(type, root, i); }))) << name_of(type) << " from " << root;
+        EXPECT_EQ(to_host(b.data(), b.size()),
+                  encode(type, values_of(count, [&](std::int64_t i) { return brought(type, root, i); })))
+            << name_of(type) << " from " << root;
       });
     }
   }
@@ -84,12 +96,15 @@ TEST(collective, all_gather_puts_every_ranks_part_in_its_place_apart_and_in_plac
   std::int64_t const count = 77;
   for (bool const in_place : {false, true}) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
-      elements const mine = encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); }));
+      elements const mine =
+          encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); }));
       buffer const in = to_device(mine), out(mine.size() * static_cast<std::size_t>(n));
       void* const slice = out.data<std::byte>() + static_cast<std::size_t>(c.rank()) * mine.size();
       if (in_place) copy(slice, mine.data(), mine.size());
       c.all_gather({out.data(), count * n, int32}, {in_place ? slice : in.data(), count, int32});
-      EXPECT_EQ(to_host(out.data(), out.size()), encode(int32, values_of(count * n, [&](std::int64_t i) { return brought(int32, static_cast<int>(i / count), i % count); })));
+      EXPECT_EQ(to_host(out.data(), out.size()), encode(int32, values_of(count * n, [&](std::int64_t i) {
+                                                          return brought(int32, static_cast<int>(i / count), i % count);
+                                                        })));
     });
   }
 }
@@ -100,12 +115,15 @@ TEST(collective, reduce_scatter_gives_each_rank_its_part_apart_and_in_place) {
   std::int64_t const count = 77;
   for (bool const in_place : {false, true}) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
-      elements const mine = encode(int64, values_of(count * n, [&](std::int64_t i) { return brought(int64, c.rank(), i); }));
+      elements const mine =
+          encode(int64, values_of(count * n, [&](std::int64_t i) { return brought(int64, c.rank(), i); }));
       buffer const in = to_device(mine), out(mine.size() / static_cast<std::size_t>(n));
       void* const slice = in.data<std::byte>() + static_cast<std::size_t>(c.rank()) * out.size();
       c.reduce_scatter({in_place ? slice : out.data(), count, int64}, {in.data(), count * n, int64}, reduction::max);
-      EXPECT_EQ(to_host(in_place ? slice : out.data(), out.size()),
-                encode(int64, values_of(count, [&](std::int64_t i) { return reduced(int64, reduction::max, n, c.rank() * count + i); })));
+      EXPECT_EQ(to_host(in_place ? slice : out.data(), out.size()), encode(int64, values_of(count, [&](std::int64_t i) {
+                                                                             return reduced(int64, reduction::max, n,
+                                                                                            c.rank() * count + i);
+                                                                           })));
       if (!in_place) {
         EXPECT_EQ(to_host(in.data(), in.size()), mine) << "the input is only read";
       }
@@ -171,8 +189,10 @@ TEST(collective, memory_that_does_not_hold_the_elements_is_refused_and_nothing_h
   device_guard const on(0);
   buffer const b = to_device(encode(int32, {1, 2, 3, 4}));
   auto const text_of = [&](span_of what) { return refusal<invalid_use>([&] { c.all_reduce(what); }); };
-  EXPECT_NE(text_of({b.data(), 5, int32}).find("holds 16 B, asked 20 B"), std::string::npos) << text_of({b.data(), 5, int32});
-  EXPECT_NE(text_of({b.data<std::byte>() + 4, 4, int32}).find("holds 12 B to the end of its block of 16 B"), std::string::npos);
+  EXPECT_NE(text_of({b.data(), 5, int32}).find("holds 16 B, asked 20 B"), std::string::npos)
+      << text_of({b.data(), 5, int32});
+  EXPECT_NE(text_of({b.data<std::byte>() + 4, 4, int32}).find("holds 12 B to the end of its block of 16 B"),
+            std::string::npos);
   EXPECT_NE(text_of({b.data(), -1, int32}).find("negative"), std::string::npos);
   EXPECT_NE(text_of({b.data(), std::int64_t{1} << 62, int64}), "");
   std::int32_t host[4] = {};
@@ -182,7 +202,10 @@ TEST(collective, memory_that_does_not_hold_the_elements_is_refused_and_nothing_h
   EXPECT_NE(refusal<not_supported>([&] { c.reduce_scatter({b.data(), 2, int16}, {b.data(), 2, int16}); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { c.broadcast({b.data(), 4, int32}, 1); }).find("root 1 of 1"), std::string::npos);
   EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 4, int32}, {b.data(), 3, int32}); }), "");
-  EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 2, int32}, {b.data<std::byte>() + 4, 2, int32}); }).find("overlaps"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] {
+              c.all_gather({b.data(), 2, int32}, {b.data<std::byte>() + 4, 2, int32});
+            }).find("overlaps"),
+            std::string::npos);
   EXPECT_NE(refusal<invalid_use>([&] { c.all_gather({b.data(), 4, int32}, {b.data(), 4, float32}); }), "");
   c.all_reduce({b.data(), 4, int32});
   EXPECT_EQ(to_host(b.data(), 16), encode(int32, {1, 2, 3, 4}));
@@ -216,7 +239,8 @@ TEST(collective, every_rank_leaves_the_carrier_once_by_itself_or_at_the_end_of_i
   EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
-// What follows arranges who comes when, from one thread: no call waits for other ranks on a simulated machine.
+// What follows arranges who comes when, from one thread:
+// no call waits for other ranks on a simulated machine.
 class simulated_collective : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
@@ -231,7 +255,9 @@ class simulated_collective : public testing::Test {
     device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
     return to_host(b.data(), b.size());
   }
-  stamp add_up(int rank, buffer const& b) { return ranks_[static_cast<std::size_t>(rank)].all_reduce({b.data(), 3, int32}); }
+  stamp add_up(int rank, buffer const& b) {
+    return ranks_[static_cast<std::size_t>(rank)].all_reduce({b.data(), 3, int32});
+  }
 };
 
 TEST_F(simulated_collective, the_first_rank_returns_at_once_and_its_stamp_waits_for_the_last) {
@@ -261,7 +287,8 @@ TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_
   EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
 }
 
-// What its thread keeps for itself serves others, also on a stream that knows nothing of it: it was given back before the collective.
+// What its thread keeps for itself serves others, also on a stream that knows nothing of it:
+// it was given back before the collective.
 TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what_its_thread_keeps) {
   enum class waits_in { barrier, sum, sum_right_after };  // the last: nothing has said that what came free is complete
   for (waits_in const where : {waits_in::barrier, waits_in::sum, waits_in::sum_right_after}) {
@@ -309,17 +336,24 @@ TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_ask
   add_up(0, a);
   auto const text_of = [&](auto ask) { return refusal<invalid_use>(ask); };
   std::string const shorter = text_of([&] { ranks_[1].all_reduce({b.data(), 2, int32}); });
-  EXPECT_NE(shorter.find("rank 1 asks for all_reduce of 2 int32 (sum) where rank 0 asked for all_reduce of 3 int32 (sum)"), std::string::npos) << shorter;
+  EXPECT_NE(
+      shorter.find("rank 1 asks for all_reduce of 2 int32 (sum) where rank 0 asked for all_reduce of 3 int32 (sum)"),
+      std::string::npos)
+      << shorter;
   EXPECT_NE(shorter.find("collective_test.cpp"), std::string::npos) << shorter;
   EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, float32}); }).find("float32"), std::string::npos);
-  EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, int32}, reduction::max); }).find("(max)"), std::string::npos);
+  EXPECT_NE(text_of([&] {
+              ranks_[1].all_reduce({b.data(), 3, int32}, reduction::max);
+            }).find("(max)"),
+            std::string::npos);
   EXPECT_NE(text_of([&] { ranks_[1].broadcast({b.data(), 3, int32}, 0); }).find("broadcast"), std::string::npos);
   add_up(1, b);
   EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
   EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
 }
 
-TEST_F(simulated_collective, a_block_used_on_another_stream_than_its_home_is_not_given_out_before_the_collective_is_done) {
+TEST_F(simulated_collective,
+       a_block_used_on_another_stream_than_its_home_is_not_given_out_before_the_collective_is_done) {
   device_guard const at(0);
   stream side;
   buffer const b = on(1, 10);
@@ -438,14 +472,19 @@ TEST(seeded_collective, results_do_not_depend_on_what_the_seed_lets_devices_do) 
     std::vector<buffer> blocks;
     for (communicator const& c : ranks) {
       device_guard const at(c.device());
-      blocks.push_back(to_device(encode(float32, values_of(200, [&](std::int64_t i) { return brought(float32, c.rank(), i); }))));
+      blocks.push_back(
+          to_device(encode(float32, values_of(200, [&](std::int64_t i) { return brought(float32, c.rank(), i); }))));
     }
     for (int round = 0; round < 3; ++round) {
-      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[(r + seed) % 3].all_reduce({blocks[(r + seed) % 3].data(), 200, float32}, round ? reduction::max : reduction::sum);
+      for (std::size_t r = 0; r < ranks.size(); ++r)
+        ranks[(r + seed) % 3].all_reduce({blocks[(r + seed) % 3].data(), 200, float32},
+                                         round ? reduction::max : reduction::sum);
     }
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       device_guard const at(ranks[r].device());
-      ASSERT_EQ(to_host(blocks[r].data(), blocks[r].size()), encode(float32, values_of(200, [&](std::int64_t i) { return reduced(float32, reduction::sum, 3, i); }))) << "seed " << seed;
+      ASSERT_EQ(to_host(blocks[r].data(), blocks[r].size()),
+                encode(float32, values_of(200, [&](std::int64_t i) { return reduced(float32, reduction::sum, 3, i); })))
+          << "seed " << seed;
     }
     auto const findings = simulation::of(machine).findings();
     ASSERT_TRUE(findings.empty()) << "seed " << seed << ": " << findings[0];
@@ -460,19 +499,22 @@ TEST(seeded_collective, waiting_for_a_rank_that_never_comes_is_found_not_hung) {
   buffer const a = to_device(encode(int32, {1, 2, 3}));
   ranks[0].all_reduce({a.data(), 3, int32});
   std::string const text = refusal<invalid_use>([&] { simulation::of(machine).run(); });
-  EXPECT_NE(text.find("stands before rank 0's part of all_reduce of 3 int32 (sum) (collective_test.cpp:"), std::string::npos) << text;
+  EXPECT_NE(text.find("stands before rank 0's part of all_reduce of 3 int32 (sum) (collective_test.cpp:"),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("which waits for rank 1's part, which was never given"), std::string::npos) << text;
   ranks[0].abort();
   simulation::of(machine).run();
 }
 
-// Regression: streams that were made after the communicator ended before it, and waited for a rank that nobody followed; a runtime
-// over GPUs never ended.
+// Regression: streams that were made after the communicator ended before it, and waited for a rank that
+// nobody followed; a runtime over GPUs never ended.
 TEST(seeded_collective, given_to_one_rank_alone_does_not_hold_up_the_end_of_a_runtime_that_its_communicator_outlives) {
   std::vector<communicator> kept;
   std::vector<std::string> told;
   {
-    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1}, {.check_races = true});
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1},
+                    {.check_races = true});
     runtime_guard const in(machine);
     on_race([&told](race_report const& r) { told.push_back(r.text); });
     kept = communicator::in_process(first_devices(2));

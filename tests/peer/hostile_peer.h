@@ -1,5 +1,6 @@
-// A random peer that lies, and a receiver that must not mind. The peer sends bytes, messages that were changed, cut or sent before, other
-// kinds of descriptors, memory of its own under others' names; it talks on loans, lends and borrows as weir does, and dies anywhere.
+// A random peer that lies, and a receiver that must not mind. The peer sends bytes, messages that were
+// changed, cut or sent before, other kinds of descriptors, memory of its own under others' names; it talks on
+// loans, lends and borrows as weir does, and dies anywhere.
 // The receiver calls what a program would. After each of these:
 //   a call returns, or throws an error of the kinds that share.h names for it; nothing else happens;
 //   an opened buffer is the file that came with its message, byte for byte;
@@ -64,7 +65,7 @@ class hostile_peer {
   std::size_t below(std::size_t n) { return random_() % n; }
   bool one_in(std::size_t n) { return below(n) == 0; }
 
-  // Honest ------------------------------------------------------------------------------------------------------------
+  // Honest --------------------------------------------------------------------------------------------------
   void write(shared_buffer const& b, int value) { set(b.data(), static_cast<std::byte>(value), bytes); }
   void exchange(share_line& from, share_line& to) {
     auto& b = own_[below(own_.size())];
@@ -72,13 +73,16 @@ class hostile_peer {
     if (!one_in(3)) write(b, value);
     from.send(b, default_stream(0));
     auto o = to.receive();
-    if (o.size() != bytes || test::read_back(o.data(), bytes, o.device().index()) != test::read_back(b.data(), bytes, 0)) wrong_.note(check::bytes, "an honest buffer does not hold what its owner wrote");
+    if (o.size() != bytes ||
+        test::read_back(o.data(), bytes, o.device().index()) != test::read_back(b.data(), bytes, 0))
+      wrong_.note(check::bytes, "an honest buffer does not hold what its owner wrote");
     auto const inside = find_block(o.data<std::byte>() + below(bytes));
-    if (!inside || static_cast<std::byte*>(inside->base) + inside->bytes < o.data<std::byte>() + bytes) wrong_.note(check::answers, "an honest buffer is known as a smaller one");
+    if (!inside || static_cast<std::byte*>(inside->base) + inside->bytes < o.data<std::byte>() + bytes)
+      wrong_.note(check::answers, "an honest buffer is known as a smaller one");
     if (one_in(2)) o.release(default_stream(0));
   }
 
-  // The peer's -----------------------------------------------------------------------------------------------------------
+  // The peer's ----------------------------------------------------------------------------------------------
   void connect() {
     auto const [a, theirs] = os::make_sockets();
     raw_.emplace(theirs);
@@ -101,7 +105,8 @@ class hostile_peer {
       case 8: return test::memory_file(one_in(2) ? whole - 4096 : 2 * whole);
       case 9: {
         auto const file = test::memory_file(whole);
-        return owned_file(::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), (one_in(2) ? O_RDONLY : O_RDWR) | O_CLOEXEC));
+        return owned_file(::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(),
+                                 (one_in(2) ? O_RDONLY : O_RDWR) | O_CLOEXEC));
       }
       case 10: return again(raw_->get());
       case 11: return owned_file(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -121,7 +126,11 @@ class hostile_peer {
 
   test::lent_memory own_memory() {
     static constexpr char const* words[] = {"l", "l", "l", "l", "l", "l", "", "x", "lo", "r"};
-    auto out = test::lent_under_names_of(names_, one_in(4) ? any_file() : fellow_ && one_in(4) ? again(its_.memory.get()) : test::memory_file(machine_page), words[below(std::size(words))]);
+    auto out = test::lent_under_names_of(names_,
+                                         one_in(4)              ? any_file()
+                                         : fellow_ && one_in(4) ? again(its_.memory.get())
+                                                                : test::memory_file(machine_page),
+                                         words[below(std::size(words))]);
     auto& m = out.what;
     if (one_in(3)) m.origin = random_(), m.serial = below(5);
     if (one_in(3)) m.offset = below(8) * 512, m.bytes = 1 + below(machine_page - m.offset);
@@ -135,7 +144,17 @@ class hostile_peer {
   }
 
   std::uint64_t any_number() {
-    constexpr std::uint64_t some[] = {0, 1, 511, 512, 4096, 2u << 20, 3u << 20, std::uint64_t{1} << 40, std::uint64_t{1} << 63, ~std::uint64_t{0}, ~std::uint64_t{0} - 511};
+    constexpr std::uint64_t some[] = {0,
+                                      1,
+                                      511,
+                                      512,
+                                      4096,
+                                      2u << 20,
+                                      3u << 20,
+                                      std::uint64_t{1} << 40,
+                                      std::uint64_t{1} << 63,
+                                      ~std::uint64_t{0},
+                                      ~std::uint64_t{0} - 511};
     return one_in(3) ? random_() : some[below(std::size(some))];
   }
 
@@ -225,7 +244,7 @@ class hostile_peer {
     }
   }
 
-  // The receiver's -----------------------------------------------------------------------------------------------------
+  // The receiver's ------------------------------------------------------------------------------------------
   template <class Call>
   std::string heard(Call call) {
     try {
@@ -240,7 +259,8 @@ class hostile_peer {
     } catch (timed_out const& e) {
       return std::string(e.operands());
     } catch (error const& e) {
-      wrong_.note(check::answers, "of a peer's message: " + std::string(e.operation()) + ": " + std::string(e.operands()));
+      wrong_.note(check::answers,
+                  "of a peer's message: " + std::string(e.operation()) + ": " + std::string(e.operands()));
       return "wrong";
     }
   }
@@ -251,12 +271,14 @@ class hostile_peer {
     auto const offset = now_ ? now_->what.what.offset : 0;
     auto const why = heard([&] { o = line_->receive(device(int(one_in(4)))); });
     if (why == "a number comes first") (void)heard([&] { (void)line_->wait(); });
-    if (why == "the other process has ended, or closed its end") wrong_.note(check::answers, "a peer that lives is taken for gone");
+    if (why == "the other process has ended, or closed its end")
+      wrong_.note(check::answers, "a peer that lives is taken for gone");
     if (!why.empty()) return;
     struct ::stat about {};
     if (!now_ || ::fstat(files, &about) != 0) return wrong_.note(check::answers, "opened what no message lent");
     auto const size = static_cast<std::uint64_t>(about.st_size);
-    if (size != now_->what.what.handle_bytes || size > test::sharing::small().memory) return wrong_.note(check::answers, "opened a file of " + std::to_string(size) + " B");
+    if (size != now_->what.what.handle_bytes || size > test::sharing::small().memory)
+      return wrong_.note(check::answers, "opened a file of " + std::to_string(size) + " B");
     opened_.push_back({std::move(o), again(files), offset});
     ++taken_;
     expect_own(opened_.back());
@@ -269,8 +291,10 @@ class hostile_peer {
       auto const value = static_cast<char>(random_());
       auto const place = static_cast<off_t>(o.offset + at);
       char there = 0;
-      if (::pwrite(o.file.get(), &value, 1, place) != 1 || ::pread(o.file.get(), &there, 1, place) != 1) return wrong_.note(check::answers, "its file is not as large");
-      if (test::read_back(o.memory.data<char>() + at, 1, o.memory.device().index())[0] != static_cast<std::byte>(there)) return wrong_.note(check::bytes, "opened memory is not the file that came with its message");
+      if (::pwrite(o.file.get(), &value, 1, place) != 1 || ::pread(o.file.get(), &there, 1, place) != 1)
+        return wrong_.note(check::answers, "its file is not as large");
+      if (test::read_back(o.memory.data<char>() + at, 1, o.memory.device().index())[0] != static_cast<std::byte>(there))
+        return wrong_.note(check::bytes, "opened memory is not the file that came with its message");
     }
   }
   void drop_one() {
@@ -324,7 +348,9 @@ class hostile_peer {
     auto [from, to] = test::sharing::lines();
     for (int i = 0; i < 4; ++i) exchange(from, to), exchange(ends_.first, ends_.second);
     auto const mapped = machine_.get().part<peer::imports>().mapped();
-    if (mapped > own_.size()) wrong_.note(check::invariants, std::to_string(mapped) + " handles are mapped, " + std::to_string(own_.size()) + " are the honest owner's");
+    if (mapped > own_.size())
+      wrong_.note(check::invariants, std::to_string(mapped) + " handles are mapped, " + std::to_string(own_.size()) +
+                                         " are the honest owner's");
   }
 
   static constexpr std::size_t machine_page = std::size_t{2} << 20;

@@ -36,7 +36,9 @@ TEST(links, nvlinks_are_those_that_lead_straight_there_else_those_that_both_have
   using peer::nvlink_end;
   using is = nvlink_end::is;
   std::string const a = "0000:1B:00.0", b = "00000000:1c:00.0", c = "0001:1c:00.0";
-  std::vector<nvlink_end> const fabric(18, {is::fabric, {}}), less(12, {is::fabric, {}}), to_b{{is::gpu, "0000:1c:00.0"}, {is::gpu, "0000:1C:00.0"}, {is::gpu, c}}, to_a{{is::gpu, "0000:1b:00.0"}, {is::gpu, a}};
+  std::vector<nvlink_end> const fabric(18, {is::fabric, {}}), less(12, {is::fabric, {}}),
+      to_b{{is::gpu, "0000:1c:00.0"}, {is::gpu, "0000:1C:00.0"}, {is::gpu, c}},
+      to_a{{is::gpu, "0000:1b:00.0"}, {is::gpu, a}};
   EXPECT_EQ(peer::nvlinks_between(fabric, a, less, b), 12);
   EXPECT_EQ(peer::nvlinks_between(to_b, a, to_a, b), 2);
   EXPECT_EQ(peer::nvlinks_between(to_b, a, to_a, c), 1) << "the other has as many, or more";
@@ -170,14 +172,16 @@ TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_me
   test::machine m;
   m.control().corrupt(0, 1);
   buffer far(4096, {.on = device(1)});
-  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);  // as often as it is tried
+  // as often as it is tried
+  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);
   EXPECT_THROW(grant_access(far.data(), device(0)), out_of_memory);
   m.control().forget_failures();
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
   EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);
 }
 
-// A copy that was given by the driver's way and runs after a trial opened its pages would go over the link. So a trial opens pages of its own.
+// A copy that was given by the driver's way and runs after a trial opened its pages would go over the link.
+// So a trial opens pages of its own.
 TEST(links, a_trial_opens_no_page_in_which_a_block_lies_or_will_lie) {
   for (bool const breaks : {false, true}) {
     test::machine m({.devices = 2, .memory = 64_MiB});
@@ -219,7 +223,8 @@ TEST(links, a_trial_takes_memory_that_is_only_kept_and_leaves_none_behind) {
     (void)m.get().part<peer::links>().prove(1, 0, here::current());
     ADD_FAILURE() << "there is no memory for a trial";
   } catch (out_of_memory const& e) {
-    EXPECT_NE(std::string(e.what()).find("gpu:0: no room for 64.00 KiB (2.00 MiB rounded)"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("gpu:0: no room for 64.00 KiB (2.00 MiB rounded)"), std::string::npos)
+        << e.what();
   }
 }
 
@@ -239,7 +244,8 @@ TEST(links, a_trial_takes_what_is_kept_for_sharing_only_when_nothing_else_is_kep
 TEST(links, a_trial_that_is_short_of_memory_does_not_wait_for_itself_to_give_back_what_an_earlier_one_left) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
-  for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);  // as often as it is tried
+  // as often as it is tried
+  for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
   buffer const rest(62_MiB, {.on = device(1)});
   EXPECT_THROW(all.prove(1, 0, here::current()), out_of_memory);
@@ -263,7 +269,8 @@ TEST(links, what_the_driver_does_not_take_back_after_a_trial_goes_with_a_later_o
 // Found by failing calls: one page fewer was to be had for as long as no other link was tried.
 TEST(links, what_the_driver_did_not_take_back_after_a_trial_serves_who_is_short_of_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
-  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);  // as often as it is tried
+  // as often as it is tried
+  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, here::current()), trust::proven);
   m.control().forget_failures();
   m.memory(1).empty_cache();
@@ -272,7 +279,8 @@ TEST(links, what_the_driver_did_not_take_back_after_a_trial_serves_who_is_short_
   EXPECT_NO_THROW(deallocate(allocate(current_stream(device(1)), 64_MiB)));
 }
 
-TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait_for_a_rank_that_waits_for_this_thread) {
+TEST(links,
+     none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait_for_a_rank_that_waits_for_this_thread) {
   test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 1, .connections = 1});
   auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
   std::size_t const n = 4_MiB;
@@ -287,7 +295,8 @@ TEST(links, none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait
   synchronize(device(0));
   synchronize(device(1));
   // A device may be late to say that it is done: who asks often enough hears it.
-  for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+  for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i)
+    all.flowed(1, m.memory(0), *block, n, here::current());
   EXPECT_EQ(all.known(1, 0), trust::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }
@@ -357,7 +366,8 @@ std::string refusal_of(Act act) {
   return "";
 }
 
-// It was taken for a link that is refused from the first trial on: copies went through the host then, and the messages named a link.
+// It was taken for a link that is refused from the first trial on:
+// copies went through the host then, and the messages named a link.
 TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drivers_way_whatever_was_tried) {
   for (bool const both : {true, false}) {
     auto owned = std::make_unique<without_mapping>(driver::sim::make({.devices = 2, .memory = 256_MiB}).machine);
@@ -382,7 +392,9 @@ TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drive
     EXPECT_TRUE(all[2].access && !all[2].verified && !all[2].wrong) << "gpu:1 -> gpu:0";
     EXPECT_EQ(all[1].verified, !both);
     EXPECT_TRUE(can_access_peer(device(1), device(0)));
-    for (auto const& said : {refusal_of([&] { peer_data<char>(a, device(1)); }), refusal_of([&] { grant_access(a.data(), device(1)); }), refusal_of([] { open_memory(device(0), {device(1)}); })}) {
+    for (auto const& said :
+         {refusal_of([&] { peer_data<char>(a, device(1)); }), refusal_of([&] { grant_access(a.data(), device(1)); }),
+          refusal_of([] { open_memory(device(0), {device(1)}); })}) {
       EXPECT_EQ(said, "gpu:1 -> gpu:0: Memory of gpu:0 comes in segments, which cannot be opened: copy instead");
     }
     if (both) EXPECT_THROW(grant_access(b.data(), device(0)), not_supported);
@@ -395,7 +407,8 @@ TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drive
     copy(large.data(), host.data(), large.size());
     auto const ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
     expect_copies("after a communicator");
-    for (int d = 0; d < 2; ++d) EXPECT_EQ(machine->get().part<memory::device_memory>().on(d).validate(), std::vector<std::string>{});
+    for (int d = 0; d < 2; ++d)
+      EXPECT_EQ(machine->get().part<memory::device_memory>().on(d).validate(), std::vector<std::string>{});
   }
 }
 

@@ -1,4 +1,5 @@
-// What tests of copies stand on: a machine, simulated or of GPUs, streams that can be held, and patterns of bytes.
+// What tests of copies stand on: a machine, simulated or of GPUs,
+// streams that can be held, and patterns of bytes.
 // Threads: a fixture belongs to its test; gates may be opened by any.
 #pragma once
 #include <gtest/gtest.h>
@@ -51,8 +52,8 @@ struct machine {
   runtime_guard in;
 };
 
-// While one lives the stream stands still behind what it has been given so far. On GPUs, where a call that blocks would hang
-// the test for ever, it opens by itself after five seconds, and that is a failure.
+// While one lives the stream stands still behind what it has been given so far. On GPUs, where a call that
+// blocks would hang the test for ever, it opens by itself after five seconds, and that is a failure.
 class held {
  public:
   held(machine& m, stream_ref s) : machine_(m) {

@@ -87,10 +87,14 @@ TEST_F(nccl_on_gpus, parts_are_dealt_and_collected_from_and_to_every_root) {
   for (int root = 0; root < n; ++root) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
       bool const mine = c.rank() == root;
-      buffer const whole = to_device(encode(float32, values_of(count * n, [&](std::int64_t i) { return brought(float32, root, i); })));
+      buffer const whole =
+          to_device(encode(float32, values_of(count * n, [&](std::int64_t i) { return brought(float32, root, i); })));
       buffer const part(static_cast<std::size_t>(count) * 4), all(static_cast<std::size_t>(count * n) * 4);
       c.scatter({part.data(), count}, {whole.data(), count * n}, root);
-      EXPECT_EQ(to_host(part.data(), part.size()), encode(float32, values_of(count, [&](std::int64_t i) { return brought(float32, root, c.rank() * count + i); }))) << "from " << root;
+      EXPECT_EQ(to_host(part.data(), part.size()),
+                encode(float32,
+                       values_of(count, [&](std::int64_t i) { return brought(float32, root, c.rank() * count + i); })))
+          << "from " << root;
       c.gather({all.data(), count * n}, {part.data(), count}, root);
       if (mine) {
         EXPECT_EQ(to_host(all.data(), all.size()), to_host(whole.data(), whole.size())) << "to " << root;
@@ -127,12 +131,18 @@ TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_me
       EXPECT_EQ(to_host(whole[k].data(), first.size()) == first, true) << "broadcast from " << root;
       EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
       c.scatter({out[k].data(), part, uint8}, {whole[k].data(), part * n, uint8}, root);
-      EXPECT_EQ(to_host(out[k].data(), static_cast<std::size_t>(part)) == elements(first.begin() + c.rank() * part, first.begin() + (c.rank() + 1) * part), true) << "from " << root;
+      EXPECT_EQ(to_host(out[k].data(), static_cast<std::size_t>(part)) ==
+                    elements(first.begin() + c.rank() * part, first.begin() + (c.rank() + 1) * part),
+                true)
+          << "from " << root;
       EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
       set(whole[k].data(), std::byte{0}, whole[k].size());
       c.gather({whole[k].data(), part * n, uint8}, {out[k].data(), part, uint8}, root);
       if (c.rank() == root) {
-        EXPECT_EQ(to_host(whole[k].data(), static_cast<std::size_t>(part * n)) == elements(first.begin(), first.begin() + part * n), true) << "to " << root;
+        EXPECT_EQ(to_host(whole[k].data(), static_cast<std::size_t>(part * n)) ==
+                      elements(first.begin(), first.begin() + part * n),
+                  true)
+            << "to " << root;
       }
       current_stream().synchronize();
     });

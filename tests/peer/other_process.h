@@ -1,7 +1,9 @@
-// Another process of this test, at the other end of a line: the same program, started anew, which plays one role and ends.
+// Another process of this test, at the other end of a line:
+// the same program, started anew, which plays one role and ends.
 // Threads: one.
 //
-// A test file that includes this names its roles, WEIR_ROLE(name) { … line … }, and starts them with other_process("name").
+// A test file that includes this names its roles, WEIR_ROLE(name) { … line … },
+// and starts them with other_process("name").
 #pragma once
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -45,7 +47,8 @@ TEST(in_another_process, plays_its_role) {
 
 class other_process {
  public:
-  explicit other_process(char const* role, std::vector<std::string> const& more = {}, std::chrono::milliseconds lease = std::chrono::seconds(20)) {
+  explicit other_process(char const* role, std::vector<std::string> const& more = {},
+                         std::chrono::milliseconds lease = std::chrono::seconds(20)) {
     int both[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
     std::vector<std::string> words(more);

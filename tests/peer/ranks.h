@@ -33,7 +33,8 @@ inline void encode(dtype type, double value, std::byte* at) {
     case int16: return put(static_cast<std::int16_t>(value));
     case int32: return put(static_cast<std::int32_t>(value));
     case int64: return put(static_cast<std::int64_t>(value));
-    case bfloat16: return put(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16));
+    case bfloat16:
+      return put(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16));
     case float16: {
       if (value == 0) return put(std::uint16_t{0});
       std::uint32_t const bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
@@ -107,7 +108,8 @@ inline std::vector<device> first_devices(int n) {
   return d;
 }
 
-// Runs body(rank's communicator) on a thread a rank, each with its device current. Rethrows the first exception.
+// Runs body(rank's communicator) on a thread a rank, each with its device current.
+// Rethrows the first exception.
 template <class Body>
 void on_each(runtime& machine, std::vector<communicator>& ranks, Body body) {
   std::vector<std::exception_ptr> failures(ranks.size());

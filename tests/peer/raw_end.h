@@ -50,7 +50,9 @@ class raw_end {
     }
     return ::sendmsg(socket_.get(), &m, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
-  bool send(peer::message const& what, std::span<int const> files = {}) const { return send(peer::bytes_of(what), files); }
+  bool send(peer::message const& what, std::span<int const> files = {}) const {
+    return send(peer::bytes_of(what), files);
+  }
 
   // Blocks: no. Returns: an empty parcel where nothing is there.
   parcel receive() const {
@@ -114,11 +116,13 @@ inline constexpr int all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // 
 
 inline owned_file memory_file(std::size_t bytes, int seals = all_seals) {
   owned_file out(::memfd_create("of a raw end", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (::ftruncate(out.get(), static_cast<off_t>(bytes)) != 0 || ::fcntl(out.get(), F_ADD_SEALS, seals) != 0) out.close();
+  if (::ftruncate(out.get(), static_cast<off_t>(bytes)) != 0 || ::fcntl(out.get(), F_ADD_SEALS, seals) != 0)
+    out.close();
   return out;
 }
 
-// Memory of the raw end's own under the names, the device and the size of another message. `said` on its loan: what an owner says there.
+// Memory of the raw end's own under the names, the device and the size of another message. `said` on its
+// loan: what an owner says there.
 inline lent_memory lent_under_names_of(peer::message const& names, owned_file memory, char const* said = "l") {
   lent_memory out;
   out.what = names;

@@ -14,8 +14,8 @@ using test::pattern;
 
 constexpr std::size_t n = 300'001;  // odd, and more than one chunk of staging
 
-// The same on a simulated machine and on GPUs. Everything is copied once before streams are held: a call that makes pages
-// or opens memory to a peer may block.
+// The same on a simulated machine and on GPUs. Everything is copied once before streams are held: a call that
+// makes pages or opens memory to a peer may block.
 struct copies : ::testing::TestWithParam<char const*> {
   void SetUp() override {
     made = GetParam() == std::string_view("cuda") ? test::machine::of_gpus() : std::make_unique<test::machine>();
@@ -30,12 +30,14 @@ struct copies : ::testing::TestWithParam<char const*> {
 
   std::unique_ptr<test::machine> made;
   struct owned {
-    explicit owned(test::machine& m) : s(device(0)), on_gpu(n, {.on = device(0)}), on_same(n, {.on = device(0)}), in_pinned(pinned(n)) {
+    explicit owned(test::machine& m)
+        : s(device(0)), on_gpu(n, {.on = device(0)}), on_same(n, {.on = device(0)}), in_pinned(pinned(n)) {
       if (m.get().device_count() > 1) {
         t.emplace(device(1));
         on_peer = buffer(n, {.on = device(1)});
       }
-      if (!m.driver().simulated()) pinned(96_MiB).reset();  // room for every slot: registering pages may block behind a gate
+      // room for every slot: registering pages may block behind a gate
+      if (!m.driver().simulated()) pinned(96_MiB).reset();
       test::bytes_of_host out(n);
       copy(s, on_gpu.data(), out.data(), n);
       copy(s, out.data(), on_gpu.data(), n);
@@ -72,7 +74,8 @@ struct copies : ::testing::TestWithParam<char const*> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(on, copies, ::testing::Values("simulated", "cuda"), [](auto const& at) { return std::string(at.param); });
+INSTANTIATE_TEST_SUITE_P(on, copies, ::testing::Values("simulated", "cuda"),
+                         [](auto const& at) { return std::string(at.param); });
 
 TEST_P(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_stamp) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
@@ -225,7 +228,8 @@ TEST_P(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams
   stamp const done = copy(on_peer.data(), on_gpu.data(), n);  // runs on the source's stream
   EXPECT_FALSE(done.query());
   test::bytes_of_host out(n);
-  stamp const after = copy(*t, out.data(), on_peer.data(), n, non_blocking);  // the target's stream reads what was copied
+  // the target's stream reads what was copied
+  stamp const after = copy(*t, out.data(), on_peer.data(), n, non_blocking);
   gate.open();
   after.synchronize();
   EXPECT_EQ(out, first);

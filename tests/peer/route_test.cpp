@@ -1,4 +1,5 @@
-// What weir::copy refuses, and with which words; batches, guards, memory freed behind a copy, refused calls, lost devices.
+// What weir::copy refuses, and with which words;
+// batches, guards, memory freed behind a copy, refused calls, lost devices.
 #include <atomic>
 
 #include "tests/peer/machine_fixture.h"
@@ -83,7 +84,8 @@ TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
   void* const next = m.pinned().allocate(2_MiB, 0, here::current());
   EXPECT_NE(next, pinned_block);
   void* const next_away = allocate(default_stream(device(0)), 2_MiB);
-  EXPECT_TRUE(next_away != away || !default_stream(device(0)).query());  // else behind a device wait: nobody can write it yet
+  // else behind a device wait: nobody can write it yet
+  EXPECT_TRUE(next_away != away || !default_stream(device(0)).query());
   gate.open();
   deallocate(next);
   deallocate(next_away);
@@ -99,7 +101,8 @@ TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
     EXPECT_TRUE(has(test::refused([&] { set(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
     deallocate(away);
     EXPECT_TRUE(has(test::refused([&] { set(away, std::byte{4}, bytes); }), "not allocated"));
-    EXPECT_GE(m.memory(0).statistics().pending_bytes.all.current, std::int64_t(bytes)) << "the engine may still write it";
+    EXPECT_GE(m.memory(0).statistics().pending_bytes.all.current, std::int64_t(bytes))
+        << "the engine may still write it";
   }
 }
 
@@ -147,7 +150,8 @@ TEST_F(routes, a_batch_between_devices_comes_after_the_other_stream_and_that_aft
   std::memcpy(p.data(), host.data(), n);
   set(a.data(), std::byte{7}, n);
   s.wait(default_stream(device(0)));
-  copy_item const items[] = {{b.data(), c.data(), n}, {nullptr, nullptr, 0}, {d.data(), a.data(), n}, {a.data(), c.data(), n}};
+  copy_item const items[] = {
+      {b.data(), c.data(), n}, {nullptr, nullptr, 0}, {d.data(), a.data(), n}, {a.data(), c.data(), n}};
   held other(m, t);
   copy(t, c.data(), p.data(), n, non_blocking);
   auto const waits = m.clocks().counted().waits;
@@ -277,7 +281,8 @@ struct scenario {
   char const* name;
   std::size_t bytes;
   bool linked;
-  void (*run)(scenario const&, stream_ref on0, stream_ref on1, void* gpu0, void* gpu1, std::byte* in_pinned, std::byte* from, std::byte* to);
+  void (*run)(scenario const&, stream_ref on0, stream_ref on1, void* gpu0, void* gpu1, std::byte* in_pinned,
+              std::byte* from, std::byte* to);
 };
 void PrintTo(scenario const& one, std::ostream* out) { *out << one.name; }
 scenario const scenarios[] = {
@@ -287,7 +292,8 @@ scenario const scenarios[] = {
        copy(s, to, gpu, o.bytes);
      }},
     {"pinned_out_and_back", 8192, true,
-     [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte* in_pinned, std::byte* from, std::byte* to) {
+     [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte* in_pinned, std::byte* from,
+        std::byte* to) {
        std::memcpy(in_pinned, from, o.bytes);
        copy(s, gpu, in_pinned, o.bytes);
        std::memset(in_pinned, 0, o.bytes);
@@ -295,13 +301,15 @@ scenario const scenarios[] = {
        std::memcpy(to, in_pinned, o.bytes);
      }},
     {"over_the_link", 16_KiB, true,
-     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
+     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from,
+        std::byte* to) {
        copy(s, gpu0, from, o.bytes, non_blocking);
        copy(t, gpu1, gpu0, o.bytes);
        copy(t, to, gpu1, o.bytes);
      }},
     {"staged_between_devices", 600_KiB, false,
-     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from, std::byte* to) {
+     [](scenario const& o, stream_ref s, stream_ref t, void* gpu0, void* gpu1, std::byte*, std::byte* from,
+        std::byte* to) {
        copy(s, gpu0, from, o.bytes, non_blocking);
        copy(s, gpu1, gpu0, o.bytes);
        t.wait(s);
@@ -310,14 +318,16 @@ scenario const scenarios[] = {
 };
 
 struct refused_calls : ::testing::TestWithParam<scenario> {};
-INSTANTIATE_TEST_SUITE_P(of, refused_calls, ::testing::ValuesIn(scenarios), [](auto const& at) { return std::string(at.param.name); });
+INSTANTIATE_TEST_SUITE_P(of, refused_calls, ::testing::ValuesIn(scenarios),
+                         [](auto const& at) { return std::string(at.param.name); });
 
 TEST_P(refused_calls, each_in_turn_gives_a_typed_error_and_the_same_copy_works_again) {
   auto const& one = GetParam();
   bool refused_one = true;
   for (std::uint64_t k = 1; refused_one; ++k) {
     ASSERT_LT(k, 400u);
-    test::machine m({.devices = 2, .memory = 64_MiB, .peers = one.linked ? simulated::links::all : simulated::links::none});
+    test::machine m(
+        {.devices = 2, .memory = 64_MiB, .peers = one.linked ? simulated::links::all : simulated::links::none});
     stream s{device(0)}, t{device(1)};
     buffer gpu0(one.bytes, {.on = device(0)}), gpu1(one.bytes, {.on = device(1)}), in_pinned = pinned(one.bytes);
     auto from = pattern(one.bytes, k);

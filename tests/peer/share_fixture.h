@@ -17,10 +17,15 @@ inline std::pair<share_line, share_line> lines(std::chrono::milliseconds lease =
   auto const [a, b] = os::make_sockets();
   return {share_line(a, lease), share_line(b, lease)};
 }
-inline void write(void* to, test::bytes_of_host const& what) { copy(default_stream(0), to, what.data(), what.size(), blocking::yes); }
-inline test::bytes_of_host read(void const* from, std::size_t bytes = some_bytes) { return test::read_back(from, bytes, 0); }
+inline void write(void* to, test::bytes_of_host const& what) {
+  copy(default_stream(0), to, what.data(), what.size(), blocking::yes);
+}
+inline test::bytes_of_host read(void const* from, std::size_t bytes = some_bytes) {
+  return test::read_back(from, bytes, 0);
+}
 
-// Buffers of this process, of a pool and of another process (which is this one), on gpu:0, each with bytes of its own.
+// Buffers of this process, of a pool and of another process (which is this one),
+// on gpu:0, each with bytes of its own.
 struct shared_kinds {
   shared_kinds() : own(n), pooled(pool.allocate(n)) {
     write(own.data(), test::pattern(n, 1));
@@ -29,19 +34,23 @@ struct shared_kinds {
     opened = ends.second.receive();
   }
   void expect_readable_by(test::machine& m, int reader) {
-    for (auto const& [at, salt] : {std::pair<void const*, std::uint64_t>{own.data(), 1}, {pooled.data(), 2}, {opened.data(), 1}}) {
+    for (auto const& [at, salt] :
+         {std::pair<void const*, std::uint64_t>{own.data(), 1}, {pooled.data(), 2}, {opened.data(), 1}}) {
       std::vector<std::byte> seen(n);
       std::byte* const to = seen.data();
       weir::launch(current_stream(device(reader)), {reads(at, n)}, [](auto) {}, [=] { std::memcpy(to, at, n); });
       synchronize(device(reader));
       EXPECT_TRUE(seen == test::pattern(n, salt)) << "gpu:" << reader;
-      EXPECT_NE(std::string(explain_copy(buffer(n, {.on = device(reader)}).data(), at, n).reason).find("granted to the peer"), std::string::npos);
+      EXPECT_NE(
+          std::string(explain_copy(buffer(n, {.on = device(reader)}).data(), at, n).reason).find("granted to the peer"),
+          std::string::npos);
     }
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
   }
   bool any_open_to(int reader) const {
     std::uint64_t all = 0;
-    for (auto const& segment : memory_snapshot(device(0))) all |= segment.shared == memory_sharing::none ? 0 : segment.readers;
+    for (auto const& segment : memory_snapshot(device(0)))
+      all |= segment.shared == memory_sharing::none ? 0 : segment.readers;
     return all >> reader & 1;
   }
   static constexpr size_t n = 30'000;

@@ -1,4 +1,5 @@
-// Sharing on the machine that there is: GPUs, else simulated devices. The importer reads on the same device, and on another one.
+// Sharing on the machine that there is: GPUs, else simulated devices.
+// The importer reads on the same device, and on another one.
 // Threads: one; the other process has its own.
 #include <algorithm>
 #include <memory>
@@ -17,7 +18,9 @@ std::unique_ptr<test::machine> machine_here() {
   if (auto gpus = test::machine::of_gpus()) return gpus;
   return std::make_unique<test::machine>(simulated{.devices = 2, .memory = 256_MiB});
 }
-void write(void* to, std::uint64_t salt) { copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes); }
+void write(void* to, std::uint64_t salt) {
+  copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes);
+}
 test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
 bool reaches(int from, int to) { return from == to || can_access_peer(from, to); }
 
@@ -47,7 +50,8 @@ TEST(on_this_machine, another_process_reads_on_every_device_and_writes_back) {
   write(b.data(), 1);
   other.line().signal(1, default_stream(0));
   other.line().send(b, default_stream(0));
-  for (std::uint64_t asked = other.line().wait(); asked != 100; asked = other.line().wait()) other.line().send(b, default_stream(0));
+  for (std::uint64_t asked = other.line().wait(); asked != 100; asked = other.line().wait())
+    other.line().send(b, default_stream(0));
   EXPECT_EQ(read(b.data()), test::pattern(bytes, 2));
   other.line().signal(101, default_stream(0));
   EXPECT_EQ(other.end(), "exit 0");
@@ -72,18 +76,23 @@ WEIR_ROLE(reads_a_pool) {
   ::kill(::getpid(), SIGKILL);
 }
 
-TEST(on_this_machine, buffers_of_a_pool_are_read_and_written_by_another_process_and_a_killed_one_costs_what_it_had_open) {
+TEST(on_this_machine,
+     buffers_of_a_pool_are_read_and_written_by_another_process_and_a_killed_one_costs_what_it_had_open) {
   auto const m = machine_here();
   share_pool pool({.on = 0, .handle_bytes = 16_MiB});
   std::vector<shared_buffer> all;
   test::other_process other("reads_a_pool");
   for (int i = 0; i < of_a_pool; ++i) {
     all.push_back(pool.allocate(size_of(i)));
-    copy(default_stream(0), all.back().data(), test::pattern(size_of(i), std::uint64_t(i) + 20).data(), size_of(i), blocking::yes);
+    copy(default_stream(0), all.back().data(), test::pattern(size_of(i), std::uint64_t(i) + 20).data(), size_of(i),
+         blocking::yes);
     other.line().send(all.back(), default_stream(0));
   }
   EXPECT_EQ(other.line().wait(), 1u);
-  for (int i = 0; i < of_a_pool; ++i) EXPECT_EQ(test::read_back(all[std::size_t(i)].data(), size_of(i), 0), test::pattern(size_of(i), std::uint64_t(i) + 50)) << i;
+  for (int i = 0; i < of_a_pool; ++i)
+    EXPECT_EQ(test::read_back(all[std::size_t(i)].data(), size_of(i), 0),
+              test::pattern(size_of(i), std::uint64_t(i) + 50))
+        << i;
   other.line().signal(2, default_stream(0));
   EXPECT_EQ(other.end(), "signal 9");
   shared_buffer const stays = pool.allocate(100);

@@ -1,6 +1,6 @@
-// A peer that lies: whatever it sends, the receiver goes on, has no memory but what the line's own descriptor carries, and keeps no
-// descriptor. First each trick by itself; then hostile_peer.h, which mixes them. WEIR_TEST_SEEDS=10000 is
-// a million messages; seeds as tests/support/seeds.h says.
+// A peer that lies: whatever it sends, the receiver goes on, has no memory but what the line's own descriptor
+// carries, and keeps no descriptor. First each trick by itself; then hostile_peer.h, which mixes them.
+// WEIR_TEST_SEEDS=10000 is a million messages; seeds as tests/support/seeds.h says.
 // Threads: one.
 #include <optional>
 
@@ -50,7 +50,9 @@ struct a_hostile_peer : ::testing::Test {
     ends.first.send(b, default_stream(0));
     return ends.second.receive();
   }
-  void expect_says(std::string const& said, char const* words) { EXPECT_NE(said.find(words), std::string::npos) << said; }
+  void expect_says(std::string const& said, char const* words) {
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  }
 
   test::machine m{small()};
   std::pair<share_line, share_line> ends = lines();
@@ -67,7 +69,7 @@ owned_file filled(std::size_t bytes, char value) {
   return file;
 }
 
-// Names -----------------------------------------------------------------------------------------------------------------
+// Names -----------------------------------------------------------------------------------------------------
 
 TEST_F(a_hostile_peer, that_names_anothers_memory_is_not_given_it) {
   auto const open = honest();
@@ -107,7 +109,7 @@ TEST_F(a_hostile_peer, that_has_anothers_memory_does_not_make_its_buffers_smalle
   EXPECT_EQ(found->bytes, some_bytes);
 }
 
-// The end, and what is none ------------------------------------------------------------------------------------------------
+// The end, and what is none ---------------------------------------------------------------------------------
 
 TEST_F(a_hostile_peer, that_says_nothing_at_all_is_not_taken_for_gone) {
   EXPECT_TRUE(raw->send(std::span<std::byte const>{}));
@@ -129,7 +131,7 @@ TEST_F(a_hostile_peer, that_says_nothing_on_a_loan_is_still_an_importer) {
   EXPECT_EQ(b.importers(), 1);
 }
 
-// Loans ---------------------------------------------------------------------------------------------------------------------
+// Loans -----------------------------------------------------------------------------------------------------
 
 TEST_F(a_hostile_peer, whose_loan_is_no_socket_is_refused_once) {
   int both[2];
@@ -158,7 +160,8 @@ TEST_F(a_hostile_peer, that_talks_faster_than_it_is_heard_on_a_loan_holds_up_no_
   auto const its = test::caught(b);
   always_talks = its.life.get(), times_heard = 0;
   os::refuse_by([](os::call c) noexcept {
-    if (c == os::call::receive_message && ++times_heard < 10'000) (void)::send(always_talks, "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (c == os::call::receive_message && ++times_heard < 10'000)
+      (void)::send(always_talks, "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     return false;
   });
   EXPECT_EQ(b.importers(), 1);
@@ -181,10 +184,11 @@ TEST_F(a_hostile_peer, that_talks_without_end_on_a_loan_leaves_no_descriptor) {
   while (owner.send(std::as_bytes(std::span("l", 1)), files)) {}
   for (int i = 0; i < 3; ++i) (void)honest();  // looks at what is kept
   EXPECT_EQ(b.importers(), 2);
-  EXPECT_EQ(test::open_files() - before, 11) << "two raw ends; its memory and loan, at both ends and in the machine; one for each honest sending";
+  EXPECT_EQ(test::open_files() - before, 11)
+      << "two raw ends; its memory and loan, at both ends and in the machine; one for each honest sending";
 }
 
-// What comes with a message ----------------------------------------------------------------------------------------------------
+// What comes with a message ---------------------------------------------------------------------------------
 
 TEST_F(a_hostile_peer, whose_messages_carry_more_than_descriptors_is_understood) {
   auto const [mine, other] = os::make_sockets();
@@ -238,7 +242,7 @@ TEST_F(a_hostile_peer, that_lends_one_handle_after_the_other_takes_no_more_descr
   EXPECT_LE(m.get().part<peer::imports>().mapped(), 257u);
 }
 
-// Files ---------------------------------------------------------------------------------------------------------------------
+// Files -----------------------------------------------------------------------------------------------------
 
 TEST_F(a_hostile_peer, cannot_cut_the_memory_that_it_was_sent) {
   auto const its = test::caught(b);
@@ -255,7 +259,8 @@ TEST_F(a_hostile_peer, whose_memory_may_be_cut_short_or_not_written_is_told_so) 
   expect_says(of(test::memory_file(whole, test::all_seals | F_SEAL_WRITE)), "may not be written");
   expect_says(of(test::memory_file(whole - 4096)), "another size");
   auto const memory = test::memory_file(whole);
-  expect_says(of(owned_file(::open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY))), "may not be written");
+  expect_says(of(owned_file(::open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY))),
+              "may not be written");
   expect_says(of(owned_file(::open("/proc/self/exe", O_RDONLY))), "no memory that processes share");
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
   expect_the_line_works();
@@ -265,7 +270,8 @@ TEST_F(a_hostile_peer, whose_memory_is_none_hears_that_nothing_of_it_was_kept) {
   auto const its = test::lent_under_names_of(test::caught(b).what, owned_file(::open("/dev/null", O_RDWR)));
   EXPECT_NE(answer_to(its), "taken");
   std::vector<peer::word> heard;
-  for (char one = 0; ::recv(its.owners_end.get(), &one, 1, MSG_DONTWAIT) == 1;) heard.push_back(static_cast<peer::word>(one));
+  for (char one = 0; ::recv(its.owners_end.get(), &one, 1, MSG_DONTWAIT) == 1;)
+    heard.push_back(static_cast<peer::word>(one));
   EXPECT_EQ(heard, (std::vector{peer::word::opened, peer::word::released}));
 }
 
@@ -289,7 +295,7 @@ TEST_F(a_hostile_peer, whose_buffer_begins_where_none_does_is_refused) {
   EXPECT_EQ(said.find('\033'), std::string::npos) << "an escape sequence for the reader's terminal";
 }
 
-// All of it ----------------------------------------------------------------------------------------------------------------
+// All of it -------------------------------------------------------------------------------------------------
 
 TEST(random_peers, that_lie_get_nothing_break_nothing_and_leave_nothing) {
   EXPECT_TRUE(tests::hostile_peer(1).run().ok()) << "what a first run opens stays open: files of simulated machines";
@@ -303,7 +309,8 @@ TEST(random_peers, that_lie_get_nothing_break_nothing_and_leave_nothing) {
     ASSERT_TRUE(wrong.ok()) << wrong << "; WEIR_TEST_SEED=" << seed;
     ASSERT_EQ(test::open_files(), before) << "descriptors are left, or closed twice; WEIR_TEST_SEED=" << seed;
   }
-  std::printf("%llu messages of hostile peers, %llu lent memory\n", static_cast<unsigned long long>(messages), static_cast<unsigned long long>(taken));
+  std::printf("%llu messages of hostile peers, %llu lent memory\n", static_cast<unsigned long long>(messages),
+              static_cast<unsigned long long>(taken));
 }
 
 }  // namespace

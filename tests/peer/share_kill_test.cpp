@@ -1,8 +1,10 @@
-// Of two processes that share memory either one is killed or stopped at its k-th call, of the driver or of the system. The other never
-// sees a wrong byte and never waits longer than its lease: it hears that the other one is gone, or that nothing was said, and then
-// everything goes on where it stood once the stopped one does. What a killed one had open comes back.
+// Of two processes that share memory either one is killed or stopped at its k-th call, of the driver or of
+// the system. The other never sees a wrong byte and never waits longer than its lease: it hears that the
+// other one is gone, or that nothing was said, and then everything goes on where it stood once the stopped
+// one does. What a killed one had open comes back.
 // Threads: one; the other process has its own.
-// WEIR_TEST_SEEDS=n tries n/25 calls of each side and mishap (6 by default, at least 2); WEIR_TEST_SEED=k that one call.
+// WEIR_TEST_SEEDS=n tries n/25 calls of each side and mishap (6 by default, at least 2);
+// WEIR_TEST_SEED=k that one call.
 #include <algorithm>
 #include <atomic>
 
@@ -17,7 +19,9 @@ using namespace std::chrono_literals;
 constexpr std::size_t bytes = 100'000;
 constexpr std::uint64_t rounds = 3;
 simulated small() { return {.devices = 2, .memory = 64_MiB}; }
-void write(void* to, std::uint64_t salt) { copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes); }
+void write(void* to, std::uint64_t salt) {
+  copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes);
+}
 test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
 test::bytes_of_host read_by_another(void const* from) {
   buffer const mine(bytes, {.on = 1});
@@ -25,8 +29,9 @@ test::bytes_of_host read_by_another(void const* from) {
   return test::read_back(mine.data(), bytes, 1);
 }
 
-// The conversation. `again` makes one call of the line's, and again when the lease was over. One buffer has a handle of its own, the others
-// come from a pool; one is read by another device, which is given access to a second one later.
+// The conversation. `again` makes one call of the line's, and again when the lease was over. One buffer has a
+// handle of its own, the others come from a pool;
+// one is read by another device, which is given access to a second one later.
 template <class Again>
 void own(share_line& line, Again again) {
   share_pool pool({.handle_bytes = 2_MiB});
@@ -85,7 +90,7 @@ void look(share_line& line, Again again) {
   again([&] { line.signal(61, default_stream(0)); });
 }
 
-// In the process that meets the mishap -----------------------------------------------------------------------------------
+// In the process that meets the mishap ----------------------------------------------------------------------
 
 std::atomic<std::uint64_t> calls{0};
 std::uint64_t fatal_call = 0;
@@ -115,12 +120,14 @@ constexpr auto once = [](auto call) { call(); };
 WEIR_ROLE(owner) { meet(line, [](share_line& l) { own(l, once); }); }
 WEIR_ROLE(importer) { meet(line, [](share_line& l) { look(l, once); }); }
 
-// In the one that goes on --------------------------------------------------------------------------------------------------
+// In the one that goes on -----------------------------------------------------------------------------------
 
 struct mishap {
   char const* who;
   int signal;
-  friend void PrintTo(mishap const& m, std::ostream* out) { *out << m.who << (m.signal == SIGKILL ? "_killed" : "_stopped"); }
+  friend void PrintTo(mishap const& m, std::ostream* out) {
+    *out << m.who << (m.signal == SIGKILL ? "_killed" : "_stopped");
+  }
 };
 
 struct outcome {
@@ -134,7 +141,8 @@ outcome play(mishap const& m, std::uint64_t at) {
   auto const room = here.driver().memory(0).value.free;
   outcome out;
   {
-    test::other_process other(m.who, {"WEIR_MISHAP_CALL=" + std::to_string(at), "WEIR_MISHAP_SIGNAL=" + std::to_string(m.signal)}, 80ms);
+    test::other_process other(
+        m.who, {"WEIR_MISHAP_CALL=" + std::to_string(at), "WEIR_MISHAP_SIGNAL=" + std::to_string(m.signal)}, 80ms);
     auto const again = [&](auto call) {
       for (int tries = 0; tries < 500; ++tries) {
         try {
@@ -169,8 +177,10 @@ struct a_process : ::testing::TestWithParam<mishap> {};
 TEST_P(a_process, at_any_of_its_calls_leaves_the_other_whole) {
   auto const all = play(GetParam(), 0).calls;
   ASSERT_GT(all, 20u);
-  std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0), base = tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
-  std::uint64_t const count = only ? 1 : std::min(all, std::max<std::uint64_t>(2, tests::number_from_environment("WEIR_TEST_SEEDS", 150) / 25));
+  std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0),
+                      base = tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
+  std::uint64_t const count =
+      only ? 1 : std::min(all, std::max<std::uint64_t>(2, tests::number_from_environment("WEIR_TEST_SEEDS", 150) / 25));
   for (std::uint64_t i = 0; i < count; ++i) {
     std::uint64_t const k = only ? only : 1 + (base + i * all / count) % all;
     SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(all) + "; WEIR_TEST_SEED=" + std::to_string(k));
@@ -181,7 +191,8 @@ TEST_P(a_process, at_any_of_its_calls_leaves_the_other_whole) {
 }
 
 constexpr mishap mishaps[] = {{"owner", SIGKILL}, {"owner", SIGSTOP}, {"importer", SIGKILL}, {"importer", SIGSTOP}};
-INSTANTIATE_TEST_SUITE_P(killed_or_stopped, a_process, ::testing::ValuesIn(mishaps), [](auto const& i) { return ::testing::PrintToString(i.param); });
+INSTANTIATE_TEST_SUITE_P(killed_or_stopped, a_process, ::testing::ValuesIn(mishaps),
+                         [](auto const& i) { return ::testing::PrintToString(i.param); });
 
 }  // namespace
 }  // namespace weir

@@ -1,4 +1,5 @@
-// Many random programs that share memory with themselves; share_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Many random programs that share memory with themselves; share_program.h says what they do.
+// Seeds as tests/support/seeds.h says.
 // Threads: one.
 #include "tests/model/share_program.h"
 

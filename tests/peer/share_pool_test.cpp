@@ -25,7 +25,7 @@ void expect_sums(share_pool const& p) {
 }
 std::size_t size_of(int i) { return std::size_t(1 + i * 977 % 9000); }
 
-// Bytes ------------------------------------------------------------------------------------------------------------------
+// Bytes -----------------------------------------------------------------------------------------------------
 
 constexpr int many = 200;
 
@@ -59,7 +59,8 @@ TEST(a_pool, has_many_buffers_in_one_handle_that_the_other_process_maps_once) {
   EXPECT_EQ(pool.statistics().buffers, std::size_t(many));
   for (auto const& b : all) other.line().send(b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 7u);
-  for (int i = 0; i < many; ++i) EXPECT_EQ(read(all[std::size_t(i)].data(), size_of(i)), test::pattern(size_of(i), std::uint64_t(i) + 1000)) << i;
+  for (int i = 0; i < many; ++i)
+    EXPECT_EQ(read(all[std::size_t(i)].data(), size_of(i)), test::pattern(size_of(i), std::uint64_t(i) + 1000)) << i;
   other.line().signal(8, default_stream(0));
   EXPECT_EQ(other.end(), "exit 0");
   expect_sums(pool);
@@ -76,7 +77,9 @@ TEST(a_pool, takes_the_tightest_of_what_is_free_and_of_equals_the_lowest_of_the_
   for (std::size_t const i : {20, 21, 22, 300, 301, 560, 100}) all[i].reset();
   synchronize(device(0));
   (void)pool.statistics();  // which looks at what came back
-  auto const take = [&](std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(all.emplace_back(pool.allocate(bytes)).data()); };
+  auto const take = [&](std::size_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(all.emplace_back(pool.allocate(bytes)).data());
+  };
   EXPECT_EQ(take(8192 + 512), two_wide);
   EXPECT_EQ(take(3 * 8192), three_wide);
   EXPECT_EQ(take(8192 - 512), two_wide + 8192 + 512) << "what is left of the first";
@@ -99,7 +102,7 @@ TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
   EXPECT_EQ(test::read_back(mine.data(), 4000, 1), test::pattern(4000, 5));
 }
 
-// Life -------------------------------------------------------------------------------------------------------------------
+// Life ------------------------------------------------------------------------------------------------------
 
 TEST(a_buffer_of_a_pool, serves_nobody_else_while_an_importer_has_it_and_then_does) {
   test::machine m(small());
@@ -179,7 +182,8 @@ TEST(a_pool, loses_what_a_killed_importer_had_open_until_the_last_buffer_beside_
   auto const before = m.driver().memory(0).value.free;
   test::other_process other("opens_two_and_is_killed");
   share_pool pool({.handle_bytes = 4_MiB});
-  auto a = std::make_optional(pool.allocate(1_MiB)), b = std::make_optional(pool.allocate(1_MiB)), stays = std::make_optional(pool.allocate(1_MiB));
+  auto a = std::make_optional(pool.allocate(1_MiB)), b = std::make_optional(pool.allocate(1_MiB)),
+       stays = std::make_optional(pool.allocate(1_MiB));
   void const* const was[] = {a->data(), b->data()};
   other.line().send(*a, default_stream(0));
   other.line().send(*b, default_stream(0));
@@ -231,7 +235,7 @@ TEST(a_pool, and_its_buffers_do_nothing_after_their_runtime) {
   b.reset();
 }
 
-// Bounds -----------------------------------------------------------------------------------------------------------------
+// Bounds ----------------------------------------------------------------------------------------------------
 
 TEST(a_pool, holds_no_more_than_its_limit) {
   test::machine m(small());
@@ -252,7 +256,9 @@ TEST(a_pool, holds_no_more_than_its_limit) {
 }
 
 // What is in the way is this process's own work: it is waited for, as the device's allocator does.
-simulated seeded(std::uint64_t seed, std::size_t memory) { return {.devices = 2, .memory = memory, .how = simulated::running::seeded, .seed = seed}; }
+simulated seeded(std::uint64_t seed, std::size_t memory) {
+  return {.devices = 2, .memory = memory, .how = simulated::running::seeded, .seed = seed};
+}
 
 void work_on(shared_buffer const& b, stream_ref s) {
   b.record_stream(s);
@@ -321,7 +327,8 @@ TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
     b->record_stream(s);
     test::held gate(m, s);
     b.reset();
-    EXPECT_THROW((void)pool.allocate(1), out_of_memory) << "it is open elsewhere: to wait for the stream would not help";
+    EXPECT_THROW((void)pool.allocate(1), out_of_memory)
+        << "it is open elsewhere: to wait for the stream would not help";
   }
   {
     test::machine m(small());
@@ -394,9 +401,10 @@ TEST(a_pool, refuses_what_cannot_be) {
   EXPECT_THROW(share_pool({.on = 0, .readers = {1}}), not_supported);
 }
 
-// Random -----------------------------------------------------------------------------------------------------------------
+// Random ----------------------------------------------------------------------------------------------------
 
-// Blocks of every size taken, sent, opened, released and given back in any order: nobody's bytes change, the books add up.
+// Blocks of every size taken, sent, opened, released and given back in any order:
+// nobody's bytes change, the books add up.
 TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
   struct bytes_of {
     std::size_t size;
@@ -477,7 +485,8 @@ TEST(threads_of_one_pool, see_what_was_sent_to_each) {
   for (auto& one : all) one.join();
   expect_sums(pool);
   EXPECT_EQ(pool.statistics().allocated, 0u);
-  EXPECT_LE(m.get().part<peer::imports>().mapped(), pool.statistics().handles) << "of handles that were made at once, one may have served nobody";
+  EXPECT_LE(m.get().part<peer::imports>().mapped(), pool.statistics().handles)
+      << "of handles that were made at once, one may have served nobody";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Every message that is not what it should be is refused, and says why; nothing of it is kept and the line is as good as before.
-// So is every use of shared memory that leaves its buffer, or comes after it.
+// Every message that is not what it should be is refused, and says why; nothing of it is kept and the line is
+// as good as before. So is every use of shared memory that leaves its buffer, or comes after it.
 // Threads: one.
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -63,12 +63,32 @@ TEST_F(refusals, say_what_is_wrong) {
   EXPECT_NE(with([](auto& c) { c.what.version = 9; c.sealed(); }).find("version 9"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.what.bytes = c.what.handle_bytes + 1; c.sealed(); }).find("sizes"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.what.offset = c.what.handle_bytes - c.what.bytes + 1; c.sealed(); }).find("sizes"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.what.offset = ~std::uint64_t{0} - 5; c.sealed(); }).find("sizes"), std::string::npos) << "it overflows";
-  EXPECT_NE(with([](auto& c) { c.what.handle_bytes *= 2; c.sealed(); }).find("descriptor"), std::string::npos) << "a handle of another size";
-  EXPECT_NE(with([](auto& c) { c.memory = test::owned_file(::open("/dev/null", O_RDWR | O_CLOEXEC)); }).find("descriptor"), std::string::npos);
+  EXPECT_NE(with([](auto& c) {
+              c.what.offset = c.what.handle_bytes - c.what.bytes + 1;
+              c.sealed();
+            }).find("sizes"),
+            std::string::npos);
+  EXPECT_NE(with([](auto& c) {
+              c.what.offset = ~std::uint64_t{0} - 5;
+              c.sealed();
+            }).find("sizes"),
+            std::string::npos)
+      << "it overflows";
+  EXPECT_NE(with([](auto& c) {
+              c.what.handle_bytes *= 2;
+              c.sealed();
+            }).find("descriptor"),
+            std::string::npos)
+      << "a handle of another size";
+  EXPECT_NE(
+      with([](auto& c) { c.memory = test::owned_file(::open("/dev/null", O_RDWR | O_CLOEXEC)); }).find("descriptor"),
+      std::string::npos);
   EXPECT_NE(with([](auto& c) { c.life.close(); }).find("1 descriptors"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.what.device = {"GPU-of another host"}; c.sealed(); }).find("GPU-of another host"), std::string::npos);
+  EXPECT_NE(with([](auto& c) {
+              c.what.device = {"GPU-of another host"};
+              c.sealed();
+            }).find("GPU-of another host"),
+            std::string::npos);
   auto const cut = test::caught(b);
   EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
@@ -212,7 +232,7 @@ TEST_F(refusals, of_buffers_that_are_none) {
   EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
 }
 
-// Uses -------------------------------------------------------------------------------------------------------------------
+// Uses ------------------------------------------------------------------------------------------------------
 
 auto const no_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 constexpr auto nothing = [] {};
@@ -270,10 +290,14 @@ TEST_F(neighbours, are_not_reached_by_what_leaves_its_buffer) {
   for (auto* const p : {x.data(), first.data()}) {
     auto* const last = static_cast<char*>(p) + 999;
     EXPECT_NE(why([&] { copy(p, of_host.data(), 1001); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
-    EXPECT_NE(why([&] { copy(of_host.data(), last, 2); }).find("holds 1 B to the end of its block of 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { copy(of_host.data(), last, 2); }).find("holds 1 B to the end of its block of 1000 B"),
+              std::string::npos);
     EXPECT_NE(why([&] { set(p, std::byte{1}, 1025); }).find("holds 1000 B"), std::string::npos);
-    EXPECT_NE(why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
-    EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos) << "what lies between two is nobody's";
+    EXPECT_NE(
+        why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("holds 1000 B, asked 1001 B"),
+        std::string::npos);
+    EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos)
+        << "what lies between two is nobody's";
     EXPECT_NO_THROW(set(last, std::byte{1}, 1));
     EXPECT_NO_THROW(launch(default_stream(0), {writes(last, 1)}, no_gpu, nothing));
   }
@@ -286,9 +310,19 @@ TEST_F(neighbours, are_not_reached_by_a_collective_that_leaves_its_buffer) {
   auto const& driver = dynamic_cast<driver::faulty const&>(m.control());
   auto const calls_before = driver.calls_so_far();
   for (auto* const p : {x.data(), first.data()}) {
-    EXPECT_NE(why([&] { ranks[0].broadcast({p, 1001, uint8}, 0); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
-    EXPECT_NE(why([&] { ranks[0].all_reduce({p, std::int64_t{1} << 30, float32}); }).find("holds 1000 B"), std::string::npos) << "past the handle, too";
-    EXPECT_NE(why([&] { ranks[0].all_reduce({static_cast<char*>(p) + 1000, 4, uint8}); }).find("in no buffer"), std::string::npos);
+    EXPECT_NE(why([&] {
+                ranks[0].broadcast({p, 1001, uint8}, 0);
+              }).find("holds 1000 B, asked 1001 B"),
+              std::string::npos);
+    EXPECT_NE(why([&] {
+                ranks[0].all_reduce({p, std::int64_t{1} << 30, float32});
+              }).find("holds 1000 B"),
+              std::string::npos)
+        << "past the handle, too";
+    EXPECT_NE(why([&] {
+                ranks[0].all_reduce({static_cast<char*>(p) + 1000, 4, uint8});
+              }).find("in no buffer"),
+              std::string::npos);
   }
   EXPECT_EQ(driver.calls_so_far(), calls_before) << "the driver is not asked first";
   for (auto* const p : {x.data(), first.data()}) EXPECT_NO_THROW(ranks[0].all_reduce({p, 1000, uint8}));
@@ -300,7 +334,8 @@ TEST_F(neighbours, that_are_gone_are_used_no_more) {
   auto const refused = [&](void* p) {
     EXPECT_NE(why([&] { copy(of_host.data(), p, 1); }).find("in no buffer"), std::string::npos);
     EXPECT_NE(why([&] { set(p, std::byte{1}, 1); }).find("in no buffer"), std::string::npos);
-    EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("in no buffer"), std::string::npos);
+    EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("in no buffer"),
+              std::string::npos);
     EXPECT_FALSE(find_block(p));
   };
   here.send(x, default_stream(0));
@@ -322,7 +357,8 @@ TEST_F(neighbours, that_are_gone_are_used_no_more) {
 }
 
 TEST_F(neighbours, are_used_by_work_of_devices_that_reach_them) {
-  EXPECT_NE(why([&] { launch(default_stream(1), {reads(x)}, no_gpu, nothing); }).find("gpu:1 has no access"), std::string::npos);
+  EXPECT_NE(why([&] { launch(default_stream(1), {reads(x)}, no_gpu, nothing); }).find("gpu:1 has no access"),
+            std::string::npos);
   share_pool wide({.readers = {1}});
   auto const seen = wide.allocate(100);
   EXPECT_NO_THROW(launch(default_stream(1), {reads(seen)}, no_gpu, nothing));

@@ -1,4 +1,5 @@
-// Memory of two processes: the same bytes for both, handed over in order; not used for anything else while somebody has it open.
+// Memory of two processes: the same bytes for both, handed over in order;
+// not used for anything else while somebody has it open.
 // Threads: one, and in one case a second that waits; the other process has its own.
 #include <atomic>
 #include <filesystem>
@@ -14,7 +15,7 @@ namespace {
 
 using namespace test::sharing;
 
-// Bytes ------------------------------------------------------------------------------------------------------------------
+// Bytes -----------------------------------------------------------------------------------------------------
 
 // Answers what it sees with its own.
 WEIR_ROLE(reads_and_writes_back) {
@@ -121,7 +122,7 @@ TEST(a_signal, waits_for_no_more_than_its_event) {
   EXPECT_EQ(there.wait(), 6u);
 }
 
-// Imports ----------------------------------------------------------------------------------------------------------------
+// Imports ---------------------------------------------------------------------------------------------------
 
 TEST(an_import, is_mapped_once_however_often_it_is_opened) {
   test::machine m(small());
@@ -187,7 +188,8 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   here.send(next, default_stream(0));
   auto const o = there.receive();  // what was mapped goes, and its last word's socket
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
-  EXPECT_EQ(open_files() - before, 6) << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
+  EXPECT_EQ(open_files() - before, 6)
+      << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
 }
 
 TEST(shared_memory, that_is_sent_often_keeps_descriptors_of_few_loans_that_are_over) {
@@ -220,7 +222,7 @@ TEST(shared_memory, is_sent_where_descriptor_0_is_free) {
   ::close(kept);
 }
 
-// Life -------------------------------------------------------------------------------------------------------------------
+// Life ------------------------------------------------------------------------------------------------------
 
 WEIR_ROLE(holds_until_told) {
   test::machine m(small());
@@ -379,13 +381,17 @@ TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
   EXPECT_THROW((void)other.line().receive(), peer_gone);
 }
 
-// Figures ----------------------------------------------------------------------------------------------------------------
+// Figures ---------------------------------------------------------------------------------------------------
 
 TEST(shared_memory, is_counted_by_whole_pages_apart_from_what_the_allocator_holds) {
   test::machine m(small());
   auto [here, there] = lines();
   auto& exports = m.get().part<peer::exports>();
-  auto const figures = [] { auto const n = memory_stats(0); return std::array{n.exported_bytes.current, n.exported_bytes.peak, n.imported_bytes.current, n.reserved_bytes.all.current}; };
+  auto const figures = [] {
+    auto const n = memory_stats(0);
+    return std::array{n.exported_bytes.current, n.exported_bytes.peak, n.imported_bytes.current,
+                      n.reserved_bytes.all.current};
+  };
   std::int64_t const page = std::int64_t{2} << 20;
   auto b = std::make_optional<shared_buffer>(some_bytes, 0);
   EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, 0, 0}));
@@ -399,7 +405,8 @@ TEST(shared_memory, is_counted_by_whole_pages_apart_from_what_the_allocator_hold
   b.reset();
   EXPECT_EQ(figures()[0], page) << "kept for the next";
   EXPECT_EQ(exports.forget_idle(), std::size_t(page));
-  EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{0, page, page, 0})) << "the importer hears of it at its next receive";
+  EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{0, page, page, 0}))
+      << "the importer hears of it at its next receive";
   reset_peak_memory_stats(0);
   reset_accumulated_memory_stats(0);
   auto const n = memory_stats(0);
@@ -421,7 +428,8 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
     for (auto& s : memory_snapshot(0)) if (s.shared == kind) out.push_back(s);
     return out;
   };
-  for (auto const& [kind, at] : {std::pair{memory_sharing::exported, b.data()}, std::pair{memory_sharing::imported, o.data()}}) {
+  for (auto const& [kind, at] :
+       {std::pair{memory_sharing::exported, b.data()}, std::pair{memory_sharing::imported, o.data()}}) {
     auto const found = with(kind);
     ASSERT_EQ(found.size(), 1u);
     EXPECT_EQ(found[0].address, reinterpret_cast<std::uintptr_t>(at));
@@ -439,7 +447,7 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
   dump_memory_snapshot(testing::TempDir() + "share_test.pickle");
 }
 
-// Leases -----------------------------------------------------------------------------------------------------------------
+// Leases ----------------------------------------------------------------------------------------------------
 
 WEIR_ROLE(stops_itself) {
   ::raise(SIGSTOP);

@@ -1,5 +1,6 @@
 // Threads of one process that lend and open at once: each has lines of its own, all have the same few pages.
-// Threads: several, each with its own stream, lines and buffers; one buffer is sent by one of them and opened by all.
+// Threads: several, each with its own stream, lines and buffers;
+// one buffer is sent by one of them and opened by all.
 #include <algorithm>
 #include <thread>
 
@@ -45,7 +46,8 @@ TEST(threads_that_share, see_what_was_sent_to_each) {
       auto o = there.receive();
       copy(s, host.data(), o.data(), bytes);
       auto const seen = host.host<std::byte>();
-      ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [&](std::byte x) { return x == value; })) << "thread " << t << ", round " << round;
+      ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [&](std::byte x) { return x == value; }))
+          << "thread " << t << ", round " << round;
       if (round % 3) o.release(s);
     }
   });

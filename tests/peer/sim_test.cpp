@@ -84,7 +84,8 @@ class crowded {
       std::size_t const bytes = (1 + (i * n) % 7) << 20;
       pages_.emplace_back(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), bytes);
     }
-    for (std::size_t i = n % 2; i < pages_.size(); i += 2) ::munmap(pages_[i].first, std::exchange(pages_[i].second, 0));
+    for (std::size_t i = n % 2; i < pages_.size(); i += 2)
+      ::munmap(pages_[i].first, std::exchange(pages_[i].second, 0));
   }
   ~crowded() {
     for (auto const& [at, bytes] : pages_) {
@@ -108,13 +109,15 @@ TEST(simulation, a_seed_takes_the_same_course_wherever_pages_lie_and_in_a_proces
       crowded const around(n);
       EXPECT_EQ(staging_among_threads(seed), later);
     }
-    EXPECT_EXIT((std::fputs(staging_among_threads(seed).c_str(), stderr), std::exit(0)), ::testing::ExitedWithCode(0), later);
+    EXPECT_EXIT((std::fputs(staging_among_threads(seed).c_str(), stderr), std::exit(0)), ::testing::ExitedWithCode(0),
+                later);
   }
 }
 
 TEST(simulation, spawning_is_for_machines_run_by_a_seed_and_for_their_threads) {
   runtime machine(simulated{.devices = 1, .memory = 16_MiB});
-  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("running::seeded"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("running::seeded"),
+            std::string::npos);
   runtime one(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
   runtime other(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
   std::string why;
@@ -161,7 +164,8 @@ TEST(simulation, refusals_that_did_not_come_can_be_cancelled_one_or_all) {
 TEST(simulation, only_a_machine_without_threads_of_its_own_is_stepped) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
-  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).step(current_stream()); }).find("simulation::step"), std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).step(current_stream()); }).find("simulation::step"),
+            std::string::npos);
 }
 
 TEST(simulation, memory_that_another_process_takes_is_not_there) {

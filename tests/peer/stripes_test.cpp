@@ -18,11 +18,14 @@ using test::pattern;
 constexpr std::size_t n = 24_MiB - 5;  // four chunks a lane: its slots are filled again
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 
-std::uint64_t const stride = tests::sanitized || std::getenv("WEIR_CHECK_RACES") ? 7 : 1;  // of the calls that are refused in turn
+// of the calls that are refused in turn
+std::uint64_t const stride = tests::sanitized || std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
 
 // gpu:0 is copied to and from.
 struct rig {
-  explicit rig(simulated like = {.devices = 3, .memory = 256_MiB}, options o = {}) : m(like, o) { std::memcpy(there.data(), bytes.data(), n); }
+  explicit rig(simulated like = {.devices = 3, .memory = 256_MiB}, options o = {}) : m(like, o) {
+    std::memcpy(there.data(), bytes.data(), n);
+  }
   std::size_t held_by(int d) { return static_cast<std::size_t>(m.memory(d).statistics().allocated_bytes.all.current); }
   test::bytes_of_host came() const { return {back.data<std::byte>(), back.data<std::byte>() + n}; }
   void forget() { std::memset(back.data(), 0, n); }
@@ -52,7 +55,8 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links_and_it_says_so) {
   EXPECT_EQ(choice.by, route::striped);
   EXPECT_NE(choice.reason.find("lent"), std::string::npos) << choice.reason;
   EXPECT_EQ(explain_copy(r.back.data(), r.on_gpu.data(), n).by, route::striped);
-  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), peer::stripes::worth - 1).by, route::engine) << "too small to be worth it";
+  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), peer::stripes::worth - 1).by, route::engine)
+      << "too small to be worth it";
   r.round();
   EXPECT_EQ(r.came(), r.bytes);
   for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes);
@@ -165,7 +169,11 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
     auto const choice = explain_copy(pairs.on_gpu.data(), pairs.there.data(), n);
     EXPECT_EQ(choice.by, route::engine);
     EXPECT_NE(choice.reason.find("none of the lent devices"), std::string::npos);
-    EXPECT_THROW(([&] { route_guard const by(route::striped); copy(pairs.on_gpu.data(), pairs.there.data(), n); }()), invalid_use);
+    EXPECT_THROW(([&] {
+                   route_guard const by(route::striped);
+                   copy(pairs.on_gpu.data(), pairs.there.data(), n);
+                 }()),
+                 invalid_use);
     pairs.round();
     EXPECT_EQ(pairs.came(), pairs.bytes);
   }
@@ -318,8 +326,10 @@ TEST(stripes, memory_freed_after_a_copy_that_could_not_be_brought_together_waits
     r.s.synchronize();
   }
   using driver::call, driver::faulty;
-  driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = faulty::without_end});  // the last two bring it together
-  for (call const c : {call::synchronize_event, call::synchronize_stream}) driver.refuse({.of = c, .more = faulty::without_end});
+  // the last two bring it together
+  driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = faulty::without_end});
+  for (call const c : {call::synchronize_event, call::synchronize_stream})
+    driver.refuse({.of = c, .more = faulty::without_end});
   EXPECT_THROW(copy(r.s, target.data(), r.there.data(), n, non_blocking), driver_error);
   driver.forget_orders();
   void const* const at = target.data();

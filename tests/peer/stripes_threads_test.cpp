@@ -1,4 +1,5 @@
-// Large copies over lent links from several threads at once: lanes are made, shared out and given back between them.
+// Large copies over lent links from several threads at once:
+// lanes are made, shared out and given back between them.
 // Threads: a thread a stream.
 #include "peer/stripes.h"
 

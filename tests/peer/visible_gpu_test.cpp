@@ -1,4 +1,5 @@
-// Memory that is open to peers, on the machine that there is: GPUs, else simulated devices. Skipped where no other device reaches the first.
+// Memory that is open to peers, on the machine that there is: GPUs, else simulated devices. Skipped where no
+// other device reaches the first.
 // Threads: one.
 #include <algorithm>
 #include <iostream>
@@ -37,7 +38,8 @@ void expect_read_in_place(test::machine& m, void const* at, test::bytes_of_host 
   auto& line = streams::line_of(default_stream(reader));
   auto const s = m.driver().copy(reader.index(), line.handle(), mine.data(), at, expected.size());
   ASSERT_TRUE(s.ok()) << driver::name_of(s.what) << " for gpu:" << reader.index();
-  EXPECT_TRUE(test::read_back(mine.data(), expected.size(), reader.index()) == expected) << "for gpu:" << reader.index();
+  EXPECT_TRUE(test::read_back(mine.data(), expected.size(), reader.index()) == expected)
+      << "for gpu:" << reader.index();
 }
 
 void fill_with(void* to, test::bytes_of_host const& bytes) {
@@ -55,7 +57,8 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
   open_memory(device(0), readers);
   for (int round = 0; round < 2; ++round) {
     std::vector<buffer> all;
-    for (size_t n : {size_t{48}, size_t{70'000}, size_t{5'000'000}, size_t{300'000'000}}) all.emplace_back(n, buffer_options{.on = device(0)});
+    for (size_t n : {size_t{48}, size_t{70'000}, size_t{5'000'000}, size_t{300'000'000}})
+      all.emplace_back(n, buffer_options{.on = device(0)});
     for (auto const& b : all) {
       auto const bytes = test::pattern(std::min<size_t>(b.size(), 4'000'000), b.size());
       char* const last = b.data<char>() + (b.size() - bytes.size());

@@ -1,4 +1,5 @@
-// Memory that is open to peers as a whole: from its first handle on, whatever is taken, given back, moved or refused on the way.
+// Memory that is open to peers as a whole:
+// from its first handle on, whatever is taken, given back, moved or refused on the way.
 // Threads: one.
 #include <random>
 
@@ -14,9 +15,12 @@ namespace {
 
 using driver::call;
 
-simulated three(std::uint64_t seed = 1) { return {.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}; }
+simulated three(std::uint64_t seed = 1) {
+  return {.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed};
+}
 
-// A kernel of that device reads it where it lies. What the machine does not let through is among its findings.
+// A kernel of that device reads it where it lies.
+// What the machine does not let through is among its findings.
 void read_in_place(void const* at, size_t bytes, int reader) {
   launch(current_stream(device(reader)), {reads(at, bytes)}, [](auto) {}, [] {});
 }
@@ -47,11 +51,13 @@ TEST(visible, a_streams_memory_is_open_from_its_first_handle_on_with_one_call_a_
   stream_guard const on(s);
   buffer const large(6_MiB, {.on = device(0)}), small(48, {.on = device(0)});
   EXPECT_EQ(calls.of({call::grant}), calls.of({call::map})) << "owner and readers at once";
-  EXPECT_EQ(calls.of({call::copy_peer, call::synchronize_stream}), 0u) << "nothing was tried, nothing had to be worth it";
+  EXPECT_EQ(calls.of({call::copy_peer, call::synchronize_stream}), 0u)
+      << "nothing was tried, nothing had to be worth it";
   EXPECT_EQ(explain_copy(large.data(), buffer(4_KiB, {.on = device(1)}).data(), 4_KiB).by, route::peer);
   expect_open(m, large.data(), large.size(), {1, 2});
   expect_open(m, small.data(), small.size(), {1, 2});
-  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
+  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes,
+            static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
   for (auto const& segment : memory_snapshot(device(0))) EXPECT_EQ(segment.readers, 0b110u);
   expect_whole(m);
 }
@@ -159,7 +165,8 @@ TEST(visible, who_leases_a_stream_again_begins_with_the_devices_readers) {
 }
 
 TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
-  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}, {.device_limit = 24_MiB});
+  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3},
+                  {.device_limit = 24_MiB});
   stream const open{device(0)}, closed{device(0)};
   open_memory(open, {device(1)});
   {
@@ -174,7 +181,8 @@ TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
   }
   EXPECT_THROW(buffer(25_MiB, {.on = device(0)}), out_of_memory);
   empty_cache(device(0));
-  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
+  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes,
+            static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
   expect_whole(m);
 }
 
@@ -282,7 +290,11 @@ TEST(visible, with_the_option_devices_that_meet_see_all_memory_of_each_other) {
 
 TEST(visible, with_the_option_copies_go_on_where_memory_cannot_be_opened) {
   for (int how = 0; how < 3; ++how) {
-    test::machine m({.devices = 2, .memory = 64_MiB, .peers = how == 0 ? simulated::links::none : simulated::links::all, .maps = how != 1}, {.peer_visible = true});
+    test::machine m({.devices = 2,
+                     .memory = 64_MiB,
+                     .peers = how == 0 ? simulated::links::none : simulated::links::all,
+                     .maps = how != 1},
+                    {.peer_visible = true});
     if (how == 2) m.control().corrupt(0, 1);
     buffer const a(1_MiB, {.on = device(0)}), b(1_MiB, {.on = device(1)});
     auto const bytes = test::pattern(1_MiB, 6);
@@ -298,7 +310,11 @@ TEST(visible, with_the_option_copies_go_on_where_memory_cannot_be_opened) {
 
 // Each call of growth and of opening refused in its turn: what is not refused is open, and nothing is lost.
 TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_readers) {
-  for (auto const& [name, code] : {std::pair{"grant", driver::code::failed}, {"grant", driver::code::out_of_memory}, {"map", driver::code::failed}, {"create", driver::code::out_of_memory}, {"unmap", driver::code::failed}}) {
+  for (auto const& [name, code] : {std::pair{"grant", driver::code::failed},
+                                   {"grant", driver::code::out_of_memory},
+                                   {"map", driver::code::failed},
+                                   {"create", driver::code::out_of_memory},
+                                   {"unmap", driver::code::failed}}) {
     for (std::uint64_t k = 1; k <= 12; ++k) {
       test::machine m(three(k));
       stream const s{device(0)};
@@ -312,7 +328,9 @@ TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_rea
           all.emplace_back(static_cast<size_t>(1 + i % 5) * 700'000, buffer_options{.on = device(0)});
         } catch (driver_error const&) {
         } catch (out_of_memory const&) {}
-        if (i == 7) all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2)), synchronize(device(0)), empty_cache(device(0));
+        if (i == 7)
+          all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2)), synchronize(device(0)),
+              empty_cache(device(0));
         for (buffer const& b : all) {
           if (open) expect_open(m, b.data(), b.size(), {1, 2});
         }
@@ -387,7 +405,9 @@ TEST(visible, an_opened_buffer_ends_after_the_work_of_all_who_may_read_it) {
     shared_kinds all;
     auto const* const at = peer_data<char>(all.opened, device(2));
     bool came = false;
-    for (int i = 0; i < 3; ++i) launch(current_stream(device(2)), {reads(at, 64)}, [](auto) {}, [&, i] { came = i == 2; });
+    for (int i = 0; i < 3; ++i)
+      launch(
+          current_stream(device(2)), {reads(at, 64)}, [](auto) {}, [&, i] { came = i == 2; });
     all.opened.reset();
     EXPECT_TRUE(came) << "its owner may write there now, seed " << seed;
     synchronize(device(2));
@@ -424,14 +444,16 @@ bool opens(auto act) {
   }
 }
 
-// Streams of three devices whose memory is opened now and then, beside others whose is not; after each step every block of an open
-// stream is read by all who may.
+// Streams of three devices whose memory is opened now and then, beside others whose is not; after each step
+// every block of an open stream is read by all who may.
 TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open) {
   for (auto const seed : tests::seeds("visible", tests::sanitized ? 40 : 150)) {
     std::mt19937_64 random(seed);
     auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
     bool const is_short = below(3) == 0;
-    test::machine m(three(seed), {.device_limit = is_short ? 6_MiB : size_t{0}, .deterministic = below(4) == 0, .peer_visible = below(6) == 0});
+    test::machine m(
+        three(seed),
+        {.device_limit = is_short ? 6_MiB : size_t{0}, .deterministic = below(4) == 0, .peer_visible = below(6) == 0});
     struct member {
       stream s;
       std::vector<int> readers{};
@@ -474,7 +496,10 @@ TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open)
         blocks.erase(blocks.begin() + below(static_cast<int>(blocks.size())));
       } else {
         try {
-          blocks.push_back({buffer(below(3) ? static_cast<size_t>(below(2'000'000)) : static_cast<size_t>(below(3000)) + 1, {.on = its.s.device()}), at, its.readers});
+          blocks.push_back(
+              {buffer(below(3) ? static_cast<size_t>(below(2'000'000)) : static_cast<size_t>(below(3000)) + 1,
+                      {.on = its.s.device()}),
+               at, its.readers});
         } catch (out_of_memory const&) {}
       }
       for (block const& one : blocks) {

@@ -1,10 +1,15 @@
-// The prover runs random programs against a library, sound or with a defect planted in it, until a check sees something wrong.
+// The prover runs random programs against a library, sound or with a defect planted in it,
+// until a check sees something wrong.
 // Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
-//                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several: bytes,stray. --of: all
-//                     runs are of that program, explored or of real threads. Tapes run first, and each must find it
-//        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a tape
-//        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME   a run of that program that finds it becomes a tape
-//        planted_NAME --hashes N [--first RUN] [--of PROGRAM]   a line for each run: its program, its seed, and the hash of all choices, locks and
+//                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several:
+//                     bytes,stray. --of: all runs are of that program, explored or of real threads. Tapes run
+//                     first, and each must find it
+//        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a
+//                                                                 tape
+//        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME
+//            a run of that program that finds it becomes a tape
+//        planted_NAME --hashes N [--first RUN] [--of PROGRAM]
+//                     a line for each run: its program, its seed, and the hash of all choices, locks and
 //                     driver calls of its machines. tools/same_runs compares those of two builds
 // One line of what was found goes to stdout; the exit status says whether it is as stated.
 // Threads: the programs' own. They run in a child process, so that a crash is a finding too.
@@ -50,7 +55,8 @@ struct stated {
   std::string of{};                         // the only program. Empty: each kind in turn
   std::string folder{}, program{}, name{};  // of a tape to keep
   bool states(check c) const {
-    return c == check::none ? by.empty() : ("," + by + ",").find("," + std::string(name_of(c)) + ",") != std::string::npos;
+    return c == check::none ? by.empty()
+                            : ("," + by + ",").find("," + std::string(name_of(c)) + ",") != std::string::npos;
   }
 };
 
@@ -64,7 +70,8 @@ check seen_by(std::string const& program, std::uint64_t seed, tape::numbers cons
   return v.by;
 }
 
-// A lock or a call more in the library moves all that comes after it on a tape: one choice more, less or other may be what it was.
+// A lock or a call more in the library moves all that comes after it on a tape:
+// one choice more, less or other may be what it was.
 bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& out) {
   for (std::size_t i = f.draws.size() + 1; i-- > 0;) {
     auto longer = f.draws;
@@ -99,7 +106,9 @@ bool run_tapes(stated const& s, found& out) {
     bool const neighbour = !s.states(by) && !s.by.empty() && a_neighbour_finds(s, f, out);
     if (!s.states(by) && !neighbour) {
       out.by = by;
-      if (by == check::none) std::snprintf(out.what, sizeof out.what, "%s no longer finds it: tools/planted --tapes %s", out.program, defect_of(path).c_str());
+      if (by == check::none)
+        std::snprintf(out.what, sizeof out.what, "%s no longer finds it: tools/planted --tapes %s", out.program,
+                      defect_of(path).c_str());
       return false;
     }
     ++out.tapes;
@@ -110,7 +119,9 @@ bool run_tapes(stated const& s, found& out) {
 
 // The run of that number.
 weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
-  auto const note = [&](char const* name, std::uint64_t seed) { std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed)); };
+  auto const note = [&](char const* name, std::uint64_t seed) {
+    std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed));
+  };
   if (!s.of.empty()) {
     note(s.of.c_str(), number);
     for (auto const& one : weir::tests::programs_in_threads) {
@@ -157,7 +168,8 @@ int print_hashes(stated const& s) {
     found f;
     std::uint64_t const before = tape::hash_of_ended();
     auto const v = made(s, s.first + run, f);
-    std::printf("%s %016llx %s\n", f.program, static_cast<unsigned long long>(tape::hash_of_ended() - before), std::string(name_of(v.by)).c_str());
+    std::printf("%s %016llx %s\n", f.program, static_cast<unsigned long long>(tape::hash_of_ended() - before),
+                std::string(name_of(v.by)).c_str());
   }
   return 0;
 }
@@ -182,14 +194,16 @@ stated read(int argc, char** argv) {
     else if (word == "--first") s.first = number(word, argv[++i]);
     else if (word == "--of") s.of = argv[++i];
     else if (word == "--tape") s.tapes.emplace_back(argv[++i]);
-    else if (word == "--keep" && i + 3 < argc) s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
+    else if (word == "--keep" && i + 3 < argc)
+      s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
     else std::exit(2);
   }
   s.first = weir::tests::number_from_environment("WEIR_TEST_SEED", s.first);
   return s;
 }
 
-constexpr std::size_t longest_kept = 256;  // draws: a longer tape leads elsewhere as soon as anything on its way changes
+// draws: a longer tape leads elsewhere as soon as anything on its way changes
+constexpr std::size_t longest_kept = 256;
 
 // Of five runs that find it, from seeds apart, that with the shortest tape. Returns: the exit status.
 int keep(stated const& s) {
@@ -206,8 +220,10 @@ int keep(stated const& s) {
   }
   if (best.at == 0 || best.shrunk.size() > longest_kept) return 1;
   std::string const path = s.folder + "/" + s.program + "-" + s.name + ".tape";
-  weir::tests::tape_file{s.program, best.seed, {}, weir::tests::points_at_atomics, best.shrunk, best.shrunk_what}.write(path);
-  std::printf("%s: seed %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(best.seed), best.shrunk.size(), best.shrunk_what.c_str());
+  weir::tests::tape_file{s.program, best.seed, {}, weir::tests::points_at_atomics, best.shrunk, best.shrunk_what}.write(
+      path);
+  std::printf("%s: seed %llu, %zu draws: %s\n", path.c_str(), static_cast<unsigned long long>(best.seed),
+              best.shrunk.size(), best.shrunk_what.c_str());
   return 0;
 }
 
@@ -232,18 +248,23 @@ int main(int argc, char** argv) {
   ::waitpid(child, &status, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
     f.by = check::crash;
-    std::snprintf(f.what, sizeof f.what, "%s: %s", f.program, WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit");
+    std::snprintf(f.what, sizeof f.what, "%s: %s", f.program,
+                  WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit");
   }
   auto const runs = static_cast<unsigned long long>(f.by == check::none ? s.within : f.run);
   if (f.by == check::none && f.tapes < s.tapes.size()) {
     std::printf("%s\n", f.what);
   } else if (f.by == check::none) {
     std::printf("nothing found in %llu runs\n", runs);
-    std::printf("seeded runs: all_programs_in_turn %llu from seed %llu\n", runs, static_cast<unsigned long long>(s.first));
+    std::printf("seeded runs: all_programs_in_turn %llu from seed %llu\n", runs,
+                static_cast<unsigned long long>(s.first));
   } else {
-    std::printf("found by %s at run %llu of %llu: %s\n", std::string(name_of(f.by)).c_str(), runs, static_cast<unsigned long long>(s.within), f.what);
+    std::printf("found by %s at run %llu of %llu: %s\n", std::string(name_of(f.by)).c_str(), runs,
+                static_cast<unsigned long long>(s.within), f.what);
   }
-  if (f.tapes > 0) std::printf("tapes: %llu find %s, %llu by a neighbour\n", static_cast<unsigned long long>(f.tapes), s.by.empty() ? "nothing" : "it", static_cast<unsigned long long>(f.drifted));
+  if (f.tapes > 0)
+    std::printf("tapes: %llu find %s, %llu by a neighbour\n", static_cast<unsigned long long>(f.tapes),
+                s.by.empty() ? "nothing" : "it", static_cast<unsigned long long>(f.drifted));
   bool const right = s.states(f.by) && f.tapes == s.tapes.size();
   if (!right) std::printf("stated: %s\n", s.by.empty() ? "nothing" : s.by.c_str());
   return right ? 0 : 1;

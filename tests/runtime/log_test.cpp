@@ -1,4 +1,5 @@
-// The log: silent unless asked, a level tells what those before it tell, and lines name device, stream and bytes.
+// The log: silent unless asked, a level tells what those before it tell,
+// and lines name device, stream and bytes.
 // Threads: one.
 #include "weir/log.h"
 
@@ -24,7 +25,9 @@ struct log_lines : testing::Test {
   };
   std::vector<kept> all;
   log_lines() {
-    on_log([this](log_line const& l) { all.push_back({l.level, l.device, l.stream, l.bytes, std::string(l.text), l.str()}); });
+    on_log([this](log_line const& l) {
+      all.push_back({l.level, l.device, l.stream, l.bytes, std::string(l.text), l.str()});
+    });
   }
   ~log_lines() override { on_log({}); }
 
@@ -60,7 +63,8 @@ TEST_F(log_lines, each_level_tells_what_those_before_it_tell) {
   program(log_level::warning);
   EXPECT_TRUE(all.size() == 2 && has(log_level::error, "out of memory") && has(log_level::warning, "memory is short"));
   program(log_level::info);
-  EXPECT_TRUE(has(log_level::info, "begins: 1 simulated device of 64 MiB") && has(log_level::info, "opened") && has(log_level::info, "ends") && has(log_level::warning, "memory is short"));
+  EXPECT_TRUE(has(log_level::info, "begins: 1 simulated device of 64 MiB") && has(log_level::info, "opened") &&
+              has(log_level::info, "ends") && has(log_level::warning, "memory is short"));
   EXPECT_FALSE(has(log_level::debug, ""));
   program(log_level::debug);
   EXPECT_TRUE(has(log_level::debug, "memory taken from the driver") && has(log_level::error, "out of memory"));
@@ -73,7 +77,9 @@ TEST_F(log_lines, name_device_stream_and_bytes) {
     EXPECT_EQ(l.device, 0);
     EXPECT_EQ(l.stream, stream);
     EXPECT_EQ(l.bytes, 40_MiB);
-    EXPECT_NE(l.whole.find(" warning gpu:0 stream " + std::to_string(stream) + ", 40 MiB: memory is short"), l.whole.npos) << l.whole;
+    EXPECT_NE(l.whole.find(" warning gpu:0 stream " + std::to_string(stream) + ", 40 MiB: memory is short"),
+              l.whole.npos)
+        << l.whole;
   }
 }
 

@@ -49,10 +49,11 @@ TEST(options, each_policy_of_reuse_is_one) {
   EXPECT_TRUE(o.deterministic);
   EXPECT_EQ(parse_options("").device_waits, options::wait_policy::before_growth);
   EXPECT_EQ(parse_options("device_waits:never").device_waits, options::wait_policy::never);
-  for (auto const& [text, key, value, remedy] : {std::array{"device_waits:when_shor", "device_waits", "\"when_shor\"", "Did you mean device_waits:when_short?"},
-                                                 std::array{"poll_on_miss:maybe", "poll_on_miss", "\"maybe\"", "Write poll_on_miss:true"},
-                                                 std::array{"deterministic:2", "deterministic", "\"2\"", "Write deterministic:true"},
-                                                 std::array{"fence_every:often", "fence_every", "\"often\"", "512MiB"}}) {
+  for (auto const& [text, key, value, remedy] :
+       {std::array{"device_waits:when_shor", "device_waits", "\"when_shor\"", "Did you mean device_waits:when_short?"},
+        std::array{"poll_on_miss:maybe", "poll_on_miss", "\"maybe\"", "Write poll_on_miss:true"},
+        std::array{"deterministic:2", "deterministic", "\"2\"", "Write deterministic:true"},
+        std::array{"fence_every:often", "fence_every", "\"often\"", "512MiB"}}) {
     std::string const said = refused([&] { parse_options(text); });
     EXPECT_TRUE(has(said, key) && has(said, value) && has(said, remedy)) << said;
   }
@@ -61,15 +62,20 @@ TEST(options, each_policy_of_reuse_is_one) {
 TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
   using namespace std::chrono_literals;
   EXPECT_EQ(parse_options("").pinned_idle, 0ms);
-  for (auto const& [text, value, said] : {std::tuple{"0", 0ms, "never"}, std::tuple{"250ms", 250ms, "250 ms"}, std::tuple{"30s", 30'000ms, "30 s"}, std::tuple{"2min", 120'000ms, "2 min"}, std::tuple{"1500ms", 1500ms, "1500 ms"}}) {
+  for (auto const& [text, value, said] :
+       {std::tuple{"0", 0ms, "never"}, std::tuple{"250ms", 250ms, "250 ms"}, std::tuple{"30s", 30'000ms, "30 s"},
+        std::tuple{"2min", 120'000ms, "2 min"}, std::tuple{"1500ms", 1500ms, "1500 ms"}}) {
     options const o = parse_options("pinned_idle:" + std::string(text));
     EXPECT_EQ(o.pinned_idle, value) << text;
-    auto const row = std::find_if(option_table().begin(), option_table().end(), [](auto const& r) { return r.name == "pinned_idle"; });
+    auto const row = std::find_if(option_table().begin(), option_table().end(),
+                                  [](auto const& r) { return r.name == "pinned_idle"; });
     EXPECT_EQ(option_text(*row, o), said);
   }
   for (std::string const text : {"30", "soon", "-1s", "1.5s", "s", "99999999999999999min", "18446744073709551615ms"}) {
     std::string const said = refused([&] { parse_options("pinned_idle:" + text); });
-    EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is no time").c_str()) && has(said, "Write a number and ms, s or min, or 0: pinned_idle:30s")) << said;
+    EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is no time").c_str()) &&
+                has(said, "Write a number and ms, s or min, or 0: pinned_idle:30s"))
+        << said;
   }
   std::string const said = refused([] { runtime const r(simulated{.devices = 1}, {.pinned_idle = -5ms}); });
   EXPECT_TRUE(has(said, "options::pinned_idle of -5 ms") && has(said, "0: never")) << said;
@@ -77,12 +83,15 @@ TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
 
 TEST(options, code_is_checked_as_text_is) {
   auto const said = [](options o) { return refused([&] { runtime const r(simulated{.devices = 1}, o); }); };
-  for (double const bad : {-1.0, 1.5, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (double const bad :
+       {-1.0, 1.5, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     std::string const what = said({.epsilon = bad});
     EXPECT_TRUE(has(what, ("options::epsilon of " + std::to_string(bad)).c_str()) && has(what, "from 0 to 1")) << what;
   }
-  EXPECT_TRUE(has(said({.pinned_idle = std::chrono::milliseconds::max()}), "options::pinned_idle of 9223372036854775807 ms"));
-  EXPECT_TRUE(has(said({.device_waits = static_cast<options::wait_policy>(3)}), "Name one of never, when_short, before_growth"));
+  EXPECT_TRUE(
+      has(said({.pinned_idle = std::chrono::milliseconds::max()}), "options::pinned_idle of 9223372036854775807 ms"));
+  EXPECT_TRUE(has(said({.device_waits = static_cast<options::wait_policy>(3)}),
+                  "Name one of never, when_short, before_growth"));
   EXPECT_TRUE(has(said({.log = static_cast<log_level>(5)}), "options::log of 5"));
   for (double const good : {0.0, 1.0}) runtime const r(simulated{.devices = 1}, {.epsilon = good});
 }
@@ -104,11 +113,14 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
 
 TEST(options, one_that_is_near_nothing_is_refused_without_a_guess_and_pytorchs_by_what_weir_has) {
   std::string said = refused([] { parse_options("colour:red"); });
-  EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/options.md") && !has(said, "Did you mean")) << said;
+  EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/options.md") && !has(said, "Did you mean"))
+      << said;
   said = refused([] { parse_options("device_waits:perhaps"); });
   EXPECT_TRUE(has(said, "is none of never, when_short, before_growth") && !has(said, "Did you mean")) << said;
   said = refused([] { parse_options("max_split_size_mb:128"); });
-  EXPECT_TRUE(has(said, "\"max_split_size_mb\" is an option of PyTorch's") && has(said, "epsilon") && !has(said, "Did you mean")) << said;
+  EXPECT_TRUE(has(said, "\"max_split_size_mb\" is an option of PyTorch's") && has(said, "epsilon") &&
+              !has(said, "Did you mean"))
+      << said;
   said = refused([] { parse_options("per_process_memory_fraction:0.5"); });
   EXPECT_TRUE(has(said, "device_limit")) << said;
   EXPECT_FALSE(has(refused([] { parse_devices("gpu"); }), "Did you mean"));
@@ -118,7 +130,8 @@ TEST(options, a_value_that_is_no_size_is_refused) {
   EXPECT_TRUE(has(refused([] { parse_options("device_limit:lots"); }), "\"lots\" is no size"));
   EXPECT_TRUE(has(refused([] { parse_options("device_limit:99999999999TiB"); }), "is no size"));
   EXPECT_TRUE(has(refused([] { parse_options("launch_blocking:maybe"); }), "neither true nor false"));
-  for (char const* part : {"epsilon:much", "epsilon:1.5", "epsilon:-0.1", "epsilon:nan"}) EXPECT_TRUE(has(refused([&] { parse_options(part); }), "no number from 0 to 1")) << part;
+  for (char const* part : {"epsilon:much", "epsilon:1.5", "epsilon:-0.1", "epsilon:nan"})
+    EXPECT_TRUE(has(refused([&] { parse_options(part); }), "no number from 0 to 1")) << part;
   EXPECT_TRUE(has(refused([] { parse_options("device_limit"); }), "has no value"));
 }
 
@@ -147,7 +160,8 @@ std::string written(char const* text) {
 }
 
 TEST(options, a_file_is_read_first_and_the_last_word_counts) {
-  std::string const path = written("# of this host\n\ndevice_limit : 2GiB\npinned_limit:1GiB, launch_blocking:true  # two in a line\n");
+  std::string const path =
+      written("# of this host\n\ndevice_limit : 2GiB\npinned_limit:1GiB, launch_blocking:true  # two in a line\n");
   surroundings const here{{"WEIR_CONF_FILE", path}, {"WEIR_CONF", "pinned_limit:3GiB"}};
   found_options const found = find_options();
   EXPECT_EQ(found.in_force.device_limit, 2_GiB);
@@ -176,7 +190,8 @@ TEST(options, races_are_looked_for_by_words_and_no_other_word_is_taken_for_one) 
     return races_of_process();
   };
   for (char const* word : {"0", "off", "false", "no", "No", "FALSE", ""}) EXPECT_EQ(as(word), race_check::off) << word;
-  for (char const* word : {"1", "on", "true", "yes", "report", "Report", "ON"}) EXPECT_EQ(as(word), race_check::report) << word;
+  for (char const* word : {"1", "on", "true", "yes", "report", "Report", "ON"})
+    EXPECT_EQ(as(word), race_check::report) << word;
   for (char const* word : {"fail", "FAIL"}) EXPECT_EQ(as(word), race_check::fail) << word;
   for (char const* word : {"perhaps", "2", "fial"}) {
     surroundings const here{{"WEIR_CHECK_RACES", word}};
@@ -205,7 +220,9 @@ TEST(options, a_file_that_is_none_is_refused_at_once) {
   std::string const fifo = folder + "/fifo", large = folder + "/large";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   std::ofstream(large) << std::string((1 << 20) + 1, '#');
-  for (auto const& [path, why] : {std::pair{folder, "is a folder"}, std::pair{fifo, "is a FIFO"}, std::pair{std::string("/dev/zero"), "is a device"}, std::pair{large, "has more than 1048576 B"}}) {
+  for (auto const& [path, why] :
+       {std::pair{folder, "is a folder"}, std::pair{fifo, "is a FIFO"},
+        std::pair{std::string("/dev/zero"), "is a device"}, std::pair{large, "has more than 1048576 B"}}) {
     surroundings const here{{"WEIR_CONF_FILE", path}};
     std::string const said = refused([] { find_options(); });
     EXPECT_TRUE(has(said, path.c_str()) && has(said, why) && has(said, "unset WEIR_CONF_FILE")) << said;
@@ -222,21 +239,29 @@ TEST_F(first_runtime, variables_that_weir_does_not_read_are_told_once_with_the_n
   EXPECT_EXIT({
     ::setenv("WEIR_DEVICE", "sim", 1);
     ::setenv("WEIR_COLOUR", "red", 1);
-    for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_PLANTED_PART", "WEIRD"}) ::setenv(fine, "1", 1);
+    for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_PLANTED_PART", "WEIRD"})
+      ::setenv(fine, "1", 1);
     ::unsetenv("WEIR_CHECK_RACES");
     std::vector<std::string> told;
-    on_log([&](log_line const& l) { told.push_back(std::string(log_levels[static_cast<size_t>(l.level)]) + " " + std::string(l.text)); });
+    on_log([&](log_line const& l) {
+      told.push_back(std::string(log_levels[static_cast<size_t>(l.level)]) + " " + std::string(l.text));
+    });
     for (int i = 0; i < 2; ++i) runtime const r(simulated{.devices = 1});
     std::sort(told.begin(), told.end());
     for (auto const& line : told) std::fputs((line + "\n").c_str(), stderr);
-    bool const right = told.size() == 2 && told[0].starts_with("warning weir reads no variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, WEIR_DEVICES") &&
-                       told[1] == "warning weir reads no variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
+    bool const right =
+        told.size() == 2 &&
+        told[0].starts_with(
+            "warning weir reads no variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, WEIR_DEVICES") &&
+        told[1] == "warning weir reads no variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
     std::_Exit(right ? 0 : 1);
   }, testing::ExitedWithCode(0), "");
 }
 
 TEST_F(first_runtime, a_program_that_counts_devices_hears_why_there_are_none) {
-  for (auto const& [name, value, why] : {std::array{"WEIR_CONF", "nonsense:1", "no option is called"}, std::array{"WEIR_DEVICES", "nonsense", "is no machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
+  for (auto const& [name, value, why] :
+       {std::array{"WEIR_CONF", "nonsense:1", "no option is called"},
+        std::array{"WEIR_DEVICES", "nonsense", "is no machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
     EXPECT_EXIT({
       ::setenv(name, value, 1);
       if (is_available()) std::_Exit(1);
@@ -303,7 +328,8 @@ TEST(options, numbers_of_tests_are_whole_or_the_test_ends) {
     EXPECT_EXIT(is(text), testing::ExitedWithCode(2), "WEIR_TEST_NUMBER=.* is no whole number") << text;
   }
   ::unsetenv("WEIR_TEST_NUMBER");
-  EXPECT_EXIT((::setenv("WEIR_TEST_SEEDS", "0", 1), ::unsetenv("WEIR_TEST_SEED"), tests::seeds("none", 5)), testing::ExitedWithCode(2), "would test nothing");
+  EXPECT_EXIT((::setenv("WEIR_TEST_SEEDS", "0", 1), ::unsetenv("WEIR_TEST_SEED"), tests::seeds("none", 5)),
+              testing::ExitedWithCode(2), "would test nothing");
 }
 
 struct visible_to {  // the environment, for one test

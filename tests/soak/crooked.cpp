@@ -28,7 +28,9 @@ opened open_machine() {
   if (choice.which != machine_choice::kind::simulated) {
     auto found = weir::driver::open_cuda();
     if (found.machine) return {std::move(found.machine), std::move(found.why)};
-    if (choice.which == machine_choice::kind::cuda) throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU", here::current());
+    if (choice.which == machine_choice::kind::cuda)
+      throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU",
+                          here::current());
   }
   return {weir::driver::sim::make(choice.sim).machine, std::to_string(choice.sim.devices) + " simulated devices"};
 }
@@ -101,19 +103,23 @@ weir::driver::status crooked::grant(weir::driver::address at, std::size_t bytes,
   return faulty::grant(at, bytes, device);
 }
 
-weir::driver::status crooked::copy(int device, weir::driver::stream_handle s, void* dst, void const* src, std::size_t bytes) {
+weir::driver::status crooked::copy(int device, weir::driver::stream_handle s, void* dst, void const* src,
+                                   std::size_t bytes) {
   count(device, s);
   return faulty::copy(device, s, dst, src, bytes);
 }
-weir::driver::status crooked::copy_peer(int device, weir::driver::stream_handle s, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
+weir::driver::status crooked::copy_peer(int device, weir::driver::stream_handle s, void* dst, int dst_device,
+                                        void const* src, int src_device, std::size_t bytes) {
   count(device, s);
   return faulty::copy_peer(device, s, dst, dst_device, src, src_device, bytes);
 }
-weir::driver::status crooked::fill(int device, weir::driver::stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t n) {
+weir::driver::status crooked::fill(int device, weir::driver::stream_handle s, void* dst, std::uint32_t pattern,
+                                   int pattern_bytes, std::size_t n) {
   count(device, s);
   return faulty::fill(device, s, dst, pattern, pattern_bytes, n);
 }
-weir::driver::status crooked::enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t, weir::driver::work w) {
+weir::driver::status crooked::enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t,
+                                      weir::driver::work w) {
   count(device, s);
   return faulty::enqueue(device, s, t, w);
 }

@@ -1,4 +1,5 @@
-// A driver in front of any other that looks on while weir decides about memory, and lies to it when it is told to.
+// A driver in front of any other that looks on while weir decides about memory,
+// and lies to it when it is told to.
 // Threads: as the seam. What it notes belongs to the thread that asks.
 #pragma once
 #include <array>
@@ -14,8 +15,8 @@
 
 namespace weir::soak {
 
-// What it does not do although it says so. But for the last, only while weir decides about memory: the program's own calls
-// are honest, so whatever goes wrong is weir's trust in a decision.
+// What it does not do although it says so. But for the last, only while weir decides about memory: the
+// program's own calls are honest, so whatever goes wrong is weir's trust in a decision.
 enum class lie : std::uint8_t {
   none,
   drops_waits,      // a stream that weir makes wait does not
@@ -24,7 +25,8 @@ enum class lie : std::uint8_t {
   returns_early,    // a wait of the host returns at once
   skips_grants,     // now and then nobody may use the memory just mapped
 };
-inline constexpr std::array all_lies{lie::drops_waits, lie::answers_early, lie::records_nothing, lie::returns_early, lie::skips_grants};
+inline constexpr std::array all_lies{lie::drops_waits, lie::answers_early, lie::records_nothing, lie::returns_early,
+                                     lie::skips_grants};
 std::string_view name_of(lie) noexcept;
 
 struct opened {
@@ -71,17 +73,23 @@ class crooked : public weir::driver::faulty {
   weir::driver::status map(weir::driver::address, std::size_t bytes, weir::driver::memory_handle) override;
   weir::driver::status unmap(weir::driver::address, std::size_t bytes) override;
   weir::driver::status grant(weir::driver::address, std::size_t bytes, int device) override;
-  weir::driver::status copy(int device, weir::driver::stream_handle, void* dst, void const* src, std::size_t bytes) override;
-  weir::driver::status copy_peer(int device, weir::driver::stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
-  weir::driver::status fill(int device, weir::driver::stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
-  weir::driver::status enqueue(int device, weir::driver::stream_handle, std::span<weir::driver::touch const>, weir::driver::work) override;
+  weir::driver::status copy(int device, weir::driver::stream_handle, void* dst, void const* src,
+                            std::size_t bytes) override;
+  weir::driver::status copy_peer(int device, weir::driver::stream_handle, void* dst, int dst_device, void const* src,
+                                 int src_device, std::size_t bytes) override;
+  weir::driver::status fill(int device, weir::driver::stream_handle, void* dst, std::uint32_t pattern,
+                            int pattern_bytes, std::size_t count) override;
+  weir::driver::status enqueue(int device, weir::driver::stream_handle, std::span<weir::driver::touch const>,
+                               weir::driver::work) override;
   void touched(int device, weir::driver::stream_handle, std::span<weir::driver::touch const>) override;
 
  private:
   struct recorded { stream_key on{-1, weir::driver::stream_handle::none}; std::uint64_t position = 0; };
   void count(int device, weir::driver::stream_handle s);
   static bool deciding() noexcept;
-  bool lies(lie l) const noexcept { return lie_ == l && armed_.load(base::memory_order_relaxed) && (deciding() || l == lie::skips_grants); }
+  bool lies(lie l) const noexcept {
+    return lie_ == l && armed_.load(base::memory_order_relaxed) && (deciding() || l == lie::skips_grants);
+  }
 
   lie const lie_;
   base::atomic<bool> armed_{false};

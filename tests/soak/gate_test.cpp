@@ -1,5 +1,6 @@
-// Proof by gates that memory whose last use is held goes to no stream that does not stand behind that gate, and that it goes
-// to one that does. On whatever machine WEIR_DEVICES names. Nothing here depends on time: a watchdog opens what hangs and fails.
+// Proof by gates that memory whose last use is held goes to no stream that does not stand behind that gate,
+// and that it goes to one that does. On whatever machine WEIR_DEVICES names. Nothing here depends on time: a
+// watchdog opens what hangs and fails.
 // Threads: a test and its watchdog.
 #include <gtest/gtest.h>
 
@@ -58,7 +59,8 @@ struct rig {
       stream_guard const here_(on);
       found = static_cast<tally*>(allocate(sizeof(tally)));
       set(found, std::byte{0}, sizeof(tally));
-      auto* const some = static_cast<std::byte*>(allocate(512));  // a kernel's first launch may wait for the device: not in a test
+      // a kernel's first launch may wait for the device: not in a test
+      auto* const some = static_cast<std::byte*>(allocate(512));
       stamp(on, some, 512, 1, 0);
       verify(on, some, 512, 1, 0, found);
       deallocate(some);
@@ -306,8 +308,10 @@ TEST(gate, the_source_of_a_held_copy_to_a_peer_serves_nobody) {
   EXPECT_FALSE(overlap(from, other, big));
   ASSERT_EQ(r.keeper->gates_of(b.key).size(), 1u) << "the host waited, so that nothing was held any more";
   r.keeper->open_all();
-  for (lane* l : {&a, &b}) ASSERT_TRUE(r.keeper->inner().synchronize_stream(l->key.first, l->key.second).ok());  // behind weir's back
-  EXPECT_TRUE(overlap(from, block_on(c, big), big)) << "once the copy is done its source serves others before new memory does";
+  // behind weir's back
+  for (lane* l : {&a, &b}) ASSERT_TRUE(r.keeper->inner().synchronize_stream(l->key.first, l->key.second).ok());
+  EXPECT_TRUE(overlap(from, block_on(c, big), big))
+      << "once the copy is done its source serves others before new memory does";
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
@@ -389,13 +393,20 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
 TEST(gate, in_random_programs_held_memory_goes_only_to_streams_behind_the_same_gates) {
   char const* const one = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = tests::number_from_environment("WEIR_TEST_SEED", 1);
-  std::uint64_t const asked = one ? 1 : std::max<std::uint64_t>(tests::number_from_environment("WEIR_TEST_SEEDS", 400) / 20, 10);
+  std::uint64_t const asked =
+      one ? 1 : std::max<std::uint64_t>(tests::number_from_environment("WEIR_TEST_SEEDS", 400) / 20, 10);
   std::uint64_t handed = 0, waits = 0, over_held = 0, seed = first;
-  // Where work is soon done few waits are needed: more programs are drawn until one has come, twenty times as many at most.
-  auto const due = [&] { return seed < first + asked || (!one && (handed == 0 || waits == 0) && seed < first + 20 * asked); };
+  // Where work is soon done few waits are needed:
+  // more programs are drawn until one has come, twenty times as many at most.
+  auto const due = [&] {
+    return seed < first + asked || (!one && (handed == 0 || waits == 0) && seed < first + 20 * asked);
+  };
   for (; due() && !HasFatalFailure(); ++seed) run_program(seed, handed, waits, over_held);
-  std::printf("%llu programs: %llu blocks handed over behind a closed gate, %llu waits inserted, which held a stream by %llu gates more than the memory asked for\n",
-              static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(handed), static_cast<unsigned long long>(waits), static_cast<unsigned long long>(over_held));
+  std::printf(
+      "%llu programs: %llu blocks handed over behind a closed gate, %llu waits inserted, which held a stream by %llu "
+      "gates more than the memory asked for\n",
+      static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(handed),
+      static_cast<unsigned long long>(waits), static_cast<unsigned long long>(over_held));
   if (one) return;
   EXPECT_GT(handed, 0u);
   EXPECT_GT(waits, 0u);

@@ -1,4 +1,5 @@
-// A driver in front of any other that knows which closed gates each stream stands behind, from the seam's calls alone.
+// A driver in front of any other that knows which closed gates each stream stands behind,
+// from the seam's calls alone.
 // Threads: as the seam.
 #pragma once
 #include <set>

@@ -85,7 +85,8 @@ bool soak::over() {
     moved_operations_ = done;
     moved_ns_ = now_ns();
   } else if (now_ns() - moved_ns_ > patience_ns) {
-    std::fprintf(stderr, "soak: nothing has moved for 90 s after %llu operations\n", static_cast<unsigned long long>(done));
+    std::fprintf(stderr, "soak: nothing has moved for 90 s after %llu operations\n",
+                 static_cast<unsigned long long>(done));
     std::_Exit(5);
   }
   bool const found = plan_.told != lie::none && mismatches_.load() > 0;
@@ -98,7 +99,8 @@ bool soak::enough() const {
   outcome const o = so_far();
   for (std::size_t i = 0; i < paths; ++i) {
     auto const p = static_cast<path>(i);
-    if (p != path::ladder && possible(p, devices_) && o.times[i] < plan_.least) return false;  // who is refused has climbed the ladder
+    // who is refused has climbed the ladder
+    if (p != path::ladder && possible(p, devices_) && o.times[i] < plan_.least) return false;
   }
   return true;
 }
@@ -114,7 +116,8 @@ void soak::caught(std::string what, std::uint64_t mismatches) {
 
 void soak::failed(std::string what, bool lost) {
   std::lock_guard const hold(lock_);
-  if (lost && !lost_.exchange(true) && caught_after_ < 0) caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
+  if (lost && !lost_.exchange(true) && caught_after_ < 0)
+    caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
   if (!lost && caught_after_ < 0) caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
   if (!lost && failure_.empty()) failure_ = std::move(what);
   else if (lost && first_mismatch_.empty()) first_mismatch_ = std::move(what);
@@ -199,7 +202,10 @@ outcome soak::finish() {
       o.launched += l.launched;
       o.reported += found.reported;
       on_devices += found.mismatches;
-      if (found.mismatches && first_mismatch_.empty()) caught("block " + std::to_string(found.expected) + ": word " + std::to_string(found.word) + " holds " + std::to_string(found.found), 0);
+      if (found.mismatches && first_mismatch_.empty())
+        caught("block " + std::to_string(found.expected) + ": word " + std::to_string(found.word) + " holds " +
+                   std::to_string(found.found),
+               0);
       deallocate(l.found);
     }
   } catch (device_lost const& e) {

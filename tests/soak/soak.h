@@ -1,4 +1,5 @@
-// The soak: threads that allocate, stamp, share, copy, verify and free for minutes, and what their run has to show.
+// The soak: threads that allocate, stamp, share, copy, verify and free for minutes,
+// and what their run has to show.
 // Threads: a soak belongs to one; its workers are its own.
 #pragma once
 #include <array>
@@ -60,7 +61,8 @@ struct outcome {
   std::uint64_t launched = 0, reported = 0;  // verifications
   std::uint64_t mismatches = 0;              // words, on devices and on the host
   std::uint64_t operations = 0;
-  std::uint64_t waits = 0, over_wait = 0;    // for the blocks handed out behind a device wait: operations their waits covered beyond the last use
+  // for the blocks handed out behind a device wait: operations their waits covered beyond the last use
+  std::uint64_t waits = 0, over_wait = 0;
   double seconds = 0, caught_after = -1;     // the first mismatch that was fetched, or the loss of a device
   int devices = 0;
   bool lost = false;
@@ -108,12 +110,16 @@ class soak {
   outcome so_far() const;
   bool enough() const;
   outcome finish();
-  void count(path p, std::uint64_t n = 1) noexcept { times_[static_cast<std::size_t>(p)].fetch_add(n, std::memory_order_relaxed); }
+  void count(path p, std::uint64_t n = 1) noexcept {
+    times_[static_cast<std::size_t>(p)].fetch_add(n, std::memory_order_relaxed);
+  }
   void gave_back(held const&);
   void handed_out(held const&, stream_key home, noted const&);
   void caught(std::string what, std::uint64_t mismatches);
   void failed(std::string what, bool lost);
-  lane& lane_of(int worker, int device, int stream) { return lanes_[static_cast<std::size_t>((worker * devices_ + device) * plan_.streams + stream)]; }
+  lane& lane_of(int worker, int device, int stream) {
+    return lanes_[static_cast<std::size_t>((worker * devices_ + device) * plan_.streams + stream)];
+  }
 
   plan plan_;
   crooked* machine_ = nullptr;

@@ -1,5 +1,5 @@
-// The soak as a program: the lies first, each in a process of its own, then the honest minutes, then one table.
-// With --soon it ends as soon as each path was taken often enough.
+// The soak as a program: the lies first, each in a process of its own, then the honest minutes, then one
+// table. With --soon it ends as soon as each path was taken often enough.
 //   soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] [--only LIE|none]
 // Exit status: 0 valid and clean, 1 not, 2 a wrong option. WEIR_DEVICES chooses the machine.
 #include <span>
@@ -19,7 +19,8 @@ extern char** environ;
 namespace weir::soak {
 namespace {
 
-constexpr int caught_mismatch = 10, caught_loss = 11, caught_refusal = 12, caught_nothing = 13, died = 14;  // exit statuses of a lie's process
+// exit statuses of a lie's process
+constexpr int caught_mismatch = 10, caught_loss = 11, caught_refusal = 12, caught_nothing = 13, died = 14;
 
 struct arguments {
   plan of_run;
@@ -28,7 +29,10 @@ struct arguments {
 };
 
 [[noreturn]] void usage(std::string const& why) {
-  std::fprintf(stderr, "soak: %s\nusage: soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] [--only LIE|none]\n", why.c_str());
+  std::fprintf(stderr,
+               "soak: %s\nusage: soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] "
+               "[--only LIE|none]\n",
+               why.c_str());
   std::exit(2);
 }
 
@@ -61,9 +65,14 @@ arguments read(int argc, char** argv) {
   try {
     soak s(p);
     outcome const o = s.run([](double, outcome const&) {});
-    std::printf("%.1f\t%llu\t%s\n", o.caught_after, static_cast<unsigned long long>(o.mismatches), (o.first_mismatch + o.failure).c_str());
+    std::printf("%.1f\t%llu\t%s\n", o.caught_after, static_cast<unsigned long long>(o.mismatches),
+                (o.first_mismatch + o.failure).c_str());
     std::fflush(stdout);
-    std::_Exit(o.mismatches ? caught_mismatch : o.lost ? caught_loss : o.failure.empty() ? caught_nothing : l == lie::skips_grants ? caught_refusal : died);
+    std::_Exit(o.mismatches             ? caught_mismatch
+               : o.lost                 ? caught_loss
+               : o.failure.empty()      ? caught_nothing
+               : l == lie::skips_grants ? caught_refusal
+                                        : died);
   } catch (std::exception const& e) {
     std::printf("%s\n", e.what());
     std::fflush(stdout);
@@ -75,7 +84,9 @@ struct told {
   lie l;
   int status = died;
   std::string said;
-  bool caught() const noexcept { return status == caught_mismatch || status == caught_loss || status == caught_refusal; }
+  bool caught() const noexcept {
+    return status == caught_mismatch || status == caught_loss || status == caught_refusal;
+  }
 };
 
 told tell(arguments const& a, lie l) {
@@ -83,14 +94,16 @@ told tell(arguments const& a, lie l) {
   int ends[2];
   if (::pipe(ends) != 0) return out;
   std::string const seconds = std::to_string(a.budget), seed = std::to_string(a.of_run.seed), name(name_of(l));
-  char const* const command[] = {"soak", "--only", name.c_str(), "--budget", seconds.c_str(), "--seed", seed.c_str(), nullptr};
+  char const* const command[] = {"soak",          "--only", name.c_str(), "--budget",
+                                 seconds.c_str(), "--seed", seed.c_str(), nullptr};
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
   ::posix_spawn_file_actions_addclose(&actions, ends[0]);
   ::posix_spawn_file_actions_addclose(&actions, ends[1]);
   pid_t child = 0;
-  int const refused = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char* const*>(command), environ);
+  int const refused =
+      ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char* const*>(command), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   if (refused == 0) {
@@ -116,8 +129,9 @@ class bar {
     if (!person && o.seconds < said_ + 5) return;
     said_ = o.seconds;
     int const full = static_cast<int>((share < 1 ? share : 1) * 30);
-    std::fprintf(stderr, "%s[%-30.*s] %3.0f s  %llu operations, %llu mismatches%s", person ? "\r" : "", full, "##############################", o.seconds,
-                 static_cast<unsigned long long>(o.operations), static_cast<unsigned long long>(o.mismatches), person ? "" : "\n");
+    std::fprintf(stderr, "%s[%-30.*s] %3.0f s  %llu operations, %llu mismatches%s", person ? "\r" : "", full,
+                 "##############################", o.seconds, static_cast<unsigned long long>(o.operations),
+                 static_cast<unsigned long long>(o.mismatches), person ? "" : "\n");
   }
 
  private:
@@ -127,7 +141,11 @@ class bar {
 void print_lie(told const& t) {
   auto const first = t.said.find('\t');
   std::string const seconds = t.caught() && first != std::string::npos ? t.said.substr(0, first) + " s" : "-";
-  char const* const how = t.status == caught_mismatch ? "mismatch" : t.status == caught_loss ? "device lost" : t.status == caught_refusal ? "refused" : t.status == caught_nothing ? "NOT CAUGHT" : "DIED";
+  char const* const how = t.status == caught_mismatch  ? "mismatch"
+                          : t.status == caught_loss    ? "device lost"
+                          : t.status == caught_refusal ? "refused"
+                          : t.status == caught_nothing ? "NOT CAUGHT"
+                                                       : "DIED";
   std::printf("  %-24s %12s  %s\n", std::string(name_of(t.l)).c_str(), seconds.c_str(), how);
   if (!t.caught()) std::printf("    %s\n", t.said.c_str());
   std::fflush(stdout);
@@ -152,8 +170,12 @@ int run(arguments const& a) {
   if (::isatty(2)) std::fprintf(stderr, "\n");
   std::printf("%s", table(a.of_run, o).c_str());
   bool enough = true;
-  for (std::size_t i = 0; i < paths; ++i) enough &= o.times[i] >= a.of_run.least || !possible(static_cast<path>(i), o.devices);
-  std::printf("%s\n", !o.clean() ? "BROKEN" : !good ? "NOT VALID: a lie was not caught" : !enough ? "NOT VALID: a path ran too seldom" : "valid and clean");
+  for (std::size_t i = 0; i < paths; ++i)
+    enough &= o.times[i] >= a.of_run.least || !possible(static_cast<path>(i), o.devices);
+  std::printf("%s\n", !o.clean() ? "BROKEN"
+                      : !good    ? "NOT VALID: a lie was not caught"
+                      : !enough  ? "NOT VALID: a path ran too seldom"
+                                 : "valid and clean");
   return o.clean() && good && enough ? 0 : 1;
 }
 

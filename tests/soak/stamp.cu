@@ -68,7 +68,8 @@ void stamp(stream_ref s, void* p, std::size_t bytes, std::uint64_t id, unsigned 
 
 void verify(stream_ref s, void const* p, std::size_t bytes, std::uint64_t id, unsigned delay, tally* to) {
   std::size_t const count = bytes / 4, lanes = std::min(count, most_lanes);
-  parallel_for(s, lanes, {reads(p, bytes), updates(to, sizeof(tally))}, verifier{static_cast<std::uint32_t const*>(p), count, lanes, id, delay, to});
+  parallel_for(s, lanes, {reads(p, bytes), updates(to, sizeof(tally))},
+               verifier{static_cast<std::uint32_t const*>(p), count, lanes, id, delay, to});
 }
 
 }  // namespace weir::soak

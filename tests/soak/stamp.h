@@ -1,4 +1,5 @@
-// Work that marks a block with a number of its own and, later, proves that nobody else has written there since.
+// Work that marks a block with a number of its own and, later,
+// proves that nobody else has written there since.
 // Threads: any.
 #pragma once
 #include "weir/parallel_for.h"
@@ -17,7 +18,8 @@ WEIR_FN inline std::uint32_t stamped(std::uint64_t id, std::size_t i) noexcept {
   return static_cast<std::uint32_t>(id) * 2654435761u ^ static_cast<std::uint32_t>(i);
 }
 
-// Both wait first for `delay` cycles of the device (a simulated one counts to it): what came too early is then seen.
+// Both wait first for `delay` cycles of the device (a simulated one counts to it):
+// what came too early is then seen.
 void stamp(stream_ref, void* p, std::size_t bytes, std::uint64_t id, unsigned delay);
 void verify(stream_ref, void const* p, std::size_t bytes, std::uint64_t id, unsigned delay, tally*);
 

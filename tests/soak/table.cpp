@@ -31,24 +31,32 @@ std::string_view name_of(path p) noexcept {
   return "unknown";
 }
 
-bool possible(path p, int devices) noexcept { return devices > 1 || (p != path::peer_up && p != path::peer_down && p != path::peer_read); }
+bool possible(path p, int devices) noexcept {
+  return devices > 1 || (p != path::peer_up && p != path::peer_down && p != path::peer_read);
+}
 
 std::string table(plan const& p, outcome const& o) {
   char line[256];
   std::string out;
-  std::snprintf(line, sizeof line, "soak: %s; %d threads x %d streams x %d devices, %.0f s, seed %llu\n", o.machine.c_str(), p.threads, p.streams, o.devices, o.seconds,
-                static_cast<unsigned long long>(p.seed));
+  std::snprintf(line, sizeof line, "soak: %s; %d threads x %d streams x %d devices, %.0f s, seed %llu\n",
+                o.machine.c_str(), p.threads, p.streams, o.devices, o.seconds, static_cast<unsigned long long>(p.seed));
   out += line;
   for (std::size_t i = 0; i < paths; ++i) {
     auto const which = static_cast<path>(i);
-    char const* const note = !possible(which, o.devices) ? "needs two devices" : o.times[i] < p.least ? "TOO SELDOM" : "";
-    std::snprintf(line, sizeof line, "  %-28s %12llu  %s\n", std::string(name_of(which)).c_str(), static_cast<unsigned long long>(o.times[i]), note);
+    char const* const note = !possible(which, o.devices) ? "needs two devices"
+                             : o.times[i] < p.least      ? "TOO SELDOM"
+                                                         : "";
+    std::snprintf(line, sizeof line, "  %-28s %12llu  %s\n", std::string(name_of(which)).c_str(),
+                  static_cast<unsigned long long>(o.times[i]), note);
     out += line;
   }
-  std::snprintf(line, sizeof line, "  %llu operations, %llu verifications given, %llu reported, %llu mismatches\n", static_cast<unsigned long long>(o.operations),
-                static_cast<unsigned long long>(o.launched), static_cast<unsigned long long>(o.reported), static_cast<unsigned long long>(o.mismatches));
+  std::snprintf(line, sizeof line, "  %llu operations, %llu verifications given, %llu reported, %llu mismatches\n",
+                static_cast<unsigned long long>(o.operations), static_cast<unsigned long long>(o.launched),
+                static_cast<unsigned long long>(o.reported), static_cast<unsigned long long>(o.mismatches));
   out += line;
-  std::snprintf(line, sizeof line, "  %llu blocks behind device waits, which covered %.1f operations each beyond the last use\n", static_cast<unsigned long long>(o.waits),
+  std::snprintf(line, sizeof line,
+                "  %llu blocks behind device waits, which covered %.1f operations each beyond the last use\n",
+                static_cast<unsigned long long>(o.waits),
                 o.waits ? static_cast<double>(o.over_wait) / static_cast<double>(o.waits) : 0.0);
   out += line;
   if (o.lost) out += "  A DEVICE WAS LOST\n";

@@ -1,5 +1,6 @@
-// What a thread of the soak does. Every block is stamped with a number of its own before anybody uses it, and the last that
-// is done with it is a slow verification, given just before the block: whoever gets the memory too early spoils that.
+// What a thread of the soak does. Every block is stamped with a number of its own before anybody uses it, and
+// the last that is done with it is a slow verification, given just before the block:
+// whoever gets the memory too early spoils that.
 // Threads: one.
 #include "tests/soak/worker.h"
 
@@ -20,8 +21,12 @@ void stamp_on_host(std::uint32_t* words, std::size_t bytes, std::uint64_t id) {
 }  // namespace
 
 worker::worker(soak& in, int number)
-    : in_(in), number_(number), random_(in.plan_.seed * 1000 + static_cast<std::uint64_t>(number)), bytes_(static_cast<std::size_t>(in.devices_)),
-      share_(in.plan_.limit / 16 * 15 / static_cast<std::size_t>(in.plan_.threads)), scratch_((std::size_t{6} << 20) / 4) {}
+    : in_(in),
+      number_(number),
+      random_(in.plan_.seed * 1000 + static_cast<std::uint64_t>(number)),
+      bytes_(static_cast<std::size_t>(in.devices_)),
+      share_(in.plan_.limit / 16 * 15 / static_cast<std::size_t>(in.plan_.threads)),
+      scratch_((std::size_t{6} << 20) / 4) {}
 
 void worker::run() {
   runtime_guard const in(*in_.runtime_);
@@ -134,7 +139,8 @@ void worker::check() {
   keep(std::move(h));
 }
 
-// Read on another stream of its device, which comes after all that the home was given. Launch marks it; so does the call.
+// Read on another stream of its device, which comes after all that the home was given.
+// Launch marks it; so does the call.
 void worker::share() {
   held h = pick();
   lane& reader = lane_of(h.device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
@@ -180,7 +186,8 @@ void worker::take_over() {
 void worker::to_peer() {
   if (in_.devices_ < 2) return check();
   held from = pick();
-  int const other = (from.device + 1 + static_cast<int>(below(static_cast<std::size_t>(in_.devices_ - 1)))) % in_.devices_;
+  int const other =
+      (from.device + 1 + static_cast<int>(below(static_cast<std::size_t>(in_.devices_ - 1)))) % in_.devices_;
   auto to = take(other, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), from.bytes);
   if (!to) return keep(std::move(from));
   lane &source = home_of(from), &target = home_of(*to);
@@ -297,11 +304,12 @@ void worker::pinned_out() {
   keep(std::move(h));
 }
 
-// One stream takes what a device has left, or much of it, and gives it back in use; another, which knows nothing of that, wants
-// the same at once: there is no other room.
+// One stream takes what a device has left, or much of it, and gives it back in use; another, which knows
+// nothing of that, wants the same at once: there is no other room.
 void worker::crowd() {
   int const device = static_cast<int>(below(bytes_.size()));
-  std::size_t const bytes = in_.plan_.limit / 64 * (1 + below(4)), streams = static_cast<std::size_t>(in_.plan_.streams), from = below(streams);
+  std::size_t const bytes = in_.plan_.limit / 64 * (1 + below(4)),
+                    streams = static_cast<std::size_t>(in_.plan_.streams), from = below(streams);
   auto const in_use = [&](std::size_t stream, unsigned delay) {
     auto h = take(device, static_cast<int>(stream % streams), bytes);
     if (!h) return h;
@@ -343,17 +351,23 @@ void worker::empty() {
 void worker::compare(std::uint32_t const* words, std::size_t bytes, std::uint64_t id, char const* where) {
   std::uint64_t wrong = 0;
   for (std::size_t i = 0; i < bytes / 4; ++i) wrong += words[i] != stamped(id, i);
-  if (wrong) in_.caught("block " + std::to_string(id) + ": " + std::to_string(wrong) + " of " + std::to_string(bytes / 4) + " words wrong in " + where, wrong);
+  if (wrong)
+    in_.caught("block " + std::to_string(id) + ": " + std::to_string(wrong) + " of " + std::to_string(bytes / 4) +
+                   " words wrong in " + where,
+               wrong);
 }
 
 void worker::fetch() {
-  lane& l = lane_of(static_cast<int>(below(bytes_.size())), static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
+  lane& l = lane_of(static_cast<int>(below(bytes_.size())),
+                    static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
   tally now{};
   copy(*l.on, &now, l.found, sizeof now);
   auto& seen = seen_[&l];
   if (now.mismatches == seen) return;
   seen = now.mismatches;
-  in_.caught("block " + std::to_string(now.expected) + " on gpu:" + std::to_string(l.key.first) + ": word " + std::to_string(now.word) + " holds " + std::to_string(now.found), 0);
+  in_.caught("block " + std::to_string(now.expected) + " on gpu:" + std::to_string(l.key.first) + ": word " +
+                 std::to_string(now.word) + " holds " + std::to_string(now.found),
+             0);
 }
 
 }  // namespace weir::soak

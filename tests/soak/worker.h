@@ -39,7 +39,8 @@ class worker {
   lane& home_of(held const& h) { return in_.lane_of(h.worker, h.device, h.stream); }
   std::size_t some_bytes();
   bool has_room(int device) const { return bytes_[static_cast<std::size_t>(device)] <= share_; }
-  std::optional<held> take(int device, int stream, std::size_t bytes);  // none: out of memory, and some of mine is given back
+  // none: out of memory, and some of mine is given back
+  std::optional<held> take(int device, int stream, std::size_t bytes);
   void give(held);
   void keep(held h);
   held pick();  // out of mine_. Requires: there is one

@@ -1,4 +1,5 @@
-// weir beside captures that it did not begin: what is given to a captured stream, asked of it, and what everything else does meanwhile.
+// weir beside captures that it did not begin: what is given to a captured stream, asked of it, and what
+// everything else does meanwhile.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -22,7 +23,10 @@ using driver::code;
 struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads, else a seed
   std::vector<int> log;
   std::mutex logging;
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam() ? simulated::running::seeded : simulated::running::threads, .seed = GetParam() + 1}};
+  runtime rt{simulated{.devices = 2,
+                       .memory = 64_MiB,
+                       .how = GetParam() ? simulated::running::seeded : simulated::running::threads,
+                       .seed = GetParam() + 1}};
   runtime_guard in{rt};
   driver::driver& machine = rt.get().machine();
   clock::clocks& clocks = rt.get().part<clock::clocks>();
@@ -34,11 +38,16 @@ struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads,
       std::lock_guard const lock(logging);
       log.push_back(x);
     });
-    EXPECT_TRUE(machine.enqueue(line.device(), line.handle(), {}, {[](void* f) { (*static_cast<std::function<void()>*>(f))(); },
-                                [](void* f) { delete static_cast<std::function<void()>*>(f); }, body}).ok());
+    EXPECT_TRUE(machine
+                    .enqueue(line.device(), line.handle(), {},
+                             {[](void* f) { (*static_cast<std::function<void()>*>(f))(); },
+                              [](void* f) { delete static_cast<std::function<void()>*>(f); }, body})
+                    .ok());
   }
   driver::stream_handle handle(stream_ref of) { return streams::line_of(of).handle(); }
-  void begin(stream_ref on, capture_mode mode = capture_mode::global) { ASSERT_TRUE(machine.begin_capture(0, handle(on), mode).ok()); }
+  void begin(stream_ref on, capture_mode mode = capture_mode::global) {
+    ASSERT_TRUE(machine.begin_capture(0, handle(on), mode).ok());
+  }
   // Ends a capture that nothing has spoiled.
   driver::graph_handle end(stream_ref on) {
     auto const kept = machine.end_capture(0, handle(on));
@@ -64,7 +73,9 @@ std::vector<std::uint64_t> every() {
   for (std::uint64_t i = 0; i < (seed ? 1u : 12u); ++i) all.push_back(first + i);
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(machine, beside_captures, testing::ValuesIn(every()), [](auto const& of) { return of.param ? "seed_" + std::to_string(of.param) : std::string("threads"); });
+INSTANTIATE_TEST_SUITE_P(machine, beside_captures, testing::ValuesIn(every()), [](auto const& of) {
+  return of.param ? "seed_" + std::to_string(of.param) : std::string("threads");
+});
 
 TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does_meanwhile) {
   buffer mine(1000, {.on = gpu}), marked(3_MiB, {.on = gpu}), of_s, host = pinned(4096), other_host = pinned(4096);
@@ -84,7 +95,8 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does_meanwhile) {
     {
       stream_guard const on(other);
       std::vector<buffer> several;
-      for (std::size_t bytes : {100_KiB, 3_MiB, 20_MiB, 512_KiB}) several.emplace_back(bytes, buffer_options{.on = gpu});
+      for (std::size_t bytes : {100_KiB, 3_MiB, 20_MiB, 512_KiB})
+        several.emplace_back(bytes, buffer_options{.on = gpu});
       for (int i = 0; i < 8; ++i) several.emplace_back(16u << i, buffer_options{.on = gpu});
       EXPECT_THROW(buffer(60_MiB, {.on = gpu}), out_of_memory);  // the whole ladder: polls, waits, fences, unmaps
       copy(several[0].data(), other_host.data(), 4096);

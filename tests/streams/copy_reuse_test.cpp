@@ -1,5 +1,6 @@
 // Random pipelines that free memory right behind their copies: whatever serves next, no byte may change.
-// Threads: one; the seeded machine chooses what its devices do, and when. Seeds as tests/support/seeds.h says.
+// Threads: one; the seeded machine chooses what its devices do, and when.
+// Seeds as tests/support/seeds.h says.
 #include <deque>
 #include <random>
 
@@ -14,7 +15,11 @@ class pipelines {
  public:
   pipelines(std::uint64_t seed, std::size_t pinned_limit)
       : random_(seed),
-        m_({.devices = 2, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed, .peers = seed % 3 ? simulated::links::all : simulated::links::none},
+        m_({.devices = 2,
+            .memory = 32_MiB,
+            .how = simulated::running::seeded,
+            .seed = seed,
+            .peers = seed % 3 ? simulated::links::all : simulated::links::none},
            {.pinned_limit = pinned_limit}) {
     for (int i = 0; i < 4; ++i) lanes_.emplace_back(device(i % 2));
   }
@@ -61,7 +66,8 @@ class pipelines {
   std::size_t any_lane() { return random_() % lanes_.size(); }
   bytes_of_host fresh() { return test::pattern(1 + random_() % 5000, ++made_); }
 
-  // Memory whose home is any stream of the lane's device: the lane is ordered after what the home has been given.
+  // Memory whose home is any stream of the lane's device:
+  // the lane is ordered after what the home has been given.
   buffer room_for(std::size_t bytes, std::size_t of) {
     std::size_t const home = random_() % 2 ? of : (of + 2) % lanes_.size();
     stream_guard in(lane(home));

@@ -20,8 +20,9 @@ TEST_F(devices, the_machine_says_what_it_has) {
 }
 
 TEST_F(devices, no_such_device_is_refused_by_name_and_number) {
-  for (auto f : std::vector<std::function<void()>>{[] { set_device(2); }, [] { synchronize(2); }, [] { mem_get_info(2); }, [] { get_device_properties(2); }, [] { (void)current_stream(2); },
-                                                   [] { stream s{2}; }}) {
+  for (auto f : std::vector<std::function<void()>>{[] { set_device(2); }, [] { synchronize(2); },
+                                                   [] { mem_get_info(2); }, [] { get_device_properties(2); },
+                                                   [] { (void)current_stream(2); }, [] { stream s{2}; }}) {
     std::string const said = refused<invalid_use>(f);
     EXPECT_NE(said.find("gpu:2 of 2"), std::string::npos) << said;
   }

@@ -1,5 +1,5 @@
-// What has ended leaves nothing behind: registrations of streams, their marks of blocks that stay, guards, threads.
-// WEIR_TEST_MANY=n: so many of each, instead of some thousands. Threads: one, and those that end.
+// What has ended leaves nothing behind: registrations of streams, their marks of blocks that stay, guards,
+// threads. WEIR_TEST_MANY=n: so many of each, instead of some thousands. Threads: one, and those that end.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -23,7 +23,10 @@ namespace {
 
 // Bytes of the host's heap. A sanitizer has a heap of its own, which nothing is known of here.
 std::int64_t heap_bytes() { return static_cast<std::int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd); }
-std::int64_t many(std::int64_t otherwise) { return static_cast<std::int64_t>(tests::number_from_environment("WEIR_TEST_MANY", static_cast<std::uint64_t>(otherwise))); }
+std::int64_t many(std::int64_t otherwise) {
+  return static_cast<std::int64_t>(
+      tests::number_from_environment("WEIR_TEST_MANY", static_cast<std::uint64_t>(otherwise)));
+}
 
 struct growth : testing::Test {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
@@ -52,7 +55,9 @@ TEST_F(growth, ended_registrations_and_their_marks_leave_eight_bytes_for_their_i
   int const chunks = clock::detail::place(last).chunk;
   for (std::int64_t i = 0; i < n; ++i) one();
   std::int64_t grown = heap_bytes() - before;
-  for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k) grown -= static_cast<std::int64_t>(clock::detail::first_chunk << k) * 8;  // the table of ids
+  // the table of ids
+  for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k)
+    grown -= static_cast<std::int64_t>(clock::detail::first_chunk << k) * 8;
   EXPECT_LE(grown, 16 << 10);
   synchronize();
 }

@@ -1,4 +1,5 @@
-// History: what is written down is what happened, sums by line are a recount, also under threads and after the ring forgot.
+// History: what is written down is what happened, sums by line are a recount,
+// also under threads and after the ring forgot.
 #include "weir/observe.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,8 @@ struct history : testing::Test {
   ~history() override { stop_memory_history(); }
   static line_statistics at_line(unsigned line, device on = gpu) {
     for (auto const& l : memory_lines(on)) {
-      if (l.where.line == line && l.where.file && std::string_view(l.where.file).ends_with("history_test.cpp")) return l;
+      if (l.where.line == line && l.where.file && std::string_view(l.where.file).ends_with("history_test.cpp"))
+        return l;
     }
     return {};
   }
@@ -127,7 +129,8 @@ TEST_F(history, the_peak_by_line_is_what_was_live_at_the_peak) {
   EXPECT_EQ(at_line(a).taken_blocks, 3);
 }
 
-// Programs of several threads that free each other's blocks: sums by line equal a recount, whatever the ring forgot.
+// Programs of several threads that free each other's blocks:
+// sums by line equal a recount, whatever the ring forgot.
 TEST_F(history, sums_by_line_are_a_recount_under_threads) {
   record_memory_history({.events = 64});
   constexpr int threads = 4, steps = 3000;
@@ -153,7 +156,8 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
           common.push_back(mine_now);
         }
         void* theirs = nullptr;
-        if (std::lock_guard const hold(exchange); common.size() > 20) theirs = common.front().first, common.erase(common.begin());
+        if (std::lock_guard const hold(exchange); common.size() > 20)
+          theirs = common.front().first, common.erase(common.begin());
         if (theirs) deallocate(theirs);
       }
     });

@@ -27,7 +27,8 @@ using Launch = fixture;
 
 // Nothing moves but by hand.
 struct LaunchByHand : ::testing::Test {
-  weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 28, .how = simulated::running::stepped, .seed = 1}};
+  weir::runtime machine{
+      simulated{.devices = 2, .memory = size_t{1} << 28, .how = simulated::running::stepped, .seed = 1}};
   runtime_guard const chosen{machine};
   simulation sim = simulation::of(machine);
 };
@@ -59,7 +60,8 @@ TEST_F(LaunchByHand, WorkRunsWhenItsStreamGetsThereAndInOrder) {
   EXPECT_EQ(log, (std::vector{100, 0, 1, 2, 3, 4}));
 }
 
-// x is made on one stream, read by work on another that has not run yet, and freed. What takes its place must not reach the reader.
+// x is made on one stream, read by work on another that has not run yet, and freed.
+// What takes its place must not reach the reader.
 float read_after_reuse(simulation& sim, bool declared) {
   stream home, reader;
   auto* const x = static_cast<float*>(allocate(home, 4096));
@@ -82,7 +84,8 @@ float read_after_reuse(simulation& sim, bool declared) {
 TEST_F(LaunchByHand, ADeclaredUseOnAnotherStreamKeepsTheMemoryUntilThatWorkIsComplete) {
   EXPECT_EQ(read_after_reuse(sim, true), 1);
   if (driver::check::control_of(machine.get().machine())) return;  // then what is undeclared is out of reach
-  EXPECT_EQ(read_after_reuse(sim, false), 2) << "undeclared, the place is taken again at once: this test could not fail";
+  EXPECT_EQ(read_after_reuse(sim, false), 2)
+      << "undeclared, the place is taken again at once: this test could not fail";
 }
 
 TEST_F(LaunchByHand, ADeclaredUseKeepsPinnedMemoryFromTheHostUntilThatWorkIsComplete) {
@@ -140,7 +143,8 @@ TEST_F(Launch, AFreedBlockAndOneThatIsTooSmallAreRefused) {
   EXPECT_NE(freed.find("is not allocated"), std::string::npos) << freed;
 }
 
-// The allocator rounds blocks up: the bytes behind the last one that was asked for are its own, and the next block's lie behind them.
+// The allocator rounds blocks up: the bytes behind the last one that was asked for are its own,
+// and the next block's lie behind them.
 TEST_F(Launch, AUseThatBeginsInTheRoundingBehindABlockIsRefused) {
   stream s;
   for (size_t const n : {size_t{1000}, size_t{100'001}}) {
@@ -149,7 +153,9 @@ TEST_F(Launch, AUseThatBeginsInTheRoundingBehindABlockIsRefused) {
     for (auto* const p : {x, locked}) {
       for (size_t const behind : {size_t{0}, size_t{1}, size_t{7}}) {
         std::string const one = refusal([&] { launch(s, {writes(p + n + behind, 1)}, no_gpu, [] {}); });
-        EXPECT_NE(one.find("holds 0 B to the end of its block of " + std::to_string(n) + " B, asked 1 B"), std::string::npos) << one;
+        EXPECT_NE(one.find("holds 0 B to the end of its block of " + std::to_string(n) + " B, asked 1 B"),
+                  std::string::npos)
+            << one;
         EXPECT_THROW(launch(s, {writes(p + n + behind, n)}, no_gpu, [] {}), invalid_use);
         std::string const rest = refusal([&] { launch(s, {writes(p + n + behind)}, no_gpu, [] {}); });
         EXPECT_NE(rest.find("asked for what follows in its block"), std::string::npos) << rest;
@@ -189,7 +195,9 @@ TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
 
 // The program's own memory, locked where it lies: weir knows it as far as the program named it.
 struct LaunchOnPinnedRange : ::testing::Test {
-  weir::runtime machine{simulated{.devices = 1, .memory = size_t{1} << 28, .how = simulated::running::seeded, .seed = 1}, {.check_races = true}};
+  weir::runtime machine{
+      simulated{.devices = 1, .memory = size_t{1} << 28, .how = simulated::running::seeded, .seed = 1},
+      {.check_races = true}};
   runtime_guard const chosen{machine};
   alignas(4096) std::array<float, 2048> page{};
   float* const mine = &page[100];
@@ -218,7 +226,9 @@ TEST_F(LaunchOnPinnedRange, RacesNameTheRangeAndCountFromIts1stByte) {
   launch(b, {reads(mine + 10)}, no_gpu, [] {});
   auto const found = race_reports();
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_NE(found[0].text.find("bytes 40-3999 of pinned block 1 (4000 B, allocated at launch_test.cpp:"), std::string::npos) << found[0].text;
+  EXPECT_NE(found[0].text.find("bytes 40-3999 of pinned block 1 (4000 B, allocated at launch_test.cpp:"),
+            std::string::npos)
+      << found[0].text;
 }
 
 TEST_F(LaunchOnPinnedRange, WhatKnowsItsSizeIsUsedAsFarAsItSays) {
@@ -306,14 +316,16 @@ TEST_F(LaunchByHand, HostFunctionsRunInStreamOrder) {
   EXPECT_THROW(launch_host(s, {}), invalid_use);
 }
 
-// Blocks made, filled, read on other streams and freed in any order on a machine that takes every freedom it has: each
-// reader sees what was written for it.
+// Blocks made, filled, read on other streams and freed in any order on a machine that takes every freedom it
+// has: each reader sees what was written for it.
 TEST(LaunchSeeded, ReadersOnOtherStreamsSeeTheirBlocksWhateverIsFreedMeanwhile) {
   char const* const given = std::getenv("WEIR_TEST_SEED");
-  std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : std::random_device{}(), rounds = given ? 1 : 40;
+  std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : std::random_device{}(),
+                      rounds = given ? 1 : 40;
   for (std::uint64_t seed = first; seed < first + rounds; ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
-    weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 26, .how = simulated::running::seeded, .seed = seed | 1}};
+    weir::runtime machine{
+        simulated{.devices = 2, .memory = size_t{1} << 26, .how = simulated::running::seeded, .seed = seed | 1}};
     runtime_guard const chosen{machine};
     std::mt19937_64 random(seed);
     auto const below = [&](size_t n) { return static_cast<size_t>(random() % n); };
@@ -373,10 +385,16 @@ void throw_in(int how) {
 
 TEST_F(LaunchDeath, WorkThatThrowsEndsTheProcessAndIsNamedWithItsLineAndStream) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(throw_in(0), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(throw_in(1), "weir: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(throw_in(2), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(throw_in(3), "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw something that is no std::exception");
+  EXPECT_DEATH(throw_in(0),
+               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(
+      throw_in(1),
+      "weir: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(throw_in(2),
+               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(
+      throw_in(3),
+      "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw something that is no std::exception");
 }
 
 

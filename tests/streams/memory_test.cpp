@@ -83,8 +83,8 @@ TEST_F(memory_api, a_buffer_owns_its_block_and_moves) {
   static_assert(sizeof(buffer) == 24);
 }
 
-// A block has one owner. Without release() the buffer that adopted it last owns it, and the other gives nothing back: by then the
-// block may be a third party's.
+// A block has one owner. Without release() the buffer that adopted it last owns it, and the other gives
+// nothing back: by then the block may be a third party's.
 TEST_F(memory_api, a_buffer_whose_block_another_one_adopted_gives_nothing_back) {
   for (bool const locked : {false, true}) {
     for (bool const adopter_ends_first : {true, false}) {
@@ -151,7 +151,8 @@ TEST(buffers_of_an_ended_runtime, keep_addresses_that_no_later_runtime_hands_out
     runtime next{like};
     runtime_guard const in{next};
     buffer const all(32_MiB), more(16_MiB);
-    for (buffer const* const b : {&all, &more}) EXPECT_GE(static_cast<std::size_t>(std::abs(b->data<char>() - old.data<char>())), 16_MiB);
+    for (buffer const* const b : {&all, &more})
+      EXPECT_GE(static_cast<std::size_t>(std::abs(b->data<char>() - old.data<char>())), 16_MiB);
     EXPECT_FALSE(find_block(old.data()));
   }
   old.reset();
@@ -185,7 +186,8 @@ TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
   int local = 0;
   void* const p = allocate(10'000);
   EXPECT_NE(refused<invalid_use>([&] { deallocate(&local); }).find("no live block of weir"), std::string::npos);
-  EXPECT_NE(refused<invalid_use>([&] { deallocate(static_cast<char*>(p) + 100); }).find("100 B inside"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { deallocate(static_cast<char*>(p) + 100); }).find("100 B inside"),
+            std::string::npos);
   deallocate(p);
   EXPECT_NE(refused<invalid_use>([&] { deallocate(p); }), "");
   EXPECT_NE(refused<invalid_use>([&] { record_stream(p, current_stream()); }), "");

@@ -1,5 +1,5 @@
-// A host with several nodes: pinned memory and the threads that fill it are near the device that copies it, or where the system
-// likes when it refuses.
+// A host with several nodes: pinned memory and the threads that fill it are near the device that copies it,
+// or where the system likes when it refuses.
 // Threads: those of staging and of its crews.
 #include <gtest/gtest.h>
 #include <sched.h>

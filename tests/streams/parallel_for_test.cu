@@ -1,4 +1,5 @@
-// Loops and native launches on whatever machine there is: a real stream where there is a GPU, the machine's where not.
+// Loops and native launches on whatever machine there is:
+// a real stream where there is a GPU, the machine's where not.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -23,7 +24,8 @@ std::vector<int> to_host(buffer const& b) {
 }
 
 TEST(parallel_for, visits_every_index_once_and_no_other) {
-  for (size_t const n : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{255}, size_t{257}, size_t{100000}, size_t{65535} * 256 + 300}) {
+  for (size_t const n : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{255}, size_t{257},
+                         size_t{100000}, size_t{65535} * 256 + 300}) {
     buffer const b((n + 1) * sizeof(int));
     set(b.data(), std::byte{0}, b.size());
     parallel_for(current_stream(), n, {updates(b)}, count_up{b.data<int>()});

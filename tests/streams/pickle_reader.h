@@ -1,4 +1,5 @@
-// Reads what runtime/report/pickle.h writes, as strictly as PyTorch's viewer: an opcode that it does not know ends the test.
+// Reads what runtime/report/pickle.h writes, as strictly as PyTorch's viewer:
+// an opcode that it does not know ends the test.
 // Threads: one.
 #pragma once
 #include <cstdint>

@@ -44,7 +44,8 @@ TEST(pinned_idle, the_option_says_for_how_long_from_the_beginning) {
     test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_idle = after});
     auto& pool = m.pinned();
     pool.deallocate(pool.allocate(3_MiB, 0, line_), line_);
-    for (std::int64_t const from = base::now_ns(); base::now_ns() - from < 3'000'000;) {}  // an hour is longer, a millisecond is not
+    // an hour is longer, a millisecond is not
+    for (std::int64_t const from = base::now_ns(); base::now_ns() - from < 3'000'000;) {}
     pool.deallocate(pool.allocate(64, 0, line_), line_);
     EXPECT_EQ(pool.statistics().reserved_bytes.all.current, std::int64_t(stays ? 3_MiB : 2_MiB)) << after.count();
   }

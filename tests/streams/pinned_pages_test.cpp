@@ -1,4 +1,5 @@
-// Pages for the pinned pool as the system sees them: where they lie, that they are there, what was asked for, and how many the host spares.
+// Pages for the pinned pool as the system sees them:
+// where they lie, that they are there, what was asked for, and how many the host spares.
 // Threads: those of take_pages.
 #include "streams/pinned_pages.h"
 
@@ -27,7 +28,8 @@ std::string flags_at(void const* at) {
   std::ifstream all("/proc/self/smaps");
   bool here = false;
   for (std::string line; std::getline(all, line);) {
-    if (line.find('-') < 17 && std::isxdigit(static_cast<unsigned char>(line[0])) && line.find(':') != line.find('-')) here |= line.starts_with(first.str());
+    if (line.find('-') < 17 && std::isxdigit(static_cast<unsigned char>(line[0])) && line.find(':') != line.find('-'))
+      here |= line.starts_with(first.str());
     if (here && line.starts_with("VmFlags:")) return line.substr(8) + " ";
   }
   return "";
@@ -101,7 +103,10 @@ TEST(pinned_limit, without_one_an_eighth_of_the_hosts_memory_is_left_to_others_a
     FAIL() << "no out_of_memory";
   } catch (out_of_memory const& e) {
     std::string const said(e.remedy());
-    EXPECT_NE(said.find("The host has 104.00 MiB available, of which weir leaves 100.00 MiB to others and may pin 4.00 MiB"), std::string::npos) << said;
+    EXPECT_NE(
+        said.find("The host has 104.00 MiB available, of which weir leaves 100.00 MiB to others and may pin 4.00 MiB"),
+        std::string::npos)
+        << said;
     EXPECT_NE(said.find("WEIR_CONF=pinned_limit:1GiB"), std::string::npos) << said;
     EXPECT_TRUE(e.report().on.is_cpu());
     EXPECT_EQ(e.report().capacity, 800_MiB);
@@ -119,7 +124,7 @@ TEST(pinned_limit, without_one_an_eighth_of_the_hosts_memory_is_left_to_others_a
 
   test::machine limited({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 16_MiB});
   limited.pinned().deallocate(limited.pinned().allocate(16_MiB, 0, line), line);  // who says how much is believed
-  host_has->total = 100_GiB, host_has->available = 8_GiB + 4_MiB;              // and of much memory 8 GiB are enough for others
+  host_has->total = 100_GiB, host_has->available = 8_GiB + 4_MiB;  // and of much memory 8 GiB are enough for others
   test::machine large({.devices = 1, .memory = 64_MiB});
   EXPECT_THROW(large.pinned().allocate(5_MiB, 0, line), out_of_memory);
   large.pinned().deallocate(large.pinned().allocate(4_MiB, 0, line), line);

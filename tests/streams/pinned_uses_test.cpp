@@ -1,5 +1,5 @@
-// What a thread remembers of pinned blocks that it copies again and again: it is never believed for longer than it holds, and every
-// use is noted as if nothing were remembered.
+// What a thread remembers of pinned blocks that it copies again and again: it is never believed for longer
+// than it holds, and every use is noted as if nothing were remembered.
 // Threads: order is proved by gates, never by time.
 #include "streams/pinned_uses.h"
 
@@ -98,8 +98,8 @@ TEST_F(remembered, more_blocks_than_a_thread_remembers_are_all_noted) {
   pool.deallocate(block, line_);
 }
 
-// A program that copies a block while another of its threads frees it is wrong: all that must not happen is that some later block
-// waits for a stamp that never comes.
+// A program that copies a block while another of its threads frees it is wrong: all that must not happen is
+// that some later block waits for a stamp that never comes.
 TEST_F(remembered, a_use_noted_too_late_keeps_no_later_block_away_for_ever) {
   streams::pinned_uses mine;
   auto const* const stale = pool.look(block, all, streams::line_of(s).id(), mine);
@@ -121,9 +121,13 @@ TEST_F(remembered, many_in_one_call_are_noted_in_every_block_and_bring_every_byt
   std::memcpy(host, source.data(), source.size());
   std::vector<copy_item> items;
   for (std::size_t i = 0; i < 8; ++i) items.push_back({gpu.data<std::byte>() + i * n, host + i * n, n});        // up
-  for (std::size_t i = 0; i < 8; ++i) items.push_back({gpu.data<std::byte>() + (i + 8) * n, gpu.data<std::byte>() + i * n, n});  // within
+  // within
+  for (std::size_t i = 0; i < 8; ++i)
+    items.push_back({gpu.data<std::byte>() + (i + 8) * n, gpu.data<std::byte>() + i * n, n});
   items.push_back({nullptr, nullptr, 0});
-  for (std::size_t i = 0; i < 8; ++i) items.push_back({(i % 2 ? other : back).data<std::byte>() + i * n, gpu.data<std::byte>() + (i + 8) * n, n});  // down, two blocks in turn
+  // down, two blocks in turn
+  for (std::size_t i = 0; i < 8; ++i)
+    items.push_back({(i % 2 ? other : back).data<std::byte>() + i * n, gpu.data<std::byte>() + (i + 8) * n, n});
   {
     held gate(m, s);
     copy(s, items);

@@ -1,5 +1,5 @@
-// Snapshots: what lies where is a recount of the counters, and the file keeps the rules of PyTorch's viewer, which replays it backward.
-// Seeds as tests/support/seeds.h says. Threads: one, but where a test says so.
+// Snapshots: what lies where is a recount of the counters, and the file keeps the rules of PyTorch's viewer,
+// which replays it backward. Seeds as tests/support/seeds.h says. Threads: one, but where a test says so.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -97,7 +97,8 @@ TEST_F(snapshot, what_lies_where_is_a_recount_of_the_counters) {
   }
 }
 
-// As MemoryViz does: from the segments as they are now, backward through the trace; every block lies in a segment of its time.
+// As MemoryViz does: from the segments as they are now, backward through the trace;
+// every block lies in a segment of its time.
 // Returns: frees that were not complete at once.
 int replay_backward(value const& all, size_t device) {
   int later_complete = 0;
@@ -112,7 +113,8 @@ int replay_backward(value const& all, size_t device) {
     for (++found; found != mapped.end() && found->first == end; ++found) end = found->second;
     return at + bytes <= end;
   };
-  auto const remove = [&](std::int64_t at, std::int64_t bytes) {  // a segment of the file is several handles side by side
+  // a segment of the file is several handles side by side
+  auto const remove = [&](std::int64_t at, std::int64_t bytes) {
     EXPECT_TRUE(covers(at, bytes)) << "unmapped is what was mapped";
     auto found = std::prev(mapped.upper_bound(at));
     while (found != mapped.end() && found->first < at + bytes) {
@@ -209,7 +211,8 @@ TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
     later_complete += replay_backward(all, 0);
     bool named = false;
     for (auto const& e : all["device_traces"].items[0]->items) {
-      for (auto const& f : (*e)["frames"].items) named |= (*f)["filename"].text.ends_with("snapshot_test.cpp") && (*f)["line"].number > 0;
+      for (auto const& f : (*e)["frames"].items)
+        named |= (*f)["filename"].text.ends_with("snapshot_test.cpp") && (*f)["line"].number > 0;
     }
     EXPECT_TRUE(named) << "a frame says whose line it was";
   }
@@ -235,8 +238,11 @@ TEST_F(snapshot, the_summary_says_whose_free_memory_is_and_what_pending_blocks_w
   ASSERT_EQ(streams[1].waits_for.size(), 1u);
   EXPECT_EQ(streams[1].waits_for[0].stream, user.id());
   std::string const text = memory_summary();
-  EXPECT_NE(text.find("96 MiB belong to stream " + std::to_string(idle.id()) + ", which holds nothing else"), text.npos) << text;
-  EXPECT_NE(text.find("64 MiB of stream " + std::to_string(busy.id()) + " on stream " + std::to_string(user.id())), text.npos) << text;
+  EXPECT_NE(text.find("96 MiB belong to stream " + std::to_string(idle.id()) + ", which holds nothing else"), text.npos)
+      << text;
+  EXPECT_NE(text.find("64 MiB of stream " + std::to_string(busy.id()) + " on stream " + std::to_string(user.id())),
+            text.npos)
+      << text;
   EXPECT_EQ(text.find("failed for want"), text.npos) << text;
   while (simulation::of(machine).step(user)) {}
   deallocate(allocate(busy, 64_MiB));
@@ -273,7 +279,8 @@ TEST_F(snapshot, a_block_freed_before_the_recording_began_is_complete_in_the_tra
   bool completed = false;
   for (auto const& e : all["device_traces"].items.at(0)->items) {
     if ((*e)["action"].text != "free_completed") continue;
-    completed |= (*e)["addr"].number == static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) && (*e)["size"].number > 0;
+    completed |= (*e)["addr"].number == static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) &&
+                 (*e)["size"].number > 0;
   }
   EXPECT_TRUE(completed);
   deallocate(again);

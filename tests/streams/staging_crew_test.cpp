@@ -44,7 +44,8 @@ TEST_P(staging_crew, a_task_is_shared_by_pieces_and_copied_once) {
       crew.submit(tasks[i]);
     }
     crew.finish(tasks[0]);
-    EXPECT_TRUE(std::equal(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(part), to.begin())) << "all of its pieces, when it is finished";
+    EXPECT_TRUE(std::equal(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(part), to.begin()))
+        << "all of its pieces, when it is finished";
     crew.finish(tasks[1]);
     crew.cancel(tasks[2]);
     auto const after = to;
@@ -74,7 +75,8 @@ TEST_P(staging_crew, stores_past_the_caches_bring_every_byte_and_no_other_at_any
   };
   for (auto const by : {stores::past_caches, stores::to_shared_cache}) {
     for (std::size_t const into : {0u, 1u, 15u, 63u, 64u}) {
-      for (std::size_t const bytes : {0u, 1u, 63u, 64u, 65u, 127u, 200u, 3000u, 16'384u, 16'600u, 65'536u}) brings(into, bytes, by);
+      for (std::size_t const bytes : {0u, 1u, 63u, 64u, 65u, 127u, 200u, 3000u, 16'384u, 16'600u, 65'536u})
+        brings(into, bytes, by);
     }
   }
 }

@@ -120,7 +120,8 @@ TEST(staging, where_nothing_moves_by_itself_the_calling_thread_stages) {
 }
 
 TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
-  // Without threads of its own the crew copies nothing until somebody must have it: the last moment, every time.
+  // Without threads of its own the crew copies nothing until somebody must have it:
+  // the last moment, every time.
   test::machine m({.devices = 1, .memory = 32_MiB, .how = simulated::running::stepped});
   m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .room = 3_MiB});
   std::size_t const n = 9_MiB + 3;  // more chunks than slots
@@ -138,7 +139,8 @@ TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
 
 
 TEST(staging, between_devices_holds_no_more_than_its_room) {
-  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .peers = simulated::links::none});
+  test::machine m(
+      {.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .peers = simulated::links::none});
   auto& staging = m.get().part<streams::staging>();
   std::size_t const n = 8_MiB;
   buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});

@@ -36,7 +36,8 @@ void use_up_streams(runtime::impl& r) {
   }
   if (auto const* const control = driver::sim::controls_of(machine)) {
     auto const left = control->census();
-    EXPECT_LT(std::count_if(left.begin(), left.end(), [](auto const& what) { return what.starts_with("event"); }), 1000) << "streams that are gone keep their events";
+    EXPECT_LT(std::count_if(left.begin(), left.end(), [](auto const& what) { return what.starts_with("event"); }), 1000)
+        << "streams that are gone keep their events";
   }
   if (machine.simulated() && !machine.moves_by_itself()) {
     EXPECT_LT(handles.size(), 100u) << "handles are to come back here";

@@ -116,7 +116,12 @@ TEST_F(streams_on_a_stepped_machine, a_reference_is_refused_once_its_stream_was_
   old.wait(other);
   leased.reset();
   auto const refuses_all = [&](char const* state) {
-    auto const says = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("stream " + std::to_string(old.id()) + " of gpu:0, which was given back"), std::string::npos) << state; };
+    auto const says = [&](auto call) {
+      EXPECT_NE(
+          refused<invalid_use>(call).find("stream " + std::to_string(old.id()) + " of gpu:0, which was given back"),
+          std::string::npos)
+          << state;
+    };
     says([&] { launch(old, {writes(b)}, [](CUstream_st*) {}, [] {}); });
     says([&] { launch_host(old, [] {}); });
     says([&] { (void)weir::copy(old, b.data(), host.data(), 1000); });
@@ -170,7 +175,8 @@ TEST_F(streams_on_a_stepped_machine, a_reference_of_an_ended_registration_is_ref
   set_stream(old);
   registered.reset();
   EXPECT_NE(refused<invalid_use>([&] { old.synchronize(); }).find("whose registration has ended"), std::string::npos);
-  EXPECT_NE(refused<invalid_use>([&] { launch_host(old, [] {}); }).find("whose registration has ended"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] { launch_host(old, [] {}); }).find("whose registration has ended"),
+            std::string::npos);
   EXPECT_EQ(current_stream(), default_stream());
 }
 
@@ -185,7 +191,9 @@ TEST_F(streams_on_a_stepped_machine, references_and_memory_that_outlive_their_ru
     b.emplace(1000, buffer_options{.on = device(1)});
   }
   stream_ref const old = *s;
-  auto const says = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("of gpu:1, whose runtime has ended"), std::string::npos); };
+  auto const says = [&](auto call) {
+    EXPECT_NE(refused<invalid_use>(call).find("of gpu:1, whose runtime has ended"), std::string::npos);
+  };
   says([&] { old.synchronize(); });
   says([&] { s->synchronize(); });
   says([&] { (void)old.query(); });
@@ -199,7 +207,9 @@ TEST_F(streams_on_a_stepped_machine, references_and_memory_that_outlive_their_ru
   EXPECT_EQ(old.device(), device(1));
   EXPECT_EQ(old.id(), s->id());
   EXPECT_EQ(old.stamp(), stamp{});
-  auto const gone = [&](auto call) { EXPECT_NE(refused<invalid_use>(call).find("device memory of no device of this runtime"), std::string::npos); };
+  auto const gone = [&](auto call) {
+    EXPECT_NE(refused<invalid_use>(call).find("device memory of no device of this runtime"), std::string::npos);
+  };
   gone([&] { weir::copy(mine.data(), b->data(), 1000); });
   gone([&] { weir::copy(b->data(), locked.data(), 1000); });
   gone([&] { weir::set(b->data(), std::byte{1}, 1000); });
@@ -227,7 +237,10 @@ TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and
   stream a;
   refused<not_supported>([&] { a.ref().native(); });
   refused<not_supported>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
-  EXPECT_NE(refused<invalid_use>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2)); }).find("per-thread default stream"), std::string::npos);
+  EXPECT_NE(refused<invalid_use>([&] {
+              foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2));
+            }).find("per-thread default stream"),
+            std::string::npos);
 }
 
 TEST_F(streams_on_a_stepped_machine, the_legacy_stream_can_be_registered_and_joins_the_default_stream) {

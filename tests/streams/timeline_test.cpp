@@ -1,5 +1,5 @@
-// Timelines: the file is JSON as trace viewers read it, spans of a track lie in each other, times are those of the machine.
-// Seeds as tests/support/seeds.h says. Threads: several where a test says so.
+// Timelines: the file is JSON as trace viewers read it, spans of a track lie in each other, times are those
+// of the machine. Seeds as tests/support/seeds.h says. Threads: several where a test says so.
 #include "weir/timeline.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,8 @@ struct file {
 };
 
 struct timelines : testing::Test {
-  std::filesystem::path const path = std::filesystem::temp_directory_path() / ("weir_timeline_" + std::to_string(getpid()));
+  std::filesystem::path const path =
+      std::filesystem::temp_directory_path() / ("weir_timeline_" + std::to_string(getpid()));
   ~timelines() override {
     stop_timeline();
     stop_memory_history();
@@ -68,7 +69,12 @@ struct timelines : testing::Test {
       std::int64_t const pid = e.at("pid").as_int64(), tid = e.at("tid").as_int64();
       std::string const name(e.at("name").as_string());
       auto const number = [&](char const* key) { return e.contains(key) ? e.at(key).to_number<double>() : 0.0; };
-      span const s{name, pid, tid, number("ts"), number("ts") + number("dur"), e.contains("args") ? e.at("args").as_object() : boost::json::object()};
+      span const s{name,
+                   pid,
+                   tid,
+                   number("ts"),
+                   number("ts") + number("dur"),
+                   e.contains("args") ? e.at("args").as_object() : boost::json::object()};
       if (phase == "X") f.spans.push_back(s);
       else if (phase == "i") f.instants.push_back(s);
       else if (phase == "C") f.counters.push_back(s);
@@ -104,7 +110,8 @@ struct timelines : testing::Test {
         open.push_back(s);
       }
     }
-    for (auto const& [id, n] : f.works) EXPECT_TRUE(n == 1 && f.calls.contains(id) && f.calls.at(id) == 1) << "arrow " << id;
+    for (auto const& [id, n] : f.works)
+      EXPECT_TRUE(n == 1 && f.calls.contains(id) && f.calls.at(id) == 1) << "arrow " << id;
   }
 };
 
@@ -118,13 +125,17 @@ TEST_F(timelines, copies_are_counted_as_the_program_made_them) {
     buffer block(bytes);
     synchronize();
     record_timeline();
-    for (std::size_t i = 0; i < times; ++i) up ? copy(block.data(), pageable.data(), bytes) : copy(pageable.data(), block.data(), bytes);
+    for (std::size_t i = 0; i < times; ++i)
+      up ? copy(block.data(), pageable.data(), bytes) : copy(pageable.data(), block.data(), bytes);
     synchronize();
     std::string const said = timeline_summary();
     stop_timeline();
     EXPECT_NE(said.find("6 copies, 48 MiB in all"), std::string::npos) << said;
     file const f = written();
-    EXPECT_EQ(std::count_if(f.spans.begin(), f.spans.end(), [](span const& s) { return s.name == "copy" && s.pid == 0; }), static_cast<std::ptrdiff_t>(times)) << "calls";
+    EXPECT_EQ(
+        std::count_if(f.spans.begin(), f.spans.end(), [](span const& s) { return s.name == "copy" && s.pid == 0; }),
+        static_cast<std::ptrdiff_t>(times))
+        << "calls";
   }
 }
 
@@ -198,7 +209,8 @@ TEST_F(timelines, calls_work_waits_ranges_and_memory_are_where_they_were) {
   }
   deallocate(b, block);
   file const f = written();
-  span const &outer = f.one("step 1 \"quoted\"", false), &inner = f.one("kernels", false), &call = f.one("launch", false), &work = f.one("launch", true), &wait = f.one("wait", true),
+  span const &outer = f.one("step 1 \"quoted\"", false), &inner = f.one("kernels", false),
+             &call = f.one("launch", false), &work = f.one("launch", true), &wait = f.one("wait", true),
              &copied = f.one("copy", true), &asked = f.one("copy", false), &slept = f.one("synchronize", false);
   EXPECT_TRUE(outer.begin <= inner.begin && inner.end <= outer.end);
   EXPECT_TRUE(inner.begin <= call.begin && call.end <= inner.end);
@@ -220,7 +232,8 @@ TEST_F(timelines, calls_work_waits_ranges_and_memory_are_where_they_were) {
   ASSERT_EQ(f.counters.size(), 2u);
   EXPECT_EQ(f.counters[0].args.at("live bytes").as_int64(), 3 << 20);
   EXPECT_EQ(f.counters[1].args.at("live bytes").as_int64(), 0);
-  for (std::string const& name : {std::string("host"), std::string("gpu:0"), "stream " + std::to_string(a.id())}) EXPECT_EQ(f.names.count(name), 1u) << name;
+  for (std::string const& name : {std::string("host"), std::string("gpu:0"), "stream " + std::to_string(a.id())})
+    EXPECT_EQ(f.names.count(name), 1u) << name;
 }
 
 TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {
@@ -252,7 +265,8 @@ TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {
     runtime_guard const in(machine);
     file const f = written();
     int seen_ranges = 0, seen_copies = 0;
-    for (span const& s : f.spans) seen_ranges += s.name.starts_with("depth"), seen_copies += s.name == "copy" && s.pid > 0;
+    for (span const& s : f.spans)
+      seen_ranges += s.name.starts_with("depth"), seen_copies += s.name == "copy" && s.pid > 0;
     EXPECT_EQ(seen_ranges, ranges.load());
     EXPECT_EQ(seen_copies, copies.load());
     EXPECT_EQ(f.works.size(), static_cast<size_t>(seen_copies));
@@ -300,7 +314,8 @@ TEST_F(timelines, collectives_are_spans_of_each_rank) {
   for (auto& t : threads) t.join();
   file const f = written();
   int on_device = 0;
-  for (span const& s : f.spans) on_device += s.name == "all_reduce" && s.pid > 0 && s.args.at("bytes").as_int64() == 4096;
+  for (span const& s : f.spans)
+    on_device += s.name == "all_reduce" && s.pid > 0 && s.args.at("bytes").as_int64() == 4096;
   EXPECT_EQ(on_device, 2);
 }
 
@@ -321,9 +336,12 @@ TEST_F(timelines, work_has_its_own_begin_and_end_also_where_events_of_earlier_wo
   runtime_guard const in(machine);
   for (int round : {1, 2, 3}) {
     record_timeline();
-    launch(current_stream(), {}, [](CUstream_st*) {}, [] {
-      for (auto const from = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - from < std::chrono::milliseconds(2);) {}
-    });
+    launch(
+        current_stream(), {}, [](CUstream_st*) {},
+        [] {
+          for (auto const from = std::chrono::steady_clock::now();
+               std::chrono::steady_clock::now() - from < std::chrono::milliseconds(2);) {}
+        });
     synchronize();
     stop_timeline();
     file const f = written();

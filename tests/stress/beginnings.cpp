@@ -1,4 +1,5 @@
-// What is made at its first use, by several threads at once; and runtimes that come and go beside one that goes on.
+// What is made at its first use, by several threads at once;
+// and runtimes that come and go beside one that goes on.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -23,7 +24,8 @@ void use_first(runtime& own, unsigned how) {
   int const d = static_cast<int>(how % 2);
   if (how & 64) (void)default_stream(d).id();
   if (how & 128) (void)find_block(a_block.load(std::memory_order_relaxed));
-  if (auto* const made = how & 512 ? own.get().part_if_made<memory::device_memory>() : nullptr) (void)made->owner(a_block.load(std::memory_order_relaxed));
+  if (auto* const made = how & 512 ? own.get().part_if_made<memory::device_memory>() : nullptr)
+    (void)made->owner(a_block.load(std::memory_order_relaxed));
   if (how & 256) (void)stream(d).id();  // which ends at once, whether there is memory or not
   device_guard const on(d);
   std::array<std::uint32_t, 64> words{};
@@ -97,7 +99,8 @@ std::string first_uses_in_threads(std::uint64_t seed, std::chrono::nanoseconds t
   return all.run();
 }
 
-// Small blocks by threads that remember where such lie, while others' memory is entered and left beside them; and while all is to be noted, now and then.
+// Small blocks by threads that remember where such lie, while others' memory is entered and left beside them;
+// and while all is to be noted, now and then.
 std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
@@ -137,7 +140,8 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   return books_after(own);
 }
 
-// What happens to blocks is written down by each thread for itself, and read by one of them while the others write.
+// What happens to blocks is written down by each thread for itself,
+// and read by one of them while the others write.
 std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
@@ -163,7 +167,8 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
         case 2: (void)memory_by_line(0); break;
         default:
           for (auto const& e : memory_history(0)) {
-            if (e.what != "alloc" && e.what != "free") all.fail("an event of the history is none: " + std::string(e.what));
+            if (e.what != "alloc" && e.what != "free")
+              all.fail("an event of the history is none: " + std::string(e.what));
           }
       }
     }

@@ -12,7 +12,8 @@ std::string books_after(runtime& r, int device) {
   all.empty_cache();
   auto const n = all.statistics();
   if (n.allocation.all.current || n.requested_bytes.all.current) return "blocks are counted that all were given back";
-  if (n.reserved_bytes.all.current) return std::to_string(n.reserved_bytes.all.current) + " B stay reserved although all was given back";
+  if (n.reserved_bytes.all.current)
+    return std::to_string(n.reserved_bytes.all.current) + " B stay reserved although all was given back";
   return {};
 }
 

@@ -1,4 +1,5 @@
-// One order at a time: what a thread finds without a hand-over, made by another one a moment before. That it is there is heard of by a relaxed word.
+// One order at a time: what a thread finds without a hand-over, made by another one a moment before. That it
+// is there is heard of by a relaxed word.
 // Threads: as programs.h.
 #include <array>
 #include <stdexcept>
@@ -43,7 +44,8 @@ class waiting_members {
 
 }  // namespace
 
-// Threads that a seed switches have no lock of the system's: what one of them wrote the next one sees by the baton alone.
+// Threads that a seed switches have no lock of the system's:
+// what one of them wrote the next one sees by the baton alone.
 std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time / 10, [&](std::uint64_t round) -> std::string {
     runtime own{simulated{.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed + round}};
@@ -67,8 +69,8 @@ std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   });
 }
 
-// Streams that another thread looks up, by numbers that are theirs now, or soon, and beside which a third one makes its own: an entry of the
-// directory, and a chunk of it that has none yet.
+// Streams that another thread looks up, by numbers that are theirs now, or soon, and beside which a third one
+// makes its own: an entry of the directory, and a chunk of it that has none yet.
 std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     runtime own{simulated{.devices = 1, .memory = 1_MiB}}, other{simulated{.devices = 1, .memory = 1_MiB}};
@@ -114,13 +116,15 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
   });
 }
 
-// A runtime's addresses, and the memories of its streams one after the other, which another thread finds by walking through all there are.
+// A runtime's addresses, and the memories of its streams one after the other,
+// which another thread finds by walking through all there are.
 std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime other{simulated{.devices = 1, .memory = 1_MiB}};
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     crowd all(seed + round * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(50)));
     waiting_members both(all);
-    std::atomic<void*> newest{nullptr};  // a block of the newest memory; null: it was looked for; `newest`: there is no other
+    // a block of the newest memory; null: it was looked for; `newest`: there is no other
+    std::atomic<void*> newest{nullptr};
     hand_over<runtime> way;
     std::atomic<bool> over{false};
     both.member([&](crowd::random&) {
@@ -161,7 +165,8 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
   });
 }
 
-// Blocks of a stream whose registration has ended are given back by a thread that knows nothing of the stream that has its memory since.
+// Blocks of a stream whose registration has ended are given back by a thread that knows nothing of the stream
+// that has its memory since.
 std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct estate {
@@ -206,7 +211,8 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return books_after(own);
 }
 
-// A slab's first mark makes room for marks, while blocks of it that have none go back: a thread's cache is soon full, and then marks are looked for.
+// A slab's first mark makes room for marks, while blocks of it that have none go back: a thread's cache is
+// soon full, and then marks are looked for.
 std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct shared {

@@ -1,5 +1,5 @@
-// Page-locked memory and staged copies among real threads: blocks come and go while copies still read them, others ask what they keep, and
-// each byte that comes back is the one that went.
+// Page-locked memory and staged copies among real threads: blocks come and go while copies still read them,
+// others ask what they keep, and each byte that comes back is the one that went.
 // Threads: as programs.h.
 #include <algorithm>
 #include <memory>
@@ -31,7 +31,8 @@ struct filled_buffer {
 }  // namespace
 
 std::string pinned_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
-  runtime own{simulated{.devices = 1, .memory = 64_MiB}, {.pinned_limit = 8_MiB, .pinned_idle = std::chrono::milliseconds(1)}};
+  runtime own{simulated{.devices = 1, .memory = 64_MiB},
+              {.pinned_limit = 8_MiB, .pinned_idle = std::chrono::milliseconds(1)}};
   crowd all(seed, time);
   std::array<hand_over<filled_buffer>, 8> places;
   for (std::uint32_t k = 0; k < 3; ++k) {
@@ -54,14 +55,16 @@ std::string pinned_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
         }
         stream const& s = streams[r() % streams.size()];
         std::size_t const bytes = one->bytes.size();
-        for (int n = 1 + static_cast<int>(r() % 4); n > 0; --n) copy(s, there.data(), one->bytes.data(), bytes, non_blocking);
+        for (int n = 1 + static_cast<int>(r() % 4); n > 0; --n)
+          copy(s, there.data(), one->bytes.data(), bytes, non_blocking);
         std::uint32_t const value = one->value;
         bool const look = r() % 4 == 0;
         if (!look && r() % 3 == 0 && places[r() % places.size()].put(one.get())) (void)one.release();
         one.reset();  // the copies may still read it
         if (look) {
           copy(s, back.data(), there.data(), bytes);
-          if (!holds(std::span(back).first(bytes / 4), value)) all.fail("a copy brought other bytes than its pinned source had");
+          if (!holds(std::span(back).first(bytes / 4), value))
+            all.fail("a copy brought other bytes than its pinned source had");
         }
         streams[0].wait(streams[1]), streams[1].wait(streams[0]);
         if (r() % 64 == 0) (void)empty_pinned_cache();

@@ -1,5 +1,6 @@
-// Who owns what among real threads: caches of small blocks that others shut, and locks that one thread holds by its own word alone.
-// Both stand on a fence in every thread of the process, which no thread of a relay needs: only real threads on real memory show that one is missing.
+// Who owns what among real threads: caches of small blocks that others shut, and locks that one thread holds
+// by its own word alone. Both stand on a fence in every thread of the process, which no thread of a relay
+// needs: only real threads on real memory show that one is missing.
 // Threads: as programs.h.
 #include "runtime/memory/allocator.h"
 #include "runtime/parts.h"
@@ -49,7 +50,8 @@ class held_blocks {
 
 }  // namespace
 
-// Pairs of a small size by one thread; the same size by another, which holds a few; and a third that shuts and empties the caches of both.
+// Pairs of a small size by one thread; the same size by another, which holds a few; and a third that shuts
+// and empties the caches of both.
 std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);
@@ -77,8 +79,8 @@ std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   return wrong.empty() ? books_after(own) : wrong;
 }
 
-// Slabs of which the cells that nothing is in any more go back while others of their slots are still held, and are then given back: on its way to its slab
-// such a slot meets a granule that is no longer one slab's.
+// Slabs of which the cells that nothing is in any more go back while others of their slots are still held,
+// and are then given back: on its way to its slab such a slot meets a granule that is no longer one slab's.
 std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
@@ -95,7 +97,8 @@ std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       };
       while (all.goes_on()) {
         std::vector<own_mark> most, few;
-        for (std::size_t i = 0, n = 200 + r() % 200; i < n; ++i) (i % 32 ? most : few).emplace_back(allocate(s, 4_KiB), 4_KiB, ++next);
+        for (std::size_t i = 0, n = 200 + r() % 200; i < n; ++i)
+          (i % 32 ? most : few).emplace_back(allocate(s, 4_KiB), 4_KiB, ++next);
         for (auto const& one : most) give(one);
         pause(std::chrono::microseconds(r() % 64));
         for (auto const& one : few) give(one);
@@ -110,8 +113,9 @@ std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return wrong.empty() ? books_after(own) : wrong;
 }
 
-// Blocks above the slabs' sizes: one thread takes and gives back without a pause, so that it comes to own the lock, and another one takes it
-// from there now and then. The seed draws how seldom: an owner that is met too early has to hold it ever so many times in a row for the next time.
+// Blocks above the slabs' sizes: one thread takes and gives back without a pause, so that it comes to own the
+// lock, and another one takes it from there now and then. The seed draws how seldom: an owner that is met too
+// early has to hold it ever so many times in a row for the next time.
 std::string locks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);

@@ -42,7 +42,8 @@ struct program_in_threads {
   friend std::ostream& operator<<(std::ostream& out, program_in_threads const& one) { return out << one.name; }
 };
 inline constexpr program_in_threads programs_in_threads[] = {
-    {"directory_in_threads", directory_in_threads},  // first, as the next one: the directory of streams soon grows more seldom
+    // first, as the next one: the directory of streams soon grows more seldom
+    {"directory_in_threads", directory_in_threads},
     {"stamps_in_threads", stamps_in_threads},
     {"caches_in_threads", caches_in_threads},
     {"cells_in_threads", cells_in_threads},

@@ -1,4 +1,5 @@
-// Each program of real threads, for a while: nothing goes wrong. With the thread sanitizer: nothing is read that was not published.
+// Each program of real threads, for a while: nothing goes wrong. With the thread sanitizer:
+// nothing is read that was not published.
 // Threads: several.
 #include <gtest/gtest.h>
 
@@ -11,9 +12,11 @@ namespace {
 class stress : public ::testing::TestWithParam<tests::program_in_threads> {};
 
 TEST_P(stress, nothing_goes_wrong_among_real_threads) {
-  for (auto const seed : tests::seeds(GetParam().name, 1)) EXPECT_EQ(GetParam().run(seed, tests::stress_time()), "") << "seed " << seed;
+  for (auto const seed : tests::seeds(GetParam().name, 1))
+    EXPECT_EQ(GetParam().run(seed, tests::stress_time()), "") << "seed " << seed;
 }
-INSTANTIATE_TEST_SUITE_P(programs, stress, ::testing::ValuesIn(tests::programs_in_threads), [](auto const& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(programs, stress, ::testing::ValuesIn(tests::programs_in_threads),
+                         [](auto const& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace weir

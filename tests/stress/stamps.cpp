@@ -1,5 +1,5 @@
-// What one thread is told of a stream's work, another one saw. Whoever is told that work is done reads what it wrote, although nothing but the
-// clocks orders it behind the thread that asked the driver.
+// What one thread is told of a stream's work, another one saw. Whoever is told that work is done reads what
+// it wrote, although nothing but the clocks orders it behind the thread that asked the driver.
 // Threads: as programs.h.
 #include <array>
 #include <bit>
@@ -16,7 +16,8 @@
 namespace weir::tests {
 namespace {
 
-// A stamp that is told without any order: its two numbers, and a sum of them and of the turn, for what is heard may be of two turns.
+// A stamp that is told without any order:
+// its two numbers, and a sum of them and of the turn, for what is heard may be of two turns.
 class told_stamp {
  public:
   void tell(stamp s, std::uint64_t turn) noexcept {
@@ -25,13 +26,15 @@ class told_stamp {
     sum_.store(sum(words, turn), std::memory_order_relaxed);
   }
   std::optional<stamp> heard(std::uint64_t turn) const noexcept {
-    std::array<std::uint64_t, 2> const words{stream_.load(std::memory_order_relaxed), n_.load(std::memory_order_relaxed)};
+    std::array<std::uint64_t, 2> const words{stream_.load(std::memory_order_relaxed),
+                                             n_.load(std::memory_order_relaxed)};
     if (sum_.load(std::memory_order_relaxed) != sum(words, turn)) return {};
     return std::bit_cast<stamp>(words);
   }
 
  private:
-  // Each number is mixed before the next one comes: a stream and a turn that are both one higher must not make the sum of the ones before.
+  // Each number is mixed before the next one comes: a stream and a turn that are both one higher must not
+  // make the sum of the ones before.
   static std::uint64_t sum(std::array<std::uint64_t, 2> const& words, std::uint64_t turn) noexcept {
     std::uint64_t all = 0x2545f4914f6cdd1d;  // no turn of nothing has the sum 0
     for (auto const w : {turn, words[0], words[1]}) all = (all ^ w) * 0x9e3779b97f4a7c15, all ^= all >> 29;
@@ -63,7 +66,8 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
       stream const& on = streams[r() % streams.size()];
       std::size_t const k = r() % places.size();
       turn_of& place = places[k];
-      if (turns[k] && (place.read[0].load(std::memory_order_acquire) != turns[k] || place.read[1].load(std::memory_order_acquire) != turns[k])) {
+      if (turns[k] && (place.read[0].load(std::memory_order_acquire) != turns[k] ||
+                       place.read[1].load(std::memory_order_acquire) != turns[k])) {
         (void)on.query();
         continue;
       }
@@ -87,7 +91,8 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
       std::vector<std::uint64_t> turns(places.size(), 1);
       while (all.goes_on()) {
         for (std::size_t k = 0; k < places.size(); ++k) {
-          (void)clock::find(newest.load(std::memory_order_relaxed) + r() % 64);  // where streams will be; no driver call in between
+          // where streams will be; no driver call in between
+          (void)clock::find(newest.load(std::memory_order_relaxed) + r() % 64);
           turn_of& place = places[k];
           auto const s = place.told.heard(turns[k]);
           if (!s || !s->query()) continue;
@@ -112,10 +117,13 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
 }
 
 std::string stamps_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
-  return in_rounds(time, [&](std::uint64_t k) { return some_stamps(seed + k * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(60))); });
+  return in_rounds(time, [&](std::uint64_t k) {
+    return some_stamps(seed + k * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(60)));
+  });
 }
 
-// One event that is recorded again and again, waited for, asked about and waited for on the host, by several threads at once.
+// One event that is recorded again and again, waited for,
+// asked about and waited for on the host, by several threads at once.
 std::string events_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 2, .memory = 16_MiB}};
   crowd all(seed, time);

@@ -1,6 +1,6 @@
-// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to one.
-// The threads are the system's, as fast as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS others of
-// them go on between any two accesses of an atomic.
+// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to
+// one. The threads are the system's, as fast as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS
+// others of them go on between any two accesses of an atomic.
 // Seeds as tests/support/seeds.h says.
 // Threads: several.
 #include <gtest/gtest.h>
@@ -42,7 +42,8 @@ simulated seeded(std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB
 }
 simulated const standing = machine_of(simulated::running::stepped, 1);  // nothing moves
 
-// As many orders whatever WEIR_TEST_SEEDS says: in some of them no thread is passed over between two accesses.
+// As many orders whatever WEIR_TEST_SEEDS says:
+// in some of them no thread is passed over between two accesses.
 std::vector<std::uint64_t> orders() {
   constexpr std::uint64_t n = 20;
   std::uint64_t const one = tests::number_from_environment("WEIR_TEST_SEED", 0);
@@ -195,7 +196,8 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   });
 }
 
-// Two mark a slot first, without the lock, and one that has it notes more of that slot. Each takes back what it wrote.
+// Two mark a slot first, without the lock, and one that has it notes more of that slot.
+// Each takes back what it wrote.
 TEST(steps, a_slot_keeps_its_first_mark_and_that_more_is_known_of_it) {
   each_way([](together& now) {
     memory_bench bench(standing);
@@ -243,8 +245,8 @@ TEST(steps, one_of_those_who_ask_is_told_that_it_is_time_to_look_for_idle_memory
   });
 }
 
-// What a thread remembers of pinned blocks holds for a version: each block that is taken back, and each pool that
-// ends, makes another.
+// What a thread remembers of pinned blocks holds for a version: each block that is taken back, and each pool
+// that ends, makes another.
 TEST(steps, each_pinned_block_that_is_taken_back_changes_the_version_of_all) {
   each_way([](together& now) {
     memory_bench one(standing), other(standing);
@@ -311,7 +313,7 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
   });
 }
 
-// Threads of a relay --------------------------------------------------------------------------------------------------
+// Threads of a relay ----------------------------------------------------------------------------------------
 
 TEST(steps_in_any_order, a_device_has_one_default_stream) {
   for (auto const seed : orders()) {
@@ -359,8 +361,8 @@ TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
   }
 }
 
-// Two devices whose streams move nothing: the threads of the test run what they are given. Fences are complete while
-// the machine is said to be idle.
+// Two devices whose streams move nothing: the threads of the test run what they are given. Fences are
+// complete while the machine is said to be idle.
 struct two_devices {
   struct keeps_work final : driver::faulty {
     using faulty::faulty;

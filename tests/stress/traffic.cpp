@@ -1,5 +1,6 @@
-// Blocks of many streams among real threads: streams begin and end with blocks of theirs in use, memory is short, so that each takes what others
-// left, threads free what others took and mark it for streams of theirs, and others look on.
+// Blocks of many streams among real threads: streams begin and end with blocks of theirs in use, memory is
+// short, so that each takes what others left, threads free what others took and mark it for streams of
+// theirs, and others look on.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -21,7 +22,8 @@ struct block {
 
 class traffic {
  public:
-  traffic(std::uint64_t seed, std::chrono::nanoseconds time) : all_(seed, time), own_(simulated{.devices = 1, .memory = 48_MiB}, {.fence_every = 1_MiB}) {}
+  traffic(std::uint64_t seed, std::chrono::nanoseconds time)
+      : all_(seed, time), own_(simulated{.devices = 1, .memory = 48_MiB}, {.fence_every = 1_MiB}) {}
 
   std::string run() {
     for (std::uint64_t k = 0; k < 3; ++k) {
@@ -86,7 +88,8 @@ class traffic {
           else streams.erase(streams.begin() + 2, streams.end());
           break;
         case 2: case 3:  // to whoever takes it
-          if (!held.empty() && places_[r() % places_.size()].put(held.back().get())) (void)held.back().release(), held.pop_back();
+          if (!held.empty() && places_[r() % places_.size()].put(held.back().get()))
+            (void)held.back().release(), held.pop_back();
           break;
         case 4: case 5: case 6:
           if (std::unique_ptr<block> b{places_[r() % places_.size()].take()}) give(std::move(b));
@@ -112,7 +115,8 @@ class traffic {
     while (!held.empty()) give_any();
   }
 
-  // What others may ask at any time; and addresses that may be a block, or none, or one again: that they were heard of orders nothing.
+  // What others may ask at any time; and addresses that may be a block, or none, or one again:
+  // that they were heard of orders nothing.
   void look(crowd::random& r) {
     runtime_guard const in(own_);
     while (all_.goes_on()) {
@@ -140,11 +144,14 @@ class traffic {
 
 // A new machine each time: its streams are new then, and the lists of them grow.
 std::string traffic_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
-  return in_rounds(time, [&](std::uint64_t k) { return traffic(seed + k * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(40))).run(); });
+  return in_rounds(time, [&](std::uint64_t k) {
+    return traffic(seed + k * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(40))).run();
+  });
 }
 
-// A stream that is new to all: two members take of it at once, mark the same blocks for streams of their own, one close behind the other, so that
-// it finds what the first mark of a slab made; and the later one gives them back.
+// A stream that is new to all: two members take of it at once, mark the same blocks for streams of their own,
+// one close behind the other, so that it finds what the first mark of a slab made;
+// and the later one gives them back.
 std::string fresh_streams_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   struct shared {

@@ -19,8 +19,9 @@ namespace {
 
 using driver::sim::tape;
 
-// While one lives this thread, and threads it makes, share a processor: handing on a baton from one to another takes ten times as long.
-// Each test program that runs takes one that no other has, if there is one: a name of the system's says who has it.
+// While one lives this thread, and threads it makes, share a processor: handing on a baton from one to
+// another takes ten times as long. Each test program that runs takes one that no other has, if there is one:
+// a name of the system's says who has it.
 class one_processor {
  public:
   one_processor() {
@@ -47,7 +48,10 @@ class one_processor {
     at.sun_family = AF_UNIX;
     int const length = std::snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "weir-test-on-processor-%d", processor);
     name_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (name_ >= 0 && ::bind(name_, reinterpret_cast<sockaddr const*>(&at), static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length))) == 0) return true;
+    if (name_ >= 0 &&
+        ::bind(name_, reinterpret_cast<sockaddr const*>(&at),
+               static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length))) == 0)
+      return true;
     if (name_ >= 0) ::close(name_);
     name_ = -1;
     return false;
@@ -109,7 +113,8 @@ void trial::among_threads(int least, std::uint64_t kinds, std::function<void(int
   int const threads = 2 + static_cast<int>(draw(2));
   std::vector<int> steps;
   for (int i = 0; i < threads; ++i) steps.push_back(least + static_cast<int>(draw(kinds)));
-  for (int i = 0; i < threads; ++i) spawn(std::string(1, static_cast<char>('a' + i)), [&body, n = steps[static_cast<std::size_t>(i)]] { body(n); });
+  for (int i = 0; i < threads; ++i)
+    spawn(std::string(1, static_cast<char>('a' + i)), [&body, n = steps[static_cast<std::size_t>(i)]] { body(n); });
   join();
 }
 
@@ -213,7 +218,8 @@ struct explorer {
       again.write_down();
       auto const second = run(again);
       if (second.hash != r.hash || second.wrong != r.wrong) {
-        f.what += "\n  The run of the same seed took another course: hash " + hex(second.hash) + " after " + hex(r.hash) + ", and " + (second.wrong.empty() ? "nothing is wrong" : second.wrong);
+        f.what += "\n  The run of the same seed took another course: hash " + hex(second.hash) + " after " +
+                  hex(r.hash) + ", and " + (second.wrong.empty() ? "nothing is wrong" : second.wrong);
       } else {
         shorten(f, taken(again));
       }
@@ -223,12 +229,15 @@ struct explorer {
   }
 
   void report(found const& f) const {
-    std::string text = options.name + ": run " + std::to_string(f.at) + " with seed " + std::to_string(f.seed) + ", trace hash " + hex(f.hash) + ", points at locks" +
-                       (points_at_atomics ? " and atomics" : "") + "\n  " + f.what + "\n  Replay with WEIR_TEST_SEED=" + std::to_string(f.seed) + " (WEIR_TEST_TRACE=1 tells it)";
+    std::string text = options.name + ": run " + std::to_string(f.at) + " with seed " + std::to_string(f.seed) +
+                       ", trace hash " + hex(f.hash) + ", points at locks" + (points_at_atomics ? " and atomics" : "") +
+                       "\n  " + f.what + "\n  Replay with WEIR_TEST_SEED=" + std::to_string(f.seed) +
+                       " (WEIR_TEST_TRACE=1 tells it)";
     if (!f.shrunk_what.empty()) {
       auto const path = std::filesystem::absolute(options.name + "-" + std::to_string(f.seed) + ".tape").string();
       tape_file{options.name, f.seed, f.shrunk_hash, points_at_atomics, f.shrunk, f.shrunk_what}.write(path);
-      text += "\n  Shrunk to " + std::to_string(f.shrunk.size()) + " draws: WEIR_TEST_TAPE=" + path + "\n  " + f.shrunk_what;
+      text += "\n  Shrunk to " + std::to_string(f.shrunk.size()) + " draws: WEIR_TEST_TAPE=" + path + "\n  " +
+              f.shrunk_what;
     }
     ADD_FAILURE() << text;
   }
@@ -242,7 +251,8 @@ struct explorer {
       if (!r.wrong.empty()) {
         ADD_FAILURE() << path << " fails, trace hash " << hex(r.hash) << ": " << r.wrong;
       } else if (file.hash && file.atomics == points_at_atomics && *file.hash != r.hash) {
-        ADD_FAILURE() << path << " took another course than when it was written: trace hash " << hex(r.hash) << ", not " << hex(*file.hash);
+        ADD_FAILURE() << path << " took another course than when it was written: trace hash " << hex(r.hash) << ", not "
+                      << hex(*file.hash);
       } else {
         return true;
       }
@@ -263,7 +273,8 @@ struct explorer {
     if (std::filesystem::is_directory(tapes_folder())) {
       for (auto const& entry : std::filesystem::directory_iterator(tapes_folder())) {
         auto const stem = entry.path().stem().string();
-        if (entry.path().extension() == ".tape" && (stem == options.name || stem.rfind(options.name + "-", 0) == 0)) paths.push_back(entry.path().string());
+        if (entry.path().extension() == ".tape" && (stem == options.name || stem.rfind(options.name + "-", 0) == 0))
+          paths.push_back(entry.path().string());
       }
     }
     std::sort(paths.begin(), paths.end());
@@ -339,7 +350,9 @@ std::uint64_t explore_answers(explore_options const& o, std::uint64_t most, body
       t.write_down();
       ++runs;
       auto const r = e.run(t, &answers);
-      if (r.wrong.empty()) return std::vector<tape::choice>(t.written().begin() + static_cast<std::ptrdiff_t>(t.began()), t.written().end());
+      if (r.wrong.empty())
+        return std::vector<tape::choice>(t.written().begin() + static_cast<std::ptrdiff_t>(t.began()),
+                                         t.written().end());
       found f{runs, runs, seed, r.hash, r.wrong, explorer::taken(t), r.wrong, r.hash};
       e.report(f);
       failed = true;
@@ -347,7 +360,8 @@ std::uint64_t explore_answers(explore_options const& o, std::uint64_t most, body
     });
   }
   count_runs(o.name, runs, wanted.first());
-  std::cout << o.name << ": " << programs << " programs from seed " << wanted.first() << ", " << runs << " runs; of " << whole << " programs all answers\n";
+  std::cout << o.name << ": " << programs << " programs from seed " << wanted.first() << ", " << runs << " runs; of "
+            << whole << " programs all answers\n";
   return runs;
 }
 

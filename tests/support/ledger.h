@@ -1,6 +1,7 @@
-// The ledger writes down every operation that reaches a machine, in words of operations and edges alone: what the clocks say is
-// judged by it, and it knows nothing of them.
-// Threads: one at a time: a test's own, or those of a relay. A call that does not wait and its line in the ledger are one step.
+// The ledger writes down every operation that reaches a machine, in words of operations and edges alone: what
+// the clocks say is judged by it, and it knows nothing of them.
+// Threads: one at a time: a test's own, or those of a relay.
+// A call that does not wait and its line in the ledger are one step.
 #pragma once
 #include <bitset>
 #include <functional>
@@ -34,7 +35,8 @@ class ledger final : public driver::faulty {
   // Has the host seen that `op` is complete?
   bool complete(int op) const { return op < 0 || seen_[static_cast<std::size_t>(op)]; }
 
-  weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t, weir::driver::work w) override {
+  weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t,
+                               weir::driver::work w) override {
     step const one(*this, step::others::stay);
     auto const r = faulty::enqueue(device, s, t, w);
     if (r.ok()) add(s, -1);
@@ -97,7 +99,8 @@ class ledger final : public driver::faulty {
     call_others();
     return r;
   }
-  weir::driver::result<weir::driver::stream_handle> create_stream(int device, weir::driver::stream_kind k, int priority) override {
+  weir::driver::result<weir::driver::stream_handle> create_stream(int device, weir::driver::stream_kind k,
+                                                                  int priority) override {
     step const one(*this, step::others::stay);
     auto const r = faulty::create_stream(device, k, priority);
     if (r.ok()) {  // a handle may come again for another stream

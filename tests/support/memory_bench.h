@@ -23,7 +23,8 @@ struct memory_bench {
   explicit memory_bench(simulated const& like, options o = {}) : memory_bench(driver::sim::make(like), o) {}
   // `around` puts another driver in front of the machine.
   template <class Around>
-  memory_bench(simulated const& like, options o, Around around) : memory_bench(wrap(driver::sim::make(like), around), o) {}
+  memory_bench(simulated const& like, options o, Around around)
+      : memory_bench(wrap(driver::sim::make(like), around), o) {}
 
   driver::driver& machine() { return core.machine(); }
   clock::clocks& clocks() { return core.part<clock::clocks>(); }
@@ -31,18 +32,21 @@ struct memory_bench {
   memory::allocator& on(int device) { return memory().on(device); }
   clock::timeline& stream(int device) {
     core.open(device, "test", here::current());
-    return clocks().make(device, machine().create_stream(device, driver::stream_kind::independent, 0).value, clock::life::own);
+    return clocks().make(device, machine().create_stream(device, driver::stream_kind::independent, 0).value,
+                         clock::life::own);
   }
 
  private:
-  memory_bench(driver::sim::made m, options o) : control(m.control), core(facade(), std::move(m.machine), o, "a test") {}
+  memory_bench(driver::sim::made m, options o)
+      : control(m.control), core(facade(), std::move(m.machine), o, "a test") {}
   template <class Around>
   static driver::sim::made wrap(driver::sim::made m, Around around) {
     m.machine = around(std::move(m.machine));
     return m;
   }
   static runtime& facade() {  // what the parts hold on to; no test speaks to it
-    static auto* const r = new runtime(simulated{.devices = 1, .memory = 1 << 20, .how = simulated::running::stepped, .seed = 1});
+    static auto* const r =
+        new runtime(simulated{.devices = 1, .memory = 1 << 20, .how = simulated::running::stepped, .seed = 1});
     return *r;
   }
 

@@ -1,5 +1,5 @@
-// Tests that do on purpose what the checker reports. All tests also run with the checker before every machine (ctest -L checked),
-// and fail for reports that nobody took: these take theirs.
+// Tests that do on purpose what the checker reports. All tests also run with the checker before every machine
+// (ctest -L checked), and fail for reports that nobody took: these take theirs.
 // Threads: as race_reports().
 #pragma once
 #include "runtime/driver/check/check.h"

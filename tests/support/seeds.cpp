@@ -1,4 +1,5 @@
-// Which seeds; the account of runs that is printed when all tests of a program are done. tools/prove adds these lines up.
+// Which seeds; the account of runs that is printed when all tests of a program are done.
+// tools/prove adds these lines up.
 // Threads: as seeds.h says.
 #include "tests/support/seeds.h"
 
@@ -27,14 +28,16 @@ std::map<std::string, runs_of_program>& account() {
 
 class at_the_end final : public ::testing::Environment {
   void TearDown() override {
-    for (auto const& [program, runs] : account()) std::cout << "seeded runs: " << program << ' ' << runs.made << " from seed " << runs.first_seed << '\n';
+    for (auto const& [program, runs] : account())
+      std::cout << "seeded runs: " << program << ' ' << runs.made << " from seed " << runs.first_seed << '\n';
     auto const met = driver::sim::all_habits_met();
     tell("streams", met.streams);
     tell("threads", met.threads);
   }
   static void tell(char const* whose, std::array<std::uint64_t, driver::sim::habit_count> const& times) {
     std::cout << "schedules of " << whose << ':';
-    for (std::size_t i = 0; i < times.size(); ++i) std::cout << ' ' << driver::sim::name_of(static_cast<driver::sim::habit>(i)) << ' ' << times[i];
+    for (std::size_t i = 0; i < times.size(); ++i)
+      std::cout << ' ' << driver::sim::name_of(static_cast<driver::sim::habit>(i)) << ' ' << times[i];
     std::cout << '\n';
   }
 };
@@ -56,13 +59,15 @@ std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise)
   std::_Exit(2);
 }
 
-seeds::seeds(std::string program, std::uint64_t otherwise, std::uint64_t part, std::uint64_t parts) : program_(std::move(program)) {
+seeds::seeds(std::string program, std::uint64_t otherwise, std::uint64_t part, std::uint64_t parts)
+    : program_(std::move(program)) {
   if (std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0)) {
     first_ = only;
     count_ = part == 0 ? 1 : 0;
     return;
   }
-  std::uint64_t const most = number_from_environment("WEIR_TEST_MOST_SEEDS", 0), wanted = number_from_environment("WEIR_TEST_SEEDS", otherwise);
+  std::uint64_t const most = number_from_environment("WEIR_TEST_MOST_SEEDS", 0),
+                      wanted = number_from_environment("WEIR_TEST_SEEDS", otherwise);
   if (wanted == 0 && otherwise != 0) {
     std::fprintf(stderr, "WEIR_TEST_SEEDS=0 would test nothing\n");
     std::_Exit(2);

@@ -1,9 +1,10 @@
-// The seeds a test of random programs runs, and how many runs were made of them: each test program says so at its end.
+// The seeds a test of random programs runs, and how many runs were made of them:
+// each test program says so at its end.
 // Threads: one at a time.
 //
-// WEIR_TEST_SEEDS=n: so many, instead of those the test asks for. WEIR_TEST_BASE_SEED=s: the first (./run sets the commit's, and
-// prints it). WEIR_TEST_SEED=s: that one alone. What is no whole number ends the program with status 2: a test that ran nothing, or
-// something else than was asked for, must not pass.
+// WEIR_TEST_SEEDS=n: so many, instead of those the test asks for. WEIR_TEST_BASE_SEED=s: the first (./run
+// sets the commit's, and prints it). WEIR_TEST_SEED=s: that one alone. What is no whole number ends the
+// program with status 2: a test that ran nothing, or something else than was asked for, must not pass.
 #pragma once
 #include <cstdint>
 #include <cstdlib>

@@ -1,7 +1,8 @@
-// Initialisers of function-local statics, among threads of a relay. The language's own guard puts whoever meets a static that another
-// thread is making to sleep in the system; where one thread runs at a time the other then never goes on. So test programs have
-// these in front of the language's calls: an initialiser is one step of a relay, and if it has to wait all the same (for a lock), others that
-// come to the static wait as threads of a relay do. Linked into every test program, see cmake/weir_tests.cmake.
+// Initialisers of function-local statics, among threads of a relay. The language's own guard puts whoever
+// meets a static that another thread is making to sleep in the system; where one thread runs at a time the
+// other then never goes on. So test programs have these in front of the language's calls: an initialiser is
+// one step of a relay, and if it has to wait all the same (for a lock), others that come to the static wait
+// as threads of a relay do. Linked into every test program, see cmake/weir_tests.cmake.
 // Threads: any; those of no relay find the language's calls as they are.
 #include <algorithm>
 #include <vector>
@@ -30,12 +31,14 @@ struct makers {  // threads of relays
 constinit base::mutex lock{base::quiet};
 constinit makers* now = nullptr;  // never destroyed
 
-// What comes before a thread of a relay asks the language. Requires: it is undivided: nothing here is a switch point, for only the
-// first run of a process comes here.
+// What comes before a thread of a relay asks the language. Requires: it is undivided: nothing here is a
+// switch point, for only the first run of a process comes here.
 void wait_for_others(guard* g, base::relay* here) {
   base::unique_lock hold(lock);
   if (!now) now = new makers;
-  for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::relay::number(); at = now->find(g)) now->fewer.wait(hold);
+  for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::relay::number();
+       at = now->find(g))
+    now->fewer.wait(hold);
 }
 
 void give_back(guard* g, give_back_call* call) {
@@ -60,7 +63,8 @@ void give_back(guard* g, give_back_call* call) {
 extern "C" {
 using weir::tests::guard;
 
-// The linker's --wrap: calls of __cxa_guard_X come to __wrap___cxa_guard_X, and __real___cxa_guard_X is the language's, wherever it lies.
+// The linker's --wrap: calls of __cxa_guard_X come to __wrap___cxa_guard_X,
+// and __real___cxa_guard_X is the language's, wherever it lies.
 int __real___cxa_guard_acquire(guard*);
 void __real___cxa_guard_release(guard*);
 void __real___cxa_guard_abort(guard*);

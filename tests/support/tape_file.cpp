@@ -12,7 +12,8 @@ using numbers = driver::sim::tape::numbers;
 
 std::string tape_file::text() const {
   std::ostringstream out;
-  out << "weir tape 1\nprogram " << program << "\npoints " << (atomics ? "atomics" : "locks") << "\nseed " << seed << '\n';
+  out << "weir tape 1\nprogram " << program << "\npoints " << (atomics ? "atomics" : "locks") << "\nseed " << seed
+      << '\n';
   if (hash) out << "hash 0x" << std::hex << *hash << std::dec << '\n';
   if (!what.empty()) out << "what " << what.substr(0, what.find('\n')) << '\n';
   out << "draws " << draws.size();
@@ -45,7 +46,8 @@ tape_file tape_file::parse(std::string const& text) {
       std::size_t n = 0;
       if (in >> n; n > 100'000'000) wrong("it has " + std::to_string(n) + " draws");
       for (std::uint32_t v; f.draws.size() < n && in >> v;) f.draws.push_back(v);
-      if (f.draws.size() != n) wrong(std::to_string(n) + " draws are announced, " + std::to_string(f.draws.size()) + " are there");
+      if (f.draws.size() != n)
+        wrong(std::to_string(n) + " draws are announced, " + std::to_string(f.draws.size()) + " are there");
     } else {
       wrong("a line begins with \"" + word + "\"");
     }
@@ -72,7 +74,8 @@ namespace {
 
 class shrinker {
  public:
-  shrinker(numbers first, std::uint64_t most, std::function<bool(numbers&)> const& fails) : best_(std::move(first)), left_(most), fails_(fails) {}
+  shrinker(numbers first, std::uint64_t most, std::function<bool(numbers&)> const& fails)
+      : best_(std::move(first)), left_(most), fails_(fails) {}
 
   numbers run() {
     for (std::size_t before = 0; left_ > 0 && before != weight();) {
@@ -137,6 +140,8 @@ class shrinker {
 
 }  // namespace
 
-numbers shrink(numbers first, std::uint64_t most, std::function<bool(numbers&)> const& fails) { return shrinker(std::move(first), most, fails).run(); }
+numbers shrink(numbers first, std::uint64_t most, std::function<bool(numbers&)> const& fails) {
+  return shrinker(std::move(first), most, fails).run();
+}
 
 }  // namespace weir::tests

@@ -80,7 +80,8 @@ TEST_F(TensorArithmetic, NewTensorsHoldTheResultAndTheOperandsStay) {
     auto const place = random.one_of(places);
     sample a = random_sample(s, place), b = random_sample(s, place);
     std::vector<float> plus, times, cut;
-    for (size_t i = 0; i < a.size(); ++i) plus.push_back(a[i] + b[i]), times.push_back(a[i] * b[i]), cut.push_back(a[i] < 0 ? 0 : a[i]);
+    for (size_t i = 0; i < a.size(); ++i)
+      plus.push_back(a[i] + b[i]), times.push_back(a[i] * b[i]), cut.push_back(a[i] < 0 ? 0 : a[i]);
     expect(plus, add(a.v.t, b.v.t));
     expect(times, mul(a.v.t, b.v.t));
     expect(cut, relu(a.v.t));
@@ -108,7 +109,8 @@ TEST_F(TensorArithmetic, EveryDtypeIsFilledAndCounted) {
 }
 
 TEST_F(TensorArithmetic, SumsOfAnyLengthAreThoseOfExactArithmetic) {
-  for (std::int64_t const n : {1, 2, 31, 32, 33, 255, 256, 257, 4095, 4096, 4097, 8192, 40000, 131072, 131073, 300001}) {
+  for (std::int64_t const n :
+       {1, 2, 31, 32, 33, 255, 256, 257, 4095, 4096, 4097, 8192, 40000, 131072, 131073, 300001}) {
     for (auto const& place : places) {
       tensor const t = arange(n, options_at(place));
       double const should = static_cast<double>(n) * static_cast<double>(n - 1) / 2;

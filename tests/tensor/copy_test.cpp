@@ -22,7 +22,8 @@ class TensorCopy : public on_devices {
   // Element i of the storage is (from + i) % 100, in any dtype.
   tensor numbered(model_view const& all, memory_of_tensor place, dtype type, std::int64_t from) {
     tensor const on_host = empty({static_cast<std::int64_t>(all.at.size())}, {.type = type, .on = cpu});
-    for (std::int64_t i = 0; i < on_host.numel(); ++i) ops::store(type, on_host.data(), i, static_cast<double>((from + i) % 100));
+    for (std::int64_t i = 0; i < on_host.numel(); ++i)
+      ops::store(type, on_host.data(), i, static_cast<double>((from + i) % 100));
     tensor t = empty(on_host.shape(), options_at(place, type));
     t.copy_(on_host);
     return t.view(shape_of(all.shape));
@@ -33,7 +34,8 @@ TEST_F(TensorCopy, AnyViewToAnyOtherOfTheSameShapeOnAnyDeviceInAnyDtype) {
   for (int round = 0; round < 300; ++round) {
     model_view const all = model_view::whole(random_shape(random, 4, 6));
     dtype const from = random.one_of(dtypes), to = random.between(0, 1) ? from : random.one_of(dtypes);
-    modelled const source = random_view({numbered(all, random.one_of(places), from, 3), all}, random, random.between(0, 3));
+    modelled const source =
+        random_view({numbered(all, random.one_of(places), from, 3), all}, random, random.between(0, 3));
     // A target of that shape within a larger storage, perhaps with its dimensions in another order.
     extents order = source.m.shape;
     for (auto& e : order) e += random.between(0, 2);
@@ -59,7 +61,8 @@ TEST_F(TensorCopy, AnyViewToAnyOtherOfTheSameShapeOnAnyDeviceInAnyDtype) {
     }
     for (size_t i = 0; i < should.size(); ++i) {
       ASSERT_EQ(ops::load(to, is.data(), static_cast<std::int64_t>(i)), to == boolean ? should[i] != 0 : should[i])
-          << "round " << round << ", element " << i << ": " << name_of(from) << " on " << source.t.device().str() << " to " << name_of(to) << " on " << target.t.device().str();
+          << "round " << round << ", element " << i << ": " << name_of(from) << " on " << source.t.device().str()
+          << " to " << name_of(to) << " on " << target.t.device().str();
     }
   }
 }
@@ -126,7 +129,8 @@ TEST_F(TensorCopy, WhatIsReadAndWrittenInAnotherOrderIsRefusedAndBesideEachOther
   for (tensor_options const o : {tensor_options{}, tensor_options{.on = cpu}}) {
     tensor a = arange(16, o).to(float32).view({4, 4});
     std::vector<float> const before = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    expect_refusal([&] { a.copy_(a.t()); }, {"tensor::copy_", "[4, 4] with strides [4, 1]", "strides [1, 4]", "overlap", "clone()"});
+    expect_refusal([&] { a.copy_(a.t()); },
+                   {"tensor::copy_", "[4, 4] with strides [4, 1]", "strides [1, 4]", "overlap", "clone()"});
     expect_refusal([&] { a.t().copy_(a); }, {"overlap"});
     expect_refusal([&] { a.slice(1, 0, 3).copy_(a.slice(1, 1, 4)); }, {"overlap"});
     expect_refusal([&] { a.add_(a.t()); }, {"tensor::add_", "overlap"});
@@ -146,7 +150,9 @@ TEST_F(TensorCopy, WhatIsReadAndWrittenInAnotherOrderIsRefusedAndBesideEachOther
 // Against a look at every byte.
 TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
   std::mt19937 random(5);
-  auto const below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+  auto const below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
   tensor const whole = zeros({4, 6, 5}, {.type = int16, .on = cpu});
   auto const some_view = [&] {
     tensor t = below(4) ? whole : tensor::view_of(whole.storage(), {4, 3, 5}, float32);
@@ -164,7 +170,8 @@ TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
         for (size_t i = 0; i < size_of(t.dtype()); ++i) all.insert(at + i);
         return;
       }
-      for (std::int64_t i = 0; i < t.shape()[d]; ++i) self(self, at + i * t.strides()[d] * static_cast<std::int64_t>(size_of(t.dtype())), d + 1);
+      for (std::int64_t i = 0; i < t.shape()[d]; ++i)
+        self(self, at + i * t.strides()[d] * static_cast<std::int64_t>(size_of(t.dtype())), d + 1);
     };
     add(add, static_cast<char const*>(t.data()), 0);
     return all;
@@ -174,7 +181,8 @@ TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
     tensor const a = some_view(), b = some_view();
     auto const of_a = bytes_of(a), of_b = bytes_of(b);
     bool const meet = std::any_of(of_a.begin(), of_a.end(), [&](char const* p) { return of_b.contains(p); });
-    ASSERT_EQ(tensors::may_share_elements(a, b), meet) << a.shape().str() << a.strides().str() << " and " << b.shape().str() << b.strides().str();
+    ASSERT_EQ(tensors::may_share_elements(a, b), meet)
+        << a.shape().str() << a.strides().str() << " and " << b.shape().str() << b.strides().str();
     shared += meet;
     apart_but_interleaved += !meet && *of_a.begin() < *of_b.rbegin() && *of_b.begin() < *of_a.rbegin();
   }
@@ -222,7 +230,8 @@ TEST(TensorPeerView, TheOwnersStreamComesFirstAndTheMemoryStaysUntilTheReaderIsT
   (void)ones({1}, {.on = 1}).peer_view(0);  // the link is tried
   std::promise<void> written, read;
   auto const hold = [](device d, std::promise<void>& until) {
-    launch_host(current_stream(d), [go = std::make_shared<std::shared_future<void>>(until.get_future())] { go->wait(); });
+    launch_host(current_stream(d),
+                [go = std::make_shared<std::shared_future<void>>(until.get_future())] { go->wait(); });
   };
   hold(1, written);
   tensor x = full({1000}, 2, {.on = 1});

@@ -15,7 +15,9 @@ class TensorMatmul : public on_devices {
     tensor t;
     std::vector<float> at;
     std::int64_t rows, columns;
-    float operator()(std::int64_t i, std::int64_t j, bool turned) const { return at[static_cast<size_t>(turned ? j * columns + i : i * columns + j)]; }
+    float operator()(std::int64_t i, std::int64_t j, bool turned) const {
+      return at[static_cast<size_t>(turned ? j * columns + i : i * columns + j)];
+    }
   };
   // Rows together, columns together, or gaps both ways; within something larger or not. All else is NaN.
   matrix random_matrix(std::int64_t rows, std::int64_t columns, memory_of_tensor place) {
@@ -23,8 +25,12 @@ class TensorMatmul : public on_devices {
     for (float& v : m.at) v = random.number();
     switch (random.between(0, 3)) {
       case 0: m.t = full({rows, columns}, NAN, options_at(place)); break;
-      case 1: m.t = full({rows + 2, columns + 3}, NAN, options_at(place)).slice(0, 1, rows + 1).slice(1, 2, columns + 2); break;
-      case 2: m.t = full({columns + 1, rows + 1}, NAN, options_at(place)).t().slice(0, 1, rows + 1).slice(1, 0, columns); break;
+      case 1:
+        m.t = full({rows + 2, columns + 3}, NAN, options_at(place)).slice(0, 1, rows + 1).slice(1, 2, columns + 2);
+        break;
+      case 2:
+        m.t = full({columns + 1, rows + 1}, NAN, options_at(place)).t().slice(0, 1, rows + 1).slice(1, 0, columns);
+        break;
       default: m.t = full({rows, columns, 2}, NAN, options_at(place)).transpose(0, 2)[1].t(); break;
     }
     if (!m.at.empty()) m.t.copy_(tensor::borrow(m.at.data(), {rows, columns}, float32, cpu));
@@ -35,10 +41,13 @@ class TensorMatmul : public on_devices {
 TEST_F(TensorMatmul, AnyLayoutsAnyTranspositionsAnyPlaceWithAndWithoutWhatWasThere) {
   for (int round = 0; round < 300; ++round) {
     auto const place = random.one_of(places);
-    auto const m = random.between(1, 12), n = random.between(1, 12), k = random.between(0, 10) ? random.between(1, 20) : 0;
+    auto const m = random.between(1, 12), n = random.between(1, 12),
+               k = random.between(0, 10) ? random.between(1, 20) : 0;
     auto const how = static_cast<transposed>(random.between(0, 3));
-    bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
-    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place), b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
+    bool const left = how == transposed::left || how == transposed::both,
+               right = how == transposed::right || how == transposed::both;
+    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place),
+                 b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
     matrix c = random_matrix(m, n, place);
     double const beta = random.between(0, 1) ? 0 : 0.5;
     if (beta == 0) c.t.fill_(NAN);  // must not matter
@@ -52,11 +61,13 @@ TEST_F(TensorMatmul, AnyLayoutsAnyTranspositionsAnyPlaceWithAndWithoutWhatWasThe
     }
     matmul_out(c.t, a.t, b.t, how, beta);
     tensor const is = c.t.contiguous().cpu();
-    for (size_t i = 0; i < should.size(); ++i) ASSERT_NEAR(is.host<float>()[i], should[i], 1e-4) << "round " << round << ": " << m << " x " << k << " x " << n;
+    for (size_t i = 0; i < should.size(); ++i)
+      ASSERT_NEAR(is.host<float>()[i], should[i], 1e-4) << "round " << round << ": " << m << " x " << k << " x " << n;
     if (beta == 0) {
       tensor const fresh = matmul(a.t, b.t, how).cpu();
       ASSERT_EQ(fresh.shape(), (shape{m, n}));
-      for (size_t i = 0; i < should.size(); ++i) ASSERT_NEAR(fresh.host<float>()[i], should[i], 1e-4) << "round " << round;
+      for (size_t i = 0; i < should.size(); ++i)
+        ASSERT_NEAR(fresh.host<float>()[i], should[i], 1e-4) << "round " << round;
     }
   }
 }
@@ -90,7 +101,8 @@ TEST_F(TensorMatmul, ProductsOfSeveralDevicesAtOnce) {
       results.push_back(matmul(full({256, 256}, 1 + i, {.on = d}), full({256, 256}, round, {.on = d})));
     }
   }
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(mean(results[static_cast<size_t>(i)]).item<float>(), 256.0f * static_cast<float>((1 + i % 2) * (i / 2)));
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(mean(results[static_cast<size_t>(i)]).item<float>(), 256.0f * static_cast<float>((1 + i % 2) * (i / 2)));
 }
 
 TEST_F(TensorMatmul, RefusalsNameBothShapes) {
@@ -112,24 +124,30 @@ TEST_F(TensorMatmul, HalvesAreSummedInFloat32AndRoundedOnce) {
     dtype const type = random.between(0, 1) ? float16 : bfloat16, to = random.between(0, 1) ? type : float32;
     auto const m = random.between(1, 10), n = random.between(1, 10), k = random.between(1, 20);
     auto const how = static_cast<transposed>(random.between(0, 3));
-    bool const left = how == transposed::left || how == transposed::both, right = how == transposed::right || how == transposed::both;
-    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place), b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
-    tensor const x = a.t.to(type), y = b.t.to(type), xs = x.to(float32).contiguous().cpu(), ys = y.to(float32).contiguous().cpu();
+    bool const left = how == transposed::left || how == transposed::both,
+               right = how == transposed::right || how == transposed::both;
+    matrix const a = left ? random_matrix(k, m, place) : random_matrix(m, k, place),
+                 b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
+    tensor const x = a.t.to(type), y = b.t.to(type), xs = x.to(float32).contiguous().cpu(),
+                 ys = y.to(float32).contiguous().cpu();
     double const beta = random.between(0, 1) ? 0 : 0.5;
     tensor out = full({m, n}, beta == 0 ? NAN : 3, options_at(place)).to(to);
     matmul_out(out, x, y, how, beta);
     ASSERT_EQ(out.dtype(), to);
     tensor const is = out.to(float32).cpu();
-    double const steps = to == float32 ? 1e-5 : type == float16 ? 0x1p-11 : 0x1p-8;  // of the result's size, rounded once
+    // of the result's size, rounded once
+    double const steps = to == float32 ? 1e-5 : type == float16 ? 0x1p-11 : 0x1p-8;
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
         double product = 0, size = 3;
         for (std::int64_t l = 0; l < k; ++l) {
-          double const p = static_cast<double>(xs.host<float>()[static_cast<size_t>(left ? l * m + i : i * k + l)]) * ys.host<float>()[static_cast<size_t>(right ? j * k + l : l * n + j)];
+          double const p = static_cast<double>(xs.host<float>()[static_cast<size_t>(left ? l * m + i : i * k + l)]) *
+                           ys.host<float>()[static_cast<size_t>(right ? j * k + l : l * n + j)];
           product += p, size += std::abs(p);
         }
         double const should = product + beta * 3;
-        ASSERT_NEAR(is.host<float>()[static_cast<size_t>(i * n + j)], should, steps * std::abs(should) + 1e-5 * size) << "round " << round << ": " << m << " x " << k << " x " << n;
+        ASSERT_NEAR(is.host<float>()[static_cast<size_t>(i * n + j)], should, steps * std::abs(should) + 1e-5 * size)
+            << "round " << round << ": " << m << " x " << k << " x " << n;
       }
     }
   }
@@ -139,7 +157,11 @@ TEST_F(TensorMatmul, HalvesAreSummedInFloat32AndRoundedOnce) {
   EXPECT_EQ(sum(kept.to(float32)).item<float>(), 8);
   expect_refusal([&] { (void)matmul(ones({2, 2}).to(float16), ones({2, 2})); }, {"float16", "float32"});
   tensor other = ones({2, 2}).to(bfloat16);
-  expect_refusal([&] { matmul_out(other, ones({2, 2}).to(float16), ones({2, 2}).to(float16)); }, {"out bfloat16", "float16"});
+  expect_refusal(
+      [&] {
+        matmul_out(other, ones({2, 2}).to(float16), ones({2, 2}).to(float16));
+      },
+      {"out bfloat16", "float16"});
   EXPECT_EQ(sum(other.to(float32)).item<float>(), 4);
 }
 

@@ -24,7 +24,9 @@ inline std::uint64_t seed_of_test() {
 class random_source {
  public:
   explicit random_source(std::uint64_t seed) : engine_(seed) {}
-  std::int64_t between(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(engine_); }
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
+  }
   float number() { return std::uniform_real_distribution<float>(-2, 2)(engine_); }
   template <class T>
   T const& one_of(std::vector<T> const& all) {
@@ -44,7 +46,8 @@ struct model_view {
 
   static model_view whole(extents s) {
     model_view v{std::move(s), {}};
-    v.at.resize(static_cast<size_t>(std::accumulate(v.shape.begin(), v.shape.end(), std::int64_t{1}, std::multiplies<>())));
+    v.at.resize(
+        static_cast<size_t>(std::accumulate(v.shape.begin(), v.shape.end(), std::int64_t{1}, std::multiplies<>())));
     std::iota(v.at.begin(), v.at.end(), 0);
     return v;
   }
@@ -92,8 +95,12 @@ struct model_view {
 struct modelled {
   tensor t;
   model_view m;
-  modelled transposed(size_t a, size_t b) const { return {t.transpose(static_cast<int>(a), static_cast<int>(b)), m.transposed(a, b)}; }
-  modelled sliced(size_t d, std::int64_t from, std::int64_t to) const { return {t.slice(static_cast<int>(d), from, to), m.sliced(d, from, to)}; }
+  modelled transposed(size_t a, size_t b) const {
+    return {t.transpose(static_cast<int>(a), static_cast<int>(b)), m.transposed(a, b)};
+  }
+  modelled sliced(size_t d, std::int64_t from, std::int64_t to) const {
+    return {t.slice(static_cast<int>(d), from, to), m.sliced(d, from, to)};
+  }
 };
 
 inline modelled random_view(modelled v, random_source& random, std::int64_t steps) {
@@ -129,7 +136,9 @@ struct memory_of_tensor {
   device on;
   memory_kind kind;
 };
-inline tensor_options options_at(memory_of_tensor p, dtype type = float32) { return {.type = type, .on = p.on, .kind = p.kind}; }
+inline tensor_options options_at(memory_of_tensor p, dtype type = float32) {
+  return {.type = type, .on = p.on, .kind = p.kind};
+}
 
 // On whatever machine there is; see WEIR_DEVICES.
 class on_devices : public ::testing::Test {
@@ -138,7 +147,10 @@ class on_devices : public ::testing::Test {
   ::testing::ScopedTrace const trace{__FILE__, __LINE__, "WEIR_TEST_SEED=" + std::to_string(seed)};
   random_source random{seed};
   device const second = device_count() > 1 ? device(1) : device(0);
-  std::vector<memory_of_tensor> const places{{cpu, memory_kind::pageable}, {cpu, memory_kind::pinned}, {0, memory_kind::device}, {second, memory_kind::device}};
+  std::vector<memory_of_tensor> const places{{cpu, memory_kind::pageable},
+                                             {cpu, memory_kind::pinned},
+                                             {0, memory_kind::device},
+                                             {second, memory_kind::device}};
 
   void TearDown() override {
     for (int i = 0; i < device_count(); ++i) synchronize(i);
@@ -155,7 +167,8 @@ void expect_refusal(F call, std::vector<std::string> words) {
     call();
     ADD_FAILURE() << "not refused: " << words[0];
   } catch (error const& e) {
-    std::string const text = std::string(e.operation()) + ": " + std::string(e.operands()) + ". " + std::string(e.remedy());
+    std::string const text =
+        std::string(e.operation()) + ": " + std::string(e.operands()) + ". " + std::string(e.remedy());
     for (auto const& w : words) EXPECT_NE(text.find(w), std::string::npos) << w << " is not in: " << text;
     EXPECT_FALSE(e.remedy().empty()) << text;
   }

@@ -25,7 +25,11 @@ TEST_F(TensorNew, NewOnesAreWhereTheirModelIsAndOfItsDtypeWhateverTheCurrentDevi
       tensor const like = empty({3}, options_at(place, type));
       device_guard const elsewhere{place.on == second ? device(0) : second};
       struct made { tensor t; double value; };
-      made const all[] = {{like.new_empty({2, 2}), NAN}, {like.new_zeros({2, 2}), 0}, {like.new_ones({2, 2}), 1}, {like.new_full({2, 2}, 7), 7}, {full_like(like.new_empty({2, 2}), 5), 5}};
+      made const all[] = {{like.new_empty({2, 2}), NAN},
+                          {like.new_zeros({2, 2}), 0},
+                          {like.new_ones({2, 2}), 1},
+                          {like.new_full({2, 2}, 7), 7},
+                          {full_like(like.new_empty({2, 2}), 5), 5}};
       for (auto const& [t, value] : all) {
         EXPECT_EQ(t.device(), like.device());
         EXPECT_EQ(t.dtype(), type);
@@ -126,7 +130,8 @@ TEST_F(TensorNew, AStoragesPinnedCopyHoldsItsBytesAndCanBeReadAsATensor) {
   EXPECT_TRUE(pinned.pin_memory() == pinned);
   tensor const seen = tensor::view_of(pinned, {9, 10}, float32, 10);
   EXPECT_TRUE(seen.is_pinned());
-  for (std::int64_t i = 0; i < 90; ++i) EXPECT_EQ(seen.host<float>()[static_cast<size_t>(i)], static_cast<float>(10 + i));
+  for (std::int64_t i = 0; i < 90; ++i)
+    EXPECT_EQ(seen.host<float>()[static_cast<size_t>(i)], static_cast<float>(10 + i));
   expect_refusal([&] { (void)ones({2}).storage().pin_memory(); }, {"storage::pin_memory", "gpu:0", "cpu()"});
   expect_refusal([&] { (void)storage().pin_memory(); }, {"no storage"});
   expect_refusal([&] { (void)tensor::view_of(pinned, {101}, float32); }, {"400 B", "[101]"});

@@ -1,4 +1,5 @@
-// Elements of the small float dtypes, against the definition: the nearest representable number, ties to the even one.
+// Elements of the small float dtypes, against the definition:
+// the nearest representable number, ties to the even one.
 // Threads: one.
 #include "tensor/number.h"
 
@@ -18,7 +19,8 @@ double meaning(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   int const bias = (1 << (exponent_bits - 1)) - 1, exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1);
   int const fraction = bits & ((1 << fraction_bits) - 1);
   double const sign = bits >> 15 ? -1 : 1;
-  if (exponent == (1 << exponent_bits) - 1) return fraction ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == (1 << exponent_bits) - 1)
+    return fraction ? std::nan("") : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
   return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
 }
@@ -35,7 +37,9 @@ std::uint16_t nearest(float f, int exponent_bits, int fraction_bits) {
   }
   auto const above = static_cast<std::uint16_t>(below + 1);
   double const low = meaning(below, exponent_bits, fraction_bits);
-  double const high = above == infinity ? 2 * low - meaning(static_cast<std::uint16_t>(below - 1), exponent_bits, fraction_bits) : meaning(above, exponent_bits, fraction_bits);
+  double const high = above == infinity
+                          ? 2 * low - meaning(static_cast<std::uint16_t>(below - 1), exponent_bits, fraction_bits)
+                          : meaning(above, exponent_bits, fraction_bits);
   if (x - low < high - x) return static_cast<std::uint16_t>(sign | below);
   if (x - low > high - x) return static_cast<std::uint16_t>(sign | above);
   return static_cast<std::uint16_t>(sign | (below & 1 ? above : below));
@@ -45,7 +49,8 @@ TEST(Number, Every16BitFloatMeansWhatItsBitsSay) {
   for (int i = 0; i < 65536; ++i) {
     auto const bits = static_cast<std::uint16_t>(i);
     for (bool const brain : {false, true}) {
-      double const is = brain ? ops::float_of_bfloat16(bits) : ops::float_of_float16(bits), should = brain ? meaning(bits, 8, 7) : meaning(bits, 5, 10);
+      double const is = brain ? ops::float_of_bfloat16(bits) : ops::float_of_float16(bits),
+                   should = brain ? meaning(bits, 8, 7) : meaning(bits, 5, 10);
       if (std::isnan(should)) {
         ASSERT_TRUE(std::isnan(is)) << bits;
       } else {
@@ -67,9 +72,12 @@ TEST(Number, FloatsRoundToTheNearestSmallFloatTiesToEven) {
     float f;
     std::memcpy(&f, &bits, 4);
     if (std::isfinite(f)) check(f);
-    check(std::ldexp(static_cast<float>(random() % 65536) / 32768.0f, static_cast<int>(random() % 44) - 28));  // float16's range and its ties
+    // float16's range and its ties
+    check(std::ldexp(static_cast<float>(random() % 65536) / 32768.0f, static_cast<int>(random() % 44) - 28));
   }
-  for (float f : {0.0f, -0.0f, 65504.0f, 65519.996f, 65520.0f, 65536.0f, 0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1.ffcp-15f, 0x1.ffep-15f}) check(f);
+  for (float f : {0.0f, -0.0f, 65504.0f, 65519.996f, 65520.0f, 65536.0f, 0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f,
+                  0x1.ffcp-15f, 0x1.ffep-15f})
+    check(f);
 }
 
 TEST(Number, InfinityAndNotANumberStay) {
@@ -99,7 +107,8 @@ TEST(Number, WhatNoIntegerCanHoldIsBounded) {
 TEST(Number, KernelsReadAndWriteHalvesAsTheirOwnTypes) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
-  tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}), brains = full({3}, 1.5, {.type = bfloat16, .on = cpu});
+  tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}),
+               brains = full({3}, 1.5, {.type = bfloat16, .on = cpu});
   for (float16_t& h : halves.host<float16_t>()) h = h * 2 + 1;
   for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // 1: it has 8 digits
   EXPECT_EQ(halves.to(float32).host<float>()[2], 4);

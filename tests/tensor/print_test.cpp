@@ -1,4 +1,5 @@
-// Tensors as text: what torch prints for the same values, letter by letter; devices and dtypes have weir's names.
+// Tensors as text: what torch prints for the same values, letter by letter;
+// devices and dtypes have weir's names.
 // Threads: one.
 #include <cmath>
 #include <limits>
@@ -22,7 +23,8 @@ TEST_F(TensorPrint, OneWayOfWritingServesAllElements) {
   EXPECT_EQ(text(zeros({2, 3}, host)), "tensor([[0., 0., 0.],\n        [0., 0., 0.]])");
   EXPECT_EQ(text(tensor_of({1.0f, 1000.0f}, host)), "tensor([   1., 1000.])");
   EXPECT_EQ(text(tensor_of({1, -20, 300}, host)), "tensor([  1, -20, 300], dtype=int32)");
-  EXPECT_EQ(text(tensor_of({std::int64_t{1}, std::int64_t{1} << 62}, host)), "tensor([                  1, 4611686018427387904])");
+  EXPECT_EQ(text(tensor_of({std::int64_t{1}, std::int64_t{1} << 62}, host)),
+            "tensor([                  1, 4611686018427387904])");
   EXPECT_EQ(text(tensor_of({true, false}, host)), "tensor([ True, False])");
   EXPECT_EQ(text(tensor_of({0.5, 0.25}, host)), "tensor([0.5000, 0.2500], dtype=float64)");
   EXPECT_EQ(text(tensor_of({0.5f, 3.0f}, host).to(bfloat16)), "tensor([0.5000, 3.0000], dtype=bfloat16)");
@@ -49,20 +51,24 @@ TEST_F(TensorPrint, ScalarsEmptyOnesAndThreeDimensions) {
   EXPECT_EQ(text(empty({0}, host)), "tensor([])");
   EXPECT_EQ(text(empty({2, 0}, host)), "tensor([], size=(2, 0))");
   EXPECT_EQ(text(empty({0}, {.type = int64, .on = cpu})), "tensor([], dtype=int64)");
-  EXPECT_EQ(text(zeros({2, 2, 2}, host)), "tensor([[[0., 0.],\n         [0., 0.]],\n\n        [[0., 0.],\n         [0., 0.]]])");
+  EXPECT_EQ(text(zeros({2, 2, 2}, host)),
+            "tensor([[[0., 0.],\n         [0., 0.]],\n\n        [[0., 0.],\n         [0., 0.]]])");
   EXPECT_EQ(text(tensor()), "tensor(undefined)");
 }
 
 TEST_F(TensorPrint, LinesBreakAtEightyColumns) {
   EXPECT_EQ(text(arange(30, {.type = int64, .on = cpu})),
-            "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17,\n        18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29])");
-  EXPECT_EQ(text(arange(18, {.type = int32, .on = cpu})), "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17],\n       dtype=int32)");
+            "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17,\n        18, 19, 20, 21, "
+            "22, 23, 24, 25, 26, 27, 28, 29])");
+  EXPECT_EQ(text(arange(18, {.type = int32, .on = cpu})),
+            "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17],\n       dtype=int32)");
 }
 
 TEST_F(TensorPrint, BeyondAThousandElementsTheEdgesAreShown) {
   EXPECT_EQ(text(arange(1001, {.type = int64, .on = cpu})), "tensor([   0,    1,    2,  ...,  998,  999, 1000])");
   std::string const row = "[0., 0., 0.,  ..., 0., 0., 0.]", gap = ",\n        ";
-  EXPECT_EQ(text(zeros({100, 100}, host)), "tensor([" + row + gap + row + gap + row + gap + "..." + gap + row + gap + row + gap + row + "])");
+  EXPECT_EQ(text(zeros({100, 100}, host)),
+            "tensor([" + row + gap + row + gap + row + gap + "..." + gap + row + gap + row + gap + row + "])");
   EXPECT_EQ(text(arange(1001, {.type = int64, .on = cpu}).slice(0, 0, 1000)).find("..."), std::string::npos);
 }
 
@@ -82,7 +88,8 @@ TEST_F(TensorPrint, ASummaryShowsTheRightElementsOfAnyViewAnywhere) {
     extents const s = random_shape(random, 4, 14);
     model_view const all = model_view::whole(s);
     if (all.at.empty()) continue;
-    tensor const base = arange(static_cast<std::int64_t>(all.at.size()), options_at(random.one_of(places), int64)).view(shape_of(s));
+    tensor const base =
+        arange(static_cast<std::int64_t>(all.at.size()), options_at(random.one_of(places), int64)).view(shape_of(s));
     modelled const v = random_view({base, all}, random, random.between(0, 3));
     if (v.t.numel() == 0) continue;
     std::vector<std::int64_t> should;

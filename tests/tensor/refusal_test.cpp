@@ -27,7 +27,8 @@ TEST(TensorRefused, EachRefusedDriverCallIsATypedErrorThatLosesNothing) {
     runtime_guard const chosen{machine};
     return scenario();
   }();
-  int refused = 0, quiet = 0;  // quiet: calls in a row whose refusal nobody saw: another way was found, or there are no more
+  // quiet: calls in a row whose refusal nobody saw: another way was found, or there are no more
+  int refused = 0, quiet = 0;
   for (std::uint64_t k = 1; quiet < 30; ++k) {
     SCOPED_TRACE("call " + std::to_string(k));
     weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 28, .seed = 1}};
@@ -35,7 +36,8 @@ TEST(TensorRefused, EachRefusedDriverCallIsATypedErrorThatLosesNothing) {
     simulation const sim = simulation::of(machine);
     simulation::of(machine).fail_call("any", k);
     int threw = 0;
-    for (int run = 0; run < 3; ++run) {  // the refusal may come in the second: the host's calls depend on what it sees done
+    // the refusal may come in the second: the host's calls depend on what it sees done
+    for (int run = 0; run < 3; ++run) {
       try {
         EXPECT_EQ(scenario(), should);
       } catch (error const& e) {
@@ -74,7 +76,9 @@ TEST(TensorRefused, TensorsThatOutliveTheirRuntimeAreRefusedByNameAndTheHostsSta
     synchronize(0);
   }
   tensor other = zeros({2, 3});
-  auto const says = [&](auto call, char const* operation) { expect_refusal(call, {operation, "whose runtime has ended"}); };
+  auto const says = [&](auto call, char const* operation) {
+    expect_refusal(call, {operation, "whose runtime has ended"});
+  };
   says([&] { t.fill_(2); }, "tensor::fill_");
   says([&] { t.copy_(other); }, "tensor::copy_");
   says([&] { other.copy_(t); }, "tensor::copy_");
@@ -99,8 +103,10 @@ TEST(TensorRefused, TensorsThatOutliveTheirRuntimeAreRefusedByNameAndTheHostsSta
   EXPECT_THROW(t.record_stream(current_stream()), invalid_use);
   EXPECT_EQ(locked.host<float>()[2], 5) << "pages that are held stay";
   EXPECT_EQ(t.shape(), (shape{2, 3}));
-  expect_refusal([&] { buckets->ready(0, current_stream()); }, {"gradient_buckets::ready", "the communicator's runtime has ended"});
-  expect_refusal([&] { buckets->finish(current_stream()); }, {"gradient_buckets::finish", "the communicator's runtime has ended"});
+  expect_refusal([&] { buckets->ready(0, current_stream()); },
+                 {"gradient_buckets::ready", "the communicator's runtime has ended"});
+  expect_refusal([&] { buckets->finish(current_stream()); },
+                 {"gradient_buckets::finish", "the communicator's runtime has ended"});
   EXPECT_THROW((void)rank->all_reduce({other.data(), 6, float32}), invalid_use);
 }
 

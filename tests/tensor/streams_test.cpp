@@ -1,4 +1,5 @@
-// Tensors made, read on other streams and devices, copied to and fro and dropped in any order: each holds what arithmetic says.
+// Tensors made, read on other streams and devices, copied to and fro and dropped in any order:
+// each holds what arithmetic says.
 #include <cmath>
 #include <optional>
 #include <thread>
@@ -10,7 +11,8 @@ using namespace weir::testing;
 
 namespace {
 
-// Every element of a tensor is its value; tensors never change once made, so only memory given out too early can harm them.
+// Every element of a tensor is its value;
+// tensors never change once made, so only memory given out too early can harm them.
 struct known {
   tensor t;
   float value;
@@ -46,7 +48,8 @@ void random_program(std::uint64_t seed, simulated::running how) {
       known const b = pick();
       if (live[i].t.shape() != b.t.shape() || live[i].value + b.value > 1e6f) continue;
       known sum{add(here(live[i]), here(b)), live[i].value + b.value, s};
-      if (random.between(0, 3) && live[i].made_on->device() == s.device()) {  // dropped while it is being read, and its place asked for
+      // dropped while it is being read, and its place asked for
+      if (random.between(0, 3) && live[i].made_on->device() == s.device()) {
         stream_guard const at_home{*live[i].made_on};
         extents const like(live[i].t.shape().begin(), live[i].t.shape().end());
         live[i] = {};
@@ -60,7 +63,8 @@ void random_program(std::uint64_t seed, simulated::running how) {
     } else if (what == 4) {
       known const a = pick();
       if (a.t.device().is_cpu()) continue;
-      stream_guard const there{streams[static_cast<size_t>(a.t.device().index())]};  // a copy to the host runs where the tensor is
+      // a copy to the host runs where the tensor is
+      stream_guard const there{streams[static_cast<size_t>(a.t.device().index())]};
       stream_ref const on = current_stream();
       on.wait(*a.made_on);
       live.push_back({a.t.to(cpu, non_blocking), a.value, on});
@@ -68,7 +72,8 @@ void random_program(std::uint64_t seed, simulated::running how) {
       tensor const a = here(pick()), product = matmul(a, a, transposed::right);
       float const v = a.slice(0, 0, 1).slice(1, 0, 1).item<float>();
       if (v < 30) live.push_back({product, 700 * v * v, s});
-      if (live.back().t.numel() != live.back().t.size(0) * 700) live.pop_back();  // of another shape: dropped while it is computed
+      // of another shape: dropped while it is computed
+      if (live.back().t.numel() != live.back().t.size(0) * 700) live.pop_back();
     } else {
       auto const i = static_cast<size_t>(random.between(0, static_cast<std::int64_t>(live.size()) - 1));
       live[i] = live.back();
@@ -78,7 +83,9 @@ void random_program(std::uint64_t seed, simulated::running how) {
   for (int d = 0; d < 2; ++d) synchronize(d);
   for (size_t i = 0; i < live.size(); ++i) {
     tensor const is = live[i].t.cpu();
-    for (float const v : is.host<float>()) ASSERT_EQ(v, live[i].value) << "tensor " << i << " of " << live[i].t.shape().str() << " on " << live[i].t.device().str();
+    for (float const v : is.host<float>())
+      ASSERT_EQ(v, live[i].value) << "tensor " << i << " of " << live[i].t.shape().str() << " on "
+                                  << live[i].t.device().str();
   }
   EXPECT_EQ(simulation::of(machine).findings(), std::vector<std::string>{});
 }
@@ -92,7 +99,9 @@ void random_programs(simulated::running how, std::uint64_t count) {
   }
 }
 
-TEST(TensorStreams, OnAMachineThatTakesEveryFreedomEachTensorHoldsItsValue) { random_programs(simulated::running::seeded, 100); }
+TEST(TensorStreams, OnAMachineThatTakesEveryFreedomEachTensorHoldsItsValue) {
+  random_programs(simulated::running::seeded, 100);
+}
 TEST(TensorStreams, OnAMachineOfThreadsEachTensorHoldsItsValue) { random_programs(simulated::running::threads, 15); }
 
 TEST(TensorStreams, DevicesDrivenByTheirOwnThreadsComputeTheSameBits) {

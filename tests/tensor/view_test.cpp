@@ -15,14 +15,17 @@ TEST_F(TensorView, AnyChainOfViewsReadsTheElementsThatTheModelNames) {
   for (int round = 0; round < 300; ++round) {
     extents const s = random_shape(random);
     model_view const all = model_view::whole(s);
-    tensor const base = arange(static_cast<std::int64_t>(all.at.size()), options_at(random.one_of(places))).view(shape_of(s));
+    tensor const base =
+        arange(static_cast<std::int64_t>(all.at.size()), options_at(random.one_of(places))).view(shape_of(s));
     modelled const v = random_view({base, all}, random, random.between(1, 5));
     ASSERT_EQ(v.t.shape(), shape_of(v.m.shape));
     ASSERT_EQ(v.t.storage(), base.storage());
     ASSERT_EQ(v.t.numel(), static_cast<std::int64_t>(v.m.at.size()));
     tensor const whole = v.t.contiguous().cpu();
     auto const is = whole.host<float>();
-    for (size_t i = 0; i < v.m.at.size(); ++i) ASSERT_EQ(is[i], static_cast<float>(v.m.at[i])) << "round " << round << ", element " << i << " of " << v.t.shape().str();
+    for (size_t i = 0; i < v.m.at.size(); ++i)
+      ASSERT_EQ(is[i], static_cast<float>(v.m.at[i]))
+          << "round " << round << ", element " << i << " of " << v.t.shape().str();
   }
 }
 
@@ -39,7 +42,8 @@ TEST_F(TensorView, ReshapeKeepsTheOrderOfElementsAndSharesExactlyWhenViewDoes) {
       if (last % d == 0) split.back() = d, split.push_back(last / d);
     }
     tensor const r = v.t.reshape(shape_of(split)), whole = r.contiguous();
-    for (size_t i = 0; i < v.m.at.size(); ++i) ASSERT_EQ(whole.host<float>()[i], static_cast<float>(v.m.at[i])) << "round " << round;
+    for (size_t i = 0; i < v.m.at.size(); ++i)
+      ASSERT_EQ(whole.host<float>()[i], static_cast<float>(v.m.at[i])) << "round " << round;
     bool const shares = r.storage() == base.storage();
     ++(shares ? shared : copied);
     if (shares) EXPECT_EQ(v.t.view(shape_of(split)).strides(), r.strides());

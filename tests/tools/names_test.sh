@@ -7,7 +7,7 @@ root=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cat "$root"/include/weir/*.h | grep -oE '[A-Za-z0-9_]+' | sort -u > "$work/declared"
-grep -rhoE 'TEST(_F|_P)?\([a-z0-9_]+, *[a-z0-9_]+' "$root/tests" | sed -E 's/^TEST(_F|_P)?\(//; s/, */./' | sort -u > "$work/tests"
+find "$root/tests" -type f -exec cat {} + | tr '\n' ' ' | grep -aoE 'TEST(_F|_P)?\([a-z0-9_]+, *[a-z0-9_]+' | sed -E 's/^TEST(_F|_P)?\(//; s/, */./' | sort -u > "$work/tests"
 
 names() { { grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' || true; } | sort -u; }
 unknown() {  # of the text on stdin: names that no public header has

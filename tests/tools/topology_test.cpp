@@ -12,11 +12,14 @@ std::string const bus = "/sys/devices/pci0000:00/";
 TEST(topology, a_switch_below_one_bridge_is_pix_and_switches_below_each_other_are_pxb) {
   std::string const port = bus + "0000:00:01.0/0000:01:00.0/";
   EXPECT_EQ(path_between(port + "0000:02:00.0/0000:03:00.0", 0, port + "0000:02:01.0/0000:04:00.0", 0), "PIX");
-  EXPECT_EQ(path_between(port + "0000:02:00.0/0000:03:00.0/0000:04:00.0/0000:05:00.0", 0, port + "0000:02:01.0/0000:06:00.0", 0), "PXB");
+  EXPECT_EQ(path_between(port + "0000:02:00.0/0000:03:00.0/0000:04:00.0/0000:05:00.0", 0,
+                         port + "0000:02:01.0/0000:06:00.0", 0),
+            "PXB");
 }
 
 TEST(topology, what_meets_only_in_the_host_bridge_or_beyond_is_named_by_where_it_meets) {
-  std::string const a = bus + "0000:00:01.0/0000:01:00.0", beside = bus + "0000:00:02.0/0000:02:00.0", far = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0";
+  std::string const a = bus + "0000:00:01.0/0000:01:00.0", beside = bus + "0000:00:02.0/0000:02:00.0",
+                    far = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0";
   EXPECT_EQ(path_between(a, 0, beside, 0), "PHB");
   EXPECT_EQ(path_between(a, 0, far, 0), "NODE");
   EXPECT_EQ(path_between(a, 0, far, 1), "SYS");
@@ -28,7 +31,10 @@ TEST(topology, the_matrix_has_a_row_a_device_a_legend_of_what_occurs_and_names_w
   std::vector<device_properties> two(2);
   for (auto& p : two) p.simulated = true;
   using kind = link::kind;
-  std::vector<link> links{{0, 0, kind::self, 0, true, true, true}, {0, 1, kind::nvlink, 18, true, true, true}, {1, 0, kind::direct, 0, true, true, false, true}, {1, 1, kind::self, 0, true, true, true}};
+  std::vector<link> links{{0, 0, kind::self, 0, true, true, true},
+                          {0, 1, kind::nvlink, 18, true, true, true},
+                          {1, 0, kind::direct, 0, true, true, false, true},
+                          {1, 1, kind::self, 0, true, true, true}};
   std::string const text = draw(two, links);
   EXPECT_NE(text.find("GPU0    X       NV18 "), std::string::npos) << text;
   EXPECT_NE(text.find("GPU1    SIM!    X "), std::string::npos) << text;
@@ -38,7 +44,9 @@ TEST(topology, the_matrix_has_a_row_a_device_a_legend_of_what_occurs_and_names_w
   links[2].wrong = false;  // nobody could try it
   std::string const untried = draw(two, links);
   EXPECT_EQ(untried.find("SIM!"), std::string::npos) << untried;
-  EXPECT_NE(untried.find("not tried, copies go by the driver, kernels do not read there: gpu:1 -> gpu:0"), std::string::npos) << untried;
+  EXPECT_NE(untried.find("not tried, copies go by the driver, kernels do not read there: gpu:1 -> gpu:0"),
+            std::string::npos)
+      << untried;
 }
 
 }  // namespace

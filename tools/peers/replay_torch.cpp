@@ -1,7 +1,9 @@
-// A trace replayed through PyTorch's own allocator, for a comparison in one run: first and warm rounds, and what was reserved.
+// A trace replayed through PyTorch's own allocator, for a comparison in one run:
+// first and warm rounds, and what was reserved.
 // Threads: one. Built by tools/first_replay against an installed PyTorch, never by the library's build.
 //
-// A block whose `f` is followed by a `c` was still in use on another stream until then: it is given back at its `c`, which is when
+// A block whose `f` is followed by a `c` was still in use on another stream until then:
+// it is given back at its `c`, which is when
 // PyTorch's own allocator had it back. weir is told of both, and has to find out.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -86,11 +88,13 @@ int main(int argc, char** argv) {
     allocator::resetPeakStats(0);
     double const first = replay(t, streams);
     auto const stats = allocator::getDeviceStats(0);
-    double const ratio = static_cast<double>(stats.reserved_bytes[0].peak) / static_cast<double>(stats.requested_bytes[0].peak);
+    double const ratio =
+        static_cast<double>(stats.reserved_bytes[0].peak) / static_cast<double>(stats.requested_bytes[0].peak);
     std::vector<double> warm;
     for (int k = 0; k < 3; ++k) warm.push_back(replay(t, streams));
     std::sort(warm.begin(), warm.end());
-    std::printf("{\"trace\": \"%s\", \"mode\": \"%s\", \"ratio\": %.4f, \"first\": %.1f, \"warm\": %.1f}\n", argv[i], mode && *mode ? mode : "native", ratio, first, warm[1]);
+    std::printf("{\"trace\": \"%s\", \"mode\": \"%s\", \"ratio\": %.4f, \"first\": %.1f, \"warm\": %.1f}\n", argv[i],
+                mode && *mode ? mode : "native", ratio, first, warm[1]);
     std::fflush(stdout);
   }
 }

@@ -1,4 +1,5 @@
-// weir bench alloc: what an allocation and its free cost here, next to the C library's malloc and, on a GPU, cudaMallocAsync.
+// weir bench alloc: what an allocation and its free cost here,
+// next to the C library's malloc and, on a GPU, cudaMallocAsync.
 // Threads: one, but for the patterns that make more.
 #include <algorithm>
 #include <array>
@@ -51,7 +52,8 @@ struct of_malloc {
   void give_after_use(void* p) const { std::free(p); }
 };
 
-// The driver's own stream-ordered allocator, found by name: no CUDA header and no library is needed to build this.
+// The driver's own stream-ordered allocator, found by name:
+// no CUDA header and no library is needed to build this.
 struct of_driver {
   using take_call = int (*)(unsigned long long*, size_t, CUstream_st*);
   using give_call = int (*)(unsigned long long, CUstream_st*);
@@ -67,7 +69,8 @@ struct of_driver {
   void give_after_use(void* p) const { give(p); }
 };
 
-// What was given back to the heap before is first given back to the system: else what comes into its place would count nothing.
+// What was given back to the heap before is first given back to the system:
+// else what comes into its place would count nothing.
 size_t resident_bytes() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
@@ -93,7 +96,9 @@ struct figures {
   std::string of_threads() const {  // keys of JSON, or nothing
     std::string list;
     for (auto const& rounds : by_thread) list += (list.empty() ? "" : ", ") + base::json_number(median_of(rounds), 2);
-    return list.empty() ? "" : ", \"threads_ns\": [" + list + "]" + (of_turns.empty() ? "" : ", \"of_turns\": " + base::json_number(median_of(of_turns), 3));
+    return list.empty() ? ""
+                        : ", \"threads_ns\": [" + list + "]" +
+                              (of_turns.empty() ? "" : ", \"of_turns\": " + base::json_number(median_of(of_turns), 3));
   }
 };
 
@@ -136,7 +141,8 @@ std::unique_ptr<measured> enter_threads(pattern const& p, Make make) {
 
 // make(t): the allocator as thread t sees it. reserved(): bytes held of the device, where one can know.
 template <class Make>
-std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::function<size_t()> reserved, int live_alignment) {
+std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::function<size_t()> reserved,
+                                int live_alignment) {
   using allocator = decltype(make(0));
   auto const one = make(0);
   if (p.name == "pair512") return std::make_unique<patterns::pairs<allocator>>(one, 512);
@@ -144,7 +150,8 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "pair8M") return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
   if (p.name == "churn16-4K") return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
   if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
-  if (p.name == "churn64K-64M") return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
+  if (p.name == "churn64K-64M")
+    return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
   if constexpr (requires { one.mark(nullptr); }) {
     if (p.name == "marked") return std::make_unique<patterns::marked<allocator>>(one);
   }
@@ -157,8 +164,11 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
         before = resident_bytes();
         return;
       }
-      out.host_bytes_per_block = (static_cast<double>(resident_bytes()) - static_cast<double>(before)) / static_cast<double>(crowd::blocks);
-      if (reserved) out.reserved_over_requested = static_cast<double>(reserved()) / static_cast<double>(crowd::blocks * crowd::bytes);
+      out.host_bytes_per_block =
+          (static_cast<double>(resident_bytes()) - static_cast<double>(before)) / static_cast<double>(crowd::blocks);
+      if (reserved)
+        out.reserved_over_requested =
+            static_cast<double>(reserved()) / static_cast<double>(crowd::blocks * crowd::bytes);
     };
     allocator a = one;
     if constexpr (requires { a.alignment; }) a.alignment = static_cast<size_t>(live_alignment);
@@ -175,33 +185,50 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
     empty_cache();
     return enter(p, f, ours, held, 16);
   }});
-  all.push_back({"malloc", [](pattern const& p, figures& f) { return enter(p, f, [](int) { return of_malloc{}; }, {}, 16); }});
+  all.push_back({"malloc", [](pattern const& p, figures& f) {
+                   return enter(
+                       p, f, [](int) { return of_malloc{}; }, {}, 16);
+                 }});
   all.push_back({"arithmetic", [](pattern const& p, figures&) -> std::unique_ptr<measured> {
     bool const of_threads = p.crew > 1 || p.name == "threads1";
     return of_threads ? enter_threads(p, [](int) { return patterns::arithmetic{}; }) : nullptr;
   }});
   if (get_device_properties(0).simulated) return all;
   void* const library = os::load_library("libcuda.so.1");
-  auto const taking = library ? reinterpret_cast<of_driver::take_call>(os::find_symbol(library, "cuMemAllocAsync")) : nullptr;
-  auto const giving = library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
+  auto const taking =
+      library ? reinterpret_cast<of_driver::take_call>(os::find_symbol(library, "cuMemAllocAsync")) : nullptr;
+  auto const giving =
+      library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
   if (!taking || !giving) return all;
   all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
     if (p.name == "live516" || p.name == "marked") return nullptr;  // minutes; it knows no marks
-    return enter(p, f, [=, &streams](int t) { return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()}; }, {}, 16);
+    return enter(
+        p, f,
+        [=, &streams](int t) {
+          return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()};
+        },
+        {}, 16);
   }});
   return all;
 }
 
-std::string number_or(std::optional<double> const& value, int digits, char const* otherwise) { return value ? base::json_number(*value, digits) : otherwise; }
+std::string number_or(std::optional<double> const& value, int digits, char const* otherwise) {
+  return value ? base::json_number(*value, digits) : otherwise;
+}
 
 void print(pattern const& p, std::string const& allocator, figures const& f, double malloc_ns, bool json) {
   double const ns = f.median();
   double const pairs = p.threads * 1e3 / ns;
   if (json) {
-    std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %s, \"mpairs_per_s\": %s, \"host_bytes_per_block\": %s, \"reserved_over_requested\": %s%s}\n", p.name.c_str(), allocator.c_str(), base::json_number(ns, 2).c_str(),
-                base::json_number(pairs, 4).c_str(), number_or(f.host_bytes_per_block, 2, "null").c_str(), number_or(f.reserved_over_requested, 4, "null").c_str(), f.of_threads().c_str());
+    std::printf(
+        "{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %s, \"mpairs_per_s\": %s, \"host_bytes_per_block\": %s, "
+        "\"reserved_over_requested\": %s%s}\n",
+        p.name.c_str(), allocator.c_str(), base::json_number(ns, 2).c_str(), base::json_number(pairs, 4).c_str(),
+        number_or(f.host_bytes_per_block, 2, "null").c_str(), number_or(f.reserved_over_requested, 4, "null").c_str(),
+        f.of_threads().c_str());
   } else {
-    std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs, ns / malloc_ns, number_or(f.host_bytes_per_block, 2, "").c_str(),
+    std::printf("%-13s %-16s %10.1f %12.3f %9.2f %12s %12s\n", p.name.c_str(), allocator.c_str(), ns, pairs,
+                ns / malloc_ns, number_or(f.host_bytes_per_block, 2, "").c_str(),
                 number_or(f.reserved_over_requested, 4, "").c_str());
   }
   std::fflush(stdout);
@@ -260,12 +287,18 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   std::vector<std::string> names;
   int rounds = 7;
   bool json = false, history = false;
-  po::options_description all("weir bench alloc [PATTERN…]: nanoseconds of an allocation and its free (medians), million pairs a second of all threads");
-  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")("json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
-      "history", po::bool_switch(&history), "weir records its history meanwhile")("pattern", po::value(&names), "only these");
+  po::options_description all(
+      "weir bench alloc [PATTERN…]: nanoseconds of an allocation and its free (medians), million pairs a second of all "
+      "threads");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices),
+                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")(
+      "json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
+      "history", po::bool_switch(&history), "weir records its history meanwhile")("pattern", po::value(&names),
+                                                                                  "only these");
   if (!understood(arguments, all, "pattern", -1)) return 0;
-  if (rounds < 1) throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+  if (rounds < 1)
+    throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const todo = chosen(names);
   use_devices(devices);
   if (history) record_memory_history();
@@ -273,8 +306,9 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   std::vector<stream> streams(most_threads);
   auto const who = contenders(streams);
   if (!json) {
-    std::printf("%s, %d processors\n%-13s %-16s %10s %12s %9s %12s %12s\n", runtime::current().description().c_str(), os::usable_processors(), "pattern", "allocator", "ns a pair",
-                "Mpairs/s", "/ malloc", "host B/block", "reserved/req");
+    std::printf("%s, %d processors\n%-13s %-16s %10s %12s %9s %12s %12s\n", runtime::current().description().c_str(),
+                os::usable_processors(), "pattern", "allocator", "ns a pair", "Mpairs/s", "/ malloc", "host B/block",
+                "reserved/req");
   }
   for (pattern const& p : todo) measure(p, who, rounds, json);
   return 0;

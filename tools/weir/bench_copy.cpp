@@ -1,4 +1,5 @@
-// weir bench copy: what weir::copy carries and costs for every pair of places, beside the driver's own call in the same run.
+// weir bench copy: what weir::copy carries and costs for every pair of places,
+// beside the driver's own call in the same run.
 // Threads: one.
 #include <algorithm>
 #include <cstdio>
@@ -25,13 +26,18 @@ row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
     std::vector<std::byte> host;
     buffer gpu;
   };
-  auto const ends = std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
+  auto const ends =
+      std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
   row out{name, r.bytes, measure::rate};
-  out.note = to_device ? "" : waits == blocking::yes ? "into touched memory, the caller waits" : "into touched memory, non_blocking";
+  out.note = to_device                ? ""
+             : waits == blocking::yes ? "into touched memory, the caller waits"
+                                      : "into touched memory, non_blocking";
   out.weir = [&r, ends, to_device, waits] {
     return rate(r.bytes, [&] {
       void* const host = ends->host.data();
-      for (int i = 0; i < large_copies; ++i) to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits) : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
+      for (int i = 0; i < large_copies; ++i)
+        to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits)
+                  : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
       r.on.synchronize();
     });
   };
@@ -39,7 +45,9 @@ row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
   out.raw = [&r, ends, to_device] {
     r.raw.prepare(r.on);
     return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(), to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
+      for (int i = 0; i < large_copies; ++i)
+        r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(),
+                            to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
       r.raw.synchronize();
     });
   };
@@ -66,7 +74,9 @@ struct place {  // memory of both kinds of one end
   buffer ours;
   std::unique_ptr<raw_calls::memory> theirs;
 };
-place on_device(rig& r, int ordinal, size_t bytes) { return {buffer(bytes, {.on = device(ordinal)}), r.raw.on_device(ordinal, bytes)}; }
+place on_device(rig& r, int ordinal, size_t bytes) {
+  return {buffer(bytes, {.on = device(ordinal)}), r.raw.on_device(ordinal, bytes)};
+}
 place in_pinned(rig& r, size_t bytes) {
   place p{pinned(bytes), r.raw.pinned(bytes)};
   std::memset(p.ours.data(), 1, bytes);
@@ -76,14 +86,19 @@ place in_pinned(rig& r, size_t bytes) {
 
 struct two_ends { place dst, src; };
 
-row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> ends, double times = 1, char const* note = "") {
+row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> ends, double times = 1,
+              char const* note = "") {
   row out{name, bytes, measure::rate};
   out.note = note;
   out.weir = [&r, bytes, ends, times] {
-    return rate(bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
-      r.on.synchronize();
-    }, times);
+    return rate(
+        bytes,
+        [&] {
+          for (int i = 0; i < large_copies; ++i)
+            copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
+          r.on.synchronize();
+        },
+        times);
   };
   out.raw = [&r, bytes, ends, times] {
     r.raw.prepare(r.on);
@@ -98,17 +113,20 @@ row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> 
 row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
   row out{name, small_bytes, measure::call};
   out.weir = [&r, ends] {
-    return cost([&] { copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), small_bytes, non_blocking); }, [&] { r.on.synchronize(); });
+    return cost([&] { copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), small_bytes, non_blocking); },
+                [&] { r.on.synchronize(); });
   };
   out.raw = [&r, ends] {
     r.raw.prepare(r.on);
-    return cost([&] { r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), small_bytes); }, [&] { r.raw.synchronize(); });
+    return cost([&] { r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), small_bytes); },
+                [&] { r.raw.synchronize(); });
   };
   return out;
 }
 
-// Where the time of a small copy goes: the raw call on the same memory, weir's own and not the driver's; and beside that the seam
-// alone, which looks whether the memory may be copied and makes its device's context current.
+// Where the time of a small copy goes: the raw call on the same memory, weir's own and not the driver's; and
+// beside that the seam alone, which looks whether the memory may be copied and makes its device's context
+// current.
 row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bool seam_alone) {
   row out = small_row(r, name, ends);
   out.note = seam_alone ? "the driver seam's copy alone; raw: on the same memory" : "raw: on the same memory";
@@ -117,7 +135,8 @@ row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bo
     out.weir = [&r, to, from, ends] {
       auto const& line = streams::line_of(r.on);
       auto& machine = line.owner().machine();
-      return cost([&] { static_cast<void>(machine.copy(line.device(), line.handle(), to, from, small_bytes)); }, [&] { r.on.synchronize(); });
+      return cost([&] { static_cast<void>(machine.copy(line.device(), line.handle(), to, from, small_bytes)); },
+                  [&] { r.on.synchronize(); });
     };
   }
   out.raw = [&r, to, from, ends] {
@@ -133,8 +152,11 @@ row many_row(rig& r) {
     two_ends ends;
     std::vector<copy_item> items;
   };
-  auto const all = std::make_shared<both>(both{{on_device(r, 0, small_copies * small_bytes), in_pinned(r, small_copies * small_bytes)}, {}});
-  for (size_t i = 0; i < small_copies; ++i) all->items.push_back({all->ends.dst.ours.data<std::byte>() + i * small_bytes, all->ends.src.ours.data<std::byte>() + i * small_bytes, small_bytes});
+  auto const all = std::make_shared<both>(
+      both{{on_device(r, 0, small_copies * small_bytes), in_pinned(r, small_copies * small_bytes)}, {}});
+  for (size_t i = 0; i < small_copies; ++i)
+    all->items.push_back({all->ends.dst.ours.data<std::byte>() + i * small_bytes,
+                          all->ends.src.ours.data<std::byte>() + i * small_bytes, small_bytes});
   row out{"small_many", small_bytes, measure::call};
   out.note = "each of 200 in one call; raw: a call each";
   out.weir = [&r, all] {
@@ -147,10 +169,13 @@ row many_row(rig& r) {
   out.raw = [&r, all] {
     r.raw.prepare(r.on);
     size_t i = 0;
-    return cost([&] {
-      size_t const offset = i++ * small_bytes;
-      r.raw.copy(static_cast<std::byte*>(all->ends.dst.theirs->data()) + offset, static_cast<std::byte*>(all->ends.src.theirs->data()) + offset, small_bytes);
-    }, [&] { r.raw.synchronize(); });
+    return cost(
+        [&] {
+          size_t const offset = i++ * small_bytes;
+          r.raw.copy(static_cast<std::byte*>(all->ends.dst.theirs->data()) + offset,
+                     static_cast<std::byte*>(all->ends.src.theirs->data()) + offset, small_bytes);
+        },
+        [&] { r.raw.synchronize(); });
   };
   return out;
 }
@@ -159,25 +184,29 @@ std::optional<row> peer_row(rig& r) {
   if (r.devices < 2) return {};
   size_t const bytes = r.broadcast;
   auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, bytes), on_device(r, 0, bytes)});
-  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);  // until it is worth a grant
+  // until it is worth a grant
+  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
   r.on.synchronize();
   r.raw.open_peer(0, 1);
   row out = large_row(r, "peer", bytes, ends, 1, "gpu:0 to gpu:1, nothing enabled by hand; raw: access enabled");
   out.raw = [&r, ends, bytes] {
     r.raw.prepare(r.on);
     return rate(bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy_peer(ends->dst.theirs->data(), 1, ends->src.theirs->data(), 0, bytes);
+      for (int i = 0; i < large_copies; ++i)
+        r.raw.copy_peer(ends->dst.theirs->data(), 1, ends->src.theirs->data(), 0, bytes);
       r.raw.synchronize();
     });
   };
   return out;
 }
 
-// The system gives out next what came back last. Between rounds the driver has had as much in small pages, and what is free in huge ones
-// may be memory that no program had before: the first to touch that pays for it, in a virtual machine more than for all the rest.
+// The system gives out next what came back last. Between rounds the driver has had as much in small pages,
+// and what is free in huge ones may be memory that no program had before: the first to touch that pays for
+// it, in a virtual machine more than for all the rest.
 std::optional<row> new_pinned_row(rig& r, char const* name, bool touched_before) {
   row out{name, r.fresh, measure::span};
-  out.note = touched_before ? "memory that the pool does not have yet, and the host had in use before" : "memory that the pool does not have yet";
+  out.note = touched_before ? "memory that the pool does not have yet, and the host had in use before"
+                            : "memory that the pool does not have yet";
   auto& pool = runtime::current().get().part<streams::pinned_memory>();
   pool.trim();
   auto const once = [&r, &pool] {
@@ -237,7 +266,8 @@ struct raw_lanes {
 std::optional<row> striped_row(rig& r, char const* name, bool up) {
   if (r.devices < 2) return {};
   auto gpu = on_device(r, 0, r.bytes), host = in_pinned(r, r.bytes);
-  auto const ends = std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
+  auto const ends = std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)}
+                                                  : two_ends{std::move(host), std::move(gpu)});
   auto const lanes = std::make_shared<raw_lanes>();
   std::vector<device> lent;
   for (int i = 1; i < r.devices; ++i) {
@@ -254,7 +284,9 @@ std::optional<row> striped_row(rig& r, char const* name, bool up) {
   };
   out.raw = [&r, ends, lanes, up] {
     return rate(r.bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) lanes->carry(r, up, static_cast<std::byte*>(ends->dst.theirs->data()), static_cast<std::byte const*>(ends->src.theirs->data()));
+      for (int i = 0; i < large_copies; ++i)
+        lanes->carry(r, up, static_cast<std::byte*>(ends->dst.theirs->data()),
+                     static_cast<std::byte const*>(ends->src.theirs->data()));
       r.raw.prepare(r.on);
       r.raw.synchronize();
     });
@@ -265,7 +297,8 @@ std::optional<row> striped_row(rig& r, char const* name, bool up) {
 std::vector<std::pair<std::string, maker>> all_rows() {
   auto const ends = [](rig& r, bool up, size_t bytes) {
     auto gpu = on_device(r, 0, bytes), host = in_pinned(r, bytes);
-    return std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)} : two_ends{std::move(host), std::move(gpu)});
+    return std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)}
+                                         : two_ends{std::move(host), std::move(gpu)});
   };
   std::vector<std::pair<std::string, maker>> rows{
       {"pinned_h2d", [=](rig& r) { return large_row(r, "pinned_h2d", r.bytes, ends(r, true, r.bytes)); }},
@@ -309,22 +342,28 @@ bool is_a_way(std::string const& row) { return row.starts_with("pin_") || row.st
 // "pin_*" names all that begin so; none named: all but the ways to make pinned memory and to stage.
 bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
   if (names.empty()) return !is_a_way(row);
-  return std::any_of(names.begin(), names.end(), [&](std::string const& n) { return n.ends_with('*') ? row.starts_with(n.substr(0, n.size() - 1)) : row == n; });
+  return std::any_of(names.begin(), names.end(), [&](std::string const& n) {
+    return n.ends_with('*') ? row.starts_with(n.substr(0, n.size() - 1)) : row == n;
+  });
 }
 
 void print(row const& r, double ours, double raw, bool json) {
-  std::string const w = number_or(bool(r.weir), ours, json ? "null" : "-"), d = number_or(bool(r.raw), raw, json ? "null" : "-");
+  std::string const w = number_or(bool(r.weir), ours, json ? "null" : "-"),
+                    d = number_or(bool(r.raw), raw, json ? "null" : "-");
   std::string const ratio = number_or(r.weir && r.raw, ours / raw, json ? "null" : "-");
   if (json) {
-    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s%s}\n", r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(),
+    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s%s}\n",
+                r.name.c_str(), r.bytes, unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(),
                 r.said ? (", \"said\": " + base::json_text(r.said())).c_str() : "");
   } else {
-    std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in), w.c_str(), d.c_str(), ratio.c_str(), (r.said ? r.said() : r.note).c_str());
+    std::printf("%-18s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), unit_of(r.in),
+                w.c_str(), d.c_str(), ratio.c_str(), (r.said ? r.said() : r.note).c_str());
   }
   std::fflush(stdout);
 }
 
-// Rounds of both take turns, so that what disturbs the machine disturbs them alike. The first of each is not looked at.
+// Rounds of both take turns, so that what disturbs the machine disturbs them alike.
+// The first of each is not looked at.
 void run(row const& r, int rounds, bool json) {
   std::vector<double> ours, raw;
   for (int i = 0; i <= rounds; ++i) {
@@ -343,12 +382,17 @@ int bench_copy(std::vector<std::string> const& arguments) {
   int rounds = 7;
   bool json = false;
   po::options_description all("weir bench copy [ROW…]: copies through weir and by the driver's own call, medians");
-  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")("json", po::bool_switch(&json), "a line of JSON a row")(
-      "bytes", po::value(&bytes), "of a large copy; 256MiB, 16MiB on simulated devices")("pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
-      "peer-bytes", po::value(&broadcast), "of a copy between devices; 1GiB, 16MiB on simulated devices")("row", po::value(&names), "only these");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices),
+                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")(
+      "json", po::bool_switch(&json), "a line of JSON a row")("bytes", po::value(&bytes),
+                                                              "of a large copy; 256MiB, 16MiB on simulated devices")(
+      "pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
+      "peer-bytes", po::value(&broadcast), "of a copy between devices; 1GiB, 16MiB on simulated devices")(
+      "row", po::value(&names), "only these");
   if (!understood(arguments, all, "row", -1)) return 0;
-  if (rounds < 1) throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+  if (rounds < 1)
+    throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
   auto const rows = all_rows();
   std::string known;
   for (auto const& [name, make] : rows) known += is_a_way(name) ? "" : name + ", ";
@@ -364,20 +408,31 @@ int bench_copy(std::vector<std::string> const& arguments) {
   auto const size_or = [](std::string const& text, size_t otherwise) {
     if (text.empty()) return otherwise;
     auto const size = size_from_text(text);
-    if (!size || *size == 0) throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB", here::current());
-    if (*size % 4_KiB) throw invalid_use("bench copy", "\"" + text + "\" is no multiple of 4 KiB", "Ask for whole pages: 4KiB, 1MiB", here::current());
+    if (!size || *size == 0)
+      throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB",
+                        here::current());
+    if (*size % 4_KiB)
+      throw invalid_use("bench copy", "\"" + text + "\" is no multiple of 4 KiB", "Ask for whole pages: 4KiB, 1MiB",
+                        here::current());
     return *size;
   };
-  rig r{{}, size_or(bytes, simulated ? 16_MiB : 256_MiB), size_or(fresh, simulated ? 64_MiB : 1_GiB), size_or(broadcast, simulated ? 16_MiB : 1_GiB)};
+  rig r{{},
+        size_or(bytes, simulated ? 16_MiB : 256_MiB),
+        size_or(fresh, simulated ? 64_MiB : 1_GiB),
+        size_or(broadcast, simulated ? 16_MiB : 1_GiB)};
   if (!json) {
-    std::printf("%s, %d processors\n%-18s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
+    std::printf("%s, %d processors\n%-18s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(),
+                os::usable_processors(), "row", "of", "in", "weir", "raw", "/ raw");
   }
   bool any = false;
   for (auto const& [name, make] : rows) {
     if (!is_wanted(name, names)) continue;
     auto const one = make(r);
     if (one) run(*one, rounds, json), any = true;
-    else if (!names.empty()) std::fprintf(stderr, "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n", name.c_str(), runtime::current().description().c_str());
+    else if (!names.empty())
+      std::fprintf(stderr,
+                   "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n",
+                   name.c_str(), runtime::current().description().c_str());
     for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // the next row begins as this one did
   }
   return any ? 0 : 1;

@@ -51,7 +51,8 @@ double rate(size_t bytes, Copy copies, double times = 1) {
 
 std::vector<std::pair<std::string, maker>> ring_rows();    // broadcast, scatter, gather
 std::vector<std::pair<std::string, maker>> pinned_rows();  // pin_…: ways to make pinned memory; only when named
-std::vector<std::pair<std::string, maker>> staged_rows();  // stage_…: what bounds pageable copies, and manners of staging; only when named
+// stage_…: what bounds pageable copies, and manners of staging; only when named
+std::vector<std::pair<std::string, maker>> staged_rows();
 
 row pageable_row(rig&, char const* name, bool to_device, blocking waits = non_blocking);
 

@@ -1,5 +1,5 @@
-// The rows pin_… of weir bench copy: ways to make pages of the host ready for copy engines, with the time of each part. What
-// streams/pinned_pages does is one of them; which is best depends on the machine.
+// The rows pin_… of weir bench copy: ways to make pages of the host ready for copy engines, with the time of
+// each part. What streams/pinned_pages does is one of them; which is best depends on the machine.
 // Threads: those of a way, joined before its round ends.
 #include <algorithm>
 #include <cstdio>
@@ -96,7 +96,9 @@ struct attempt {
   std::string crossing{};
   long huge = -1;  // MiB of huge pages that a round had
 
-  void must(driver::status s, char const* what) const { require(s, "bench", std::string(what) + " of " + std::to_string(bytes) + " B", "Ask for less", here::current()); }
+  void must(driver::status s, char const* what) const {
+    require(s, "bench", std::string(what) + " of " + std::to_string(bytes) + " B", "Ask for less", here::current());
+  }
   size_t chunk() const { return how.chunk == whole ? bytes : std::min(how.chunk, bytes); }
   int usable(int threads) const { return std::min(threads, os::usable_processors()); }
 
@@ -109,11 +111,14 @@ struct attempt {
     auto& machine = owner.machine();
     std::vector<int> const anywhere;
     if (how.lockers == 1) {
-      for (size_t at = 0; at < bytes; at += chunk()) must(machine.pin(base + at, std::min(chunk(), bytes - at)), "registering");
+      for (size_t at = 0; at < bytes; at += chunk())
+        must(machine.pin(base + at, std::min(chunk(), bytes - at)), "registering");
       return;
     }
     base::atomic<int> refused{0};
-    crew(usable(how.lockers), bytes, chunk(), anywhere, [&](size_t at, size_t n) { refused.fetch_add(!machine.pin(base + at, n).ok()); }).join();
+    crew(usable(how.lockers), bytes, chunk(), anywhere, [&](size_t at, size_t n) {
+      refused.fetch_add(!machine.pin(base + at, n).ok());
+    }).join();
     must(refused.load() ? driver::status{driver::code::failed, 0} : driver::status{}, "registering");
   }
 
@@ -150,7 +155,8 @@ struct attempt {
       must(refused.load() ? driver::status{driver::code::failed, 0} : driver::status{}, "registering");
       p.touch = ms_since(from);
     } else {
-      crew touching(usable(how.touchers), bytes, how.step, near, [&](size_t at, size_t n) { touch(base + at, n, how.populate); });
+      crew touching(usable(how.touchers), bytes, how.step, near,
+                    [&](size_t at, size_t n) { touch(base + at, n, how.populate); });
       if (!how.follows) touching.join();
       while (how.follows && touching.done() < bytes / 4) base::sleep_ns(50'000);
       p.touch = ms_since(from);
@@ -179,8 +185,11 @@ struct attempt {
       return all[all.size() / 2];
     };
     char text[240];
-    std::snprintf(text, sizeof text, "map %.1f, touch %.1f, register %.1f, unregister %.1f, unmap %.1f ms; %ld MiB in huge pages, node %d; %s", middle(&parts::map), middle(&parts::touch), middle(&parts::lock),
-                  middle(&parts::unlock), middle(&parts::unmap), huge, node, how.note);
+    std::snprintf(
+        text, sizeof text,
+        "map %.1f, touch %.1f, register %.1f, unregister %.1f, unmap %.1f ms; %ld MiB in huge pages, node %d; %s",
+        middle(&parts::map), middle(&parts::touch), middle(&parts::lock), middle(&parts::unlock), middle(&parts::unmap),
+        huge, node, how.note);
     return text + (crossing.empty() ? "" : "; " + crossing);
   }
 };
@@ -208,7 +217,8 @@ row way_row(rig& r, way how, std::string const& name) {
   return out;
 }
 
-// Memory of the host that the driver makes itself and maps: CUDA 12.2 and later, by its names and the shapes of its ABI.
+// Memory of the host that the driver makes itself and maps:
+// CUDA 12.2 and later, by its names and the shapes of its ABI.
 struct host_handles {
   struct location { int type, id; };
   struct properties {
@@ -236,8 +246,8 @@ struct host_handles {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? os::find_symbol(library, name) : nullptr);
       all &= function != nullptr;
     };
-    one(create, "cuMemCreate"), one(reserve, "cuMemAddressReserve"), one(map, "cuMemMap"), one(open, "cuMemSetAccess"), one(unmap, "cuMemUnmap"), one(release, "cuMemRelease"),
-        one(forget, "cuMemAddressFree");
+    one(create, "cuMemCreate"), one(reserve, "cuMemAddressReserve"), one(map, "cuMemMap"), one(open, "cuMemSetAccess"),
+        one(unmap, "cuMemUnmap"), one(release, "cuMemRelease"), one(forget, "cuMemAddressFree");
     return all;
   }
 };
@@ -265,14 +275,18 @@ struct by_handles {
     if (!answer) answer = calls.open(at, bytes, who.data(), who.size());
     double const open_ms = ms_since(from), total = ms_since(begin);
     from = base::now_ns();
-    if (!answer) std::memset(reinterpret_cast<void*>(at), 1, std::min(bytes, 2_MiB));  // NOLINT(performance-no-int-to-ptr): it is an address
+    // NOLINT(performance-no-int-to-ptr): it is an address
+    if (!answer) std::memset(reinterpret_cast<void*>(at), 1, std::min(bytes, 2_MiB));
     double const write_ms = ms_since(from);
     from = base::now_ns();
-    static_cast<void>(calls.unmap(at, bytes)), static_cast<void>(calls.release(handle)), static_cast<void>(calls.forget(at, bytes));
+    static_cast<void>(calls.unmap(at, bytes)), static_cast<void>(calls.release(handle)),
+        static_cast<void>(calls.forget(at, bytes));
     if (answer) return refused("mapping", answer);
     char text[200];
-    std::snprintf(text, sizeof text, "create %.1f, map %.1f, access for %zu %.1f, first 2 MiB written %.2f, given back %.1f ms (last round)", create_ms, map_ms, who.size() - 1, open_ms, write_ms,
-                  ms_since(from));
+    std::snprintf(
+        text, sizeof text,
+        "create %.1f, map %.1f, access for %zu %.1f, first 2 MiB written %.2f, given back %.1f ms (last round)",
+        create_ms, map_ms, who.size() - 1, open_ms, write_ms, ms_since(from));
     said = text;
     return total;
   }
@@ -303,14 +317,34 @@ std::vector<way> const& ways() {
       {.name = "near16", .note = "16 near the device touch, then one call", .near = true},
       {.name = "near32", .note = "32 near the device touch, then one call", .touchers = 32, .near = true},
       {.name = "populate16", .note = "16 ask for pages, then one call", .populate = true, .step = 16_MiB},
-      {.name = "populate32", .note = "32 ask for pages, then one call", .touchers = 32, .populate = true, .step = 16_MiB},
+      {.name = "populate32",
+       .note = "32 ask for pages, then one call",
+       .touchers = 32,
+       .populate = true,
+       .step = 16_MiB},
       {.name = "follow16", .note = "16 touch, one call behind them", .follows = true},
       {.name = "follow32", .note = "32 touch, one call behind them", .touchers = 32, .follows = true},
       {.name = "chunks64", .note = "16 touch, one thread registers 64 MiB at a time", .chunk = 64_MiB},
-      {.name = "lock2x256", .note = "32 touch, 2 register 256 MiB at a time", .touchers = 32, .lockers = 2, .chunk = 256_MiB},
-      {.name = "lock4x256", .note = "32 touch, 4 register 256 MiB at a time", .touchers = 32, .lockers = 4, .chunk = 256_MiB},
-      {.name = "lock4x64", .note = "32 touch, 4 register 64 MiB at a time", .touchers = 32, .lockers = 4, .chunk = 64_MiB},
-      {.name = "own16x64", .note = "16 each touch and register 64 MiB", .touchers = 16, .chunk = 64_MiB, .each_its_own = true},
+      {.name = "lock2x256",
+       .note = "32 touch, 2 register 256 MiB at a time",
+       .touchers = 32,
+       .lockers = 2,
+       .chunk = 256_MiB},
+      {.name = "lock4x256",
+       .note = "32 touch, 4 register 256 MiB at a time",
+       .touchers = 32,
+       .lockers = 4,
+       .chunk = 256_MiB},
+      {.name = "lock4x64",
+       .note = "32 touch, 4 register 64 MiB at a time",
+       .touchers = 32,
+       .lockers = 4,
+       .chunk = 64_MiB},
+      {.name = "own16x64",
+       .note = "16 each touch and register 64 MiB",
+       .touchers = 16,
+       .chunk = 64_MiB,
+       .each_its_own = true},
   };
   return all;
 }

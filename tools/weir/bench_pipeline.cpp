@@ -1,5 +1,6 @@
-// weir bench pipeline: batches copied in, worked on and copied out on three streams, as a program would write it; how near a batch
-// comes to its slowest stage, each stage measured while all three run, and what memory that takes.
+// weir bench pipeline: batches copied in, worked on and copied out on three streams, as a program would write
+// it; how near a batch comes to its slowest stage, each stage measured while all three run,
+// and what memory that takes.
 // Threads: one.
 #include <algorithm>
 #include <array>
@@ -45,7 +46,10 @@ struct figures {
 
 class pipeline {
  public:
-  explicit pipeline(settings const& s) : s_(s), columns_(s.batch >= 64_MiB ? 4096 : 512), rows_(static_cast<std::int64_t>(s.batch / sizeof(float)) / columns_) {
+  explicit pipeline(settings const& s)
+      : s_(s),
+        columns_(s.batch >= 64_MiB ? 4096 : 512),
+        rows_(static_cast<std::int64_t>(s.batch / sizeof(float)) / columns_) {
     for (int i = 0; i < s_.depth; ++i) {
       sources_.push_back(ones({rows_, columns_}, {.on = cpu, .kind = memory_kind::pinned}));
       results_.push_back(zeros({rows_, columns_}, {.on = cpu, .kind = memory_kind::pinned}));
@@ -53,8 +57,8 @@ class pipeline {
     depth_of_work(rows_ / 4);
   }
 
-  // The work is a product of a matrix of rows x k with the first k rows of the batch: every byte of the result is written, and
-  // how long it takes is chosen with k.
+  // The work is a product of a matrix of rows x k with the first k rows of the batch: every byte of the
+  // result is written, and how long it takes is chosen with k.
   void depth_of_work(std::int64_t k) {
     k_ = std::clamp<std::int64_t>(k, 1, rows_);
     stream_guard const in{work_};
@@ -71,7 +75,8 @@ class pipeline {
     for (int i = 0; i < batches; ++i) {
       auto& at = timed[static_cast<size_t>(i)];
       size_t const slot = static_cast<size_t>(i % s_.depth);
-      if (i >= s_.depth) done[static_cast<size_t>(i - s_.depth)].synchronize();  // whoever reads the result has it; the source may be filled anew
+      // whoever reads the result has it; the source may be filled anew
+      if (i >= s_.depth) done[static_cast<size_t>(i - s_.depth)].synchronize();
       if (in || !x.defined()) {
         stream_guard const on{in_};
         x = empty({rows_, columns_});
@@ -101,7 +106,8 @@ class pipeline {
     return sum(timed, {in, work, out});
   }
 
-  // The same by hand: three blocks a stage that are taken once, and the waits that their reuse needs. Returns: ms a batch
+  // The same by hand: three blocks a stage that are taken once,
+  // and the waits that their reuse needs. Returns: ms a batch
   figures run_by_hand(int batches) {
     std::vector<marks> timed(static_cast<size_t>(batches));
     std::vector<event> read(static_cast<size_t>(batches)), out(static_cast<size_t>(batches));
@@ -200,22 +206,28 @@ struct outcome {
 
 void print(outcome const& o, settings const& s, bool json) {
   if (json) {
-    std::string line = "{\"devices\": " + base::json_text(runtime::current().description()) + ", \"batch_bytes\": " + std::to_string(s.batch) + ", \"batches\": " + std::to_string(s.batches);
-    auto const add = [&](char const* key, double value, int digits) { line += std::string(", \"") + key + "\": " + base::json_number(value, digits); };
+    std::string line = "{\"devices\": " + base::json_text(runtime::current().description()) +
+                       ", \"batch_bytes\": " + std::to_string(s.batch) + ", \"batches\": " + std::to_string(s.batches);
+    auto const add = [&](char const* key, double value, int digits) {
+      line += std::string(", \"") + key + "\": " + base::json_number(value, digits);
+    };
     add("in_ms", o.all.stages.in, 4), add("work_ms", o.all.stages.work, 4), add("out_ms", o.all.stages.out, 4);
     add("in_alone_ms", o.alone.in, 4), add("work_alone_ms", o.alone.work, 4), add("out_alone_ms", o.alone.out, 4);
-    add("batch_ms", o.all.batch, 4), add("ratio", o.ratio, 4), add("by_hand_ms", o.by_hand.batch, 4), add("by_hand_ratio", o.by_hand.batch / o.by_hand.stages.slowest(), 4);
+    add("batch_ms", o.all.batch, 4), add("ratio", o.ratio, 4), add("by_hand_ms", o.by_hand.batch, 4),
+        add("by_hand_ratio", o.by_hand.batch / o.by_hand.stages.slowest(), 4);
     add("reserved_mib", o.reserved_mib, 1), add("pinned_mib", o.pinned_mib, 1);
     std::printf("%s, \"right\": %s}\n", line.c_str(), o.right ? "true" : "false");
     return;
   }
   std::printf("%s; batches of %s\n", runtime::current().description().c_str(), bytes_text(s.batch).c_str());
   std::printf("%-10s %12s %12s\n", "ms", "alone", "all running");
-  std::printf("%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n", "copy in", o.alone.in, o.all.stages.in, "work", o.alone.work, o.all.stages.work, "copy out", o.alone.out,
-              o.all.stages.out);
+  std::printf("%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n%-10s %12.3f %12.3f\n", "copy in", o.alone.in, o.all.stages.in,
+              "work", o.alone.work, o.all.stages.work, "copy out", o.alone.out, o.all.stages.out);
   std::printf("%-10s %12s %12.3f  %.3f of its slowest stage\n", "a batch", "", o.all.batch, o.ratio);
-  std::printf("%-10s %12s %12.3f  %.3f of its slowest stage\n", "by hand", "", o.by_hand.batch, o.by_hand.batch / o.by_hand.stages.slowest());
-  std::printf("reserved %.0f MiB, pinned %.0f MiB; results are %s\n", o.reserved_mib, o.pinned_mib, o.right ? "right" : "WRONG");
+  std::printf("%-10s %12s %12.3f  %.3f of its slowest stage\n", "by hand", "", o.by_hand.batch,
+              o.by_hand.batch / o.by_hand.stages.slowest());
+  std::printf("reserved %.0f MiB, pinned %.0f MiB; results are %s\n", o.reserved_mib, o.pinned_mib,
+              o.right ? "right" : "WRONG");
 }
 
 }  // namespace
@@ -226,18 +238,29 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   settings s;
   int rounds = 5;
   bool json = false, equal = false;
-  po::options_description all("weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
-  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")("json", po::bool_switch(&json), "a line of JSON")(
-      "batch", po::value(&batch), "its size; 64MiB, 1MiB on simulated devices")("batches", po::value(&s.batches)->default_value(s.batches), "a round")(
-      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")("work", po::value(&s.work)->default_value(s.work, "0.9"), "how long the work takes, of the slower copy")(
-      "equal", po::bool_switch(&equal), "all stages take as long: --work 1")("rounds", po::value(&rounds)->default_value(rounds), "the median counts");
+  po::options_description all(
+      "weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices),
+                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "json", po::bool_switch(&json), "a line of JSON")("batch", po::value(&batch),
+                                                        "its size; 64MiB, 1MiB on simulated devices")(
+      "batches", po::value(&s.batches)->default_value(s.batches), "a round")(
+      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")(
+      "work", po::value(&s.work)->default_value(s.work, "0.9"), "how long the work takes, of the slower copy")(
+      "equal", po::bool_switch(&equal), "all stages take as long: --work 1")(
+      "rounds", po::value(&rounds)->default_value(rounds), "the median counts");
   if (!understood(arguments, all)) return 0;
-  auto const refuse = [](std::string const& what, char const* remedy) { throw invalid_use("bench pipeline", what, remedy, here::current()); };
+  auto const refuse = [](std::string const& what, char const* remedy) {
+    throw invalid_use("bench pipeline", what, remedy, here::current());
+  };
   if (equal) s.work = 1;
   if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");
   if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "At least one batch is under way");
-  if (s.batches < 3 * s.depth) refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth), "Ask for three times the depth: the first and the last are not counted");
-  if (!(s.work > 0 && s.work <= longest_work)) refuse("--work " + work_text(s.work), "Ask for more than 0, and 1000 at most");
+  if (s.batches < 3 * s.depth)
+    refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth),
+           "Ask for three times the depth: the first and the last are not counted");
+  if (!(s.work > 0 && s.work <= longest_work))
+    refuse("--work " + work_text(s.work), "Ask for more than 0, and 1000 at most");
   use_devices(devices);
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
@@ -261,7 +284,8 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   o.right = p.right();
   o.by_hand = p.run_by_hand(s.batches);
   o.right &= p.right();
-  o.alone = {p.run(true, false, false, s.batches).stages.in, p.run(false, true, false, s.batches).stages.work, p.run(false, false, true, s.batches).stages.out};
+  o.alone = {p.run(true, false, false, s.batches).stages.in, p.run(false, true, false, s.batches).stages.work,
+             p.run(false, false, true, s.batches).stages.out};
   print(o, s, json);
   return o.right ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-// The rows of weir bench copy over all devices: broadcast, scatter and gather by a communicator, beside NCCL's and loops by hand.
+// The rows of weir bench copy over all devices:
+// broadcast, scatter and gather by a communicator, beside NCCL's and loops by hand.
 // Threads: a thread a rank.
 #include <algorithm>
 #include <exception>
@@ -14,7 +15,11 @@ namespace weir::tool {
 
 // One communicator and buffers of the largest size, for all rows: memory is opened to peers once.
 struct rings {
-  explicit rings(rig& r) : bytes(r.broadcast), chains(runtime::current().get().part<peer::chains>()), usual(chains.ever() ? peer::chains::as_usual : 1) {  // a simulated machine: nobody here gives the parts of two ranks
+  // a simulated machine: nobody here gives the parts of two ranks
+  explicit rings(rig& r)
+      : bytes(r.broadcast),
+        chains(runtime::current().get().part<peer::chains>()),
+        usual(chains.ever() ? peer::chains::as_usual : 1) {
     chains.carry_from(usual);
     std::vector<device> who;
     for (int i = 0; i < r.devices; ++i) {
@@ -50,7 +55,8 @@ struct rings {
         device_guard const on(ranks[i].device());
         auto const n = static_cast<std::int64_t>(part);
         std::byte* const mine = ours[i].data<std::byte>();
-        span_of const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};  // the root's part lies in its place
+        // the root's part lies in its place
+        span_of const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};
         ranks[i].barrier();
         began[i] = base::now_ns();
         stamp last;
@@ -75,7 +81,9 @@ struct rings {
     for (auto const& one : failed) {
       if (one) std::rethrow_exception(one);
     }
-    return static_cast<double>(*std::max_element(ended.begin(), ended.end()) - *std::min_element(began.begin(), began.end())) * 1e-9;
+    return static_cast<double>(*std::max_element(ended.begin(), ended.end()) -
+                               *std::min_element(began.begin(), began.end())) *
+           1e-9;
   }
 
   // GB/s summed over the receivers; from: which sizes weir's own copies carry; chunk: of theirs, 0 as usual.
@@ -157,7 +165,8 @@ struct rings {
  private:
   void hand(rig& r, stream const& on, size_t to, size_t from, size_t offset, size_t n) {
     r.raw.prepare(on);
-    r.raw.copy_peer(static_cast<std::byte*>(theirs[to]->data()) + offset, static_cast<int>(to), static_cast<std::byte*>(theirs[from]->data()) + offset, static_cast<int>(from), n);
+    r.raw.copy_peer(static_cast<std::byte*>(theirs[to]->data()) + offset, static_cast<int>(to),
+                    static_cast<std::byte*>(theirs[from]->data()) + offset, static_cast<int>(from), n);
   }
   stream const& extra(size_t i) {
     while (extras.size() < ours.size()) extras.emplace_back(device(0));
@@ -193,29 +202,35 @@ maker with_others(std::string name, std::string note, std::function<void(rig&, r
 
 std::vector<std::pair<std::string, maker>> ring_rows() {
   std::vector<std::pair<std::string, maker>> rows;
-  auto const add = [&](std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) { rows.emplace_back(name, with_others(name, std::move(note), std::move(make))); };
-  add("broadcast", "gpu:0 to all others, summed over receivers; raw: a chain by hand", [](rig& r, rings& all, row& out) {
-    out.weir = all.by(verb::broadcast, all.bytes, all.usual);
-    out.raw = all.by_hand(r, all.bytes, all.chains.chunk_for(all.bytes, all.ours.size() - 1), 1);
-    out.note += all.said(verb::broadcast, all.bytes);
-  });
-  add("broadcast_others", "the same; raw: as NCCL does it, on simulated devices parts on each stream", [](rig&, rings& all, row& out) {
-    out.weir = all.by(verb::broadcast, all.bytes, all.usual);
-    out.raw = all.by(verb::broadcast, all.bytes, peer::chains::never);
-  });
+  auto const add = [&](std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
+    rows.emplace_back(name, with_others(name, std::move(note), std::move(make)));
+  };
+  add("broadcast", "gpu:0 to all others, summed over receivers; raw: a chain by hand",
+      [](rig& r, rings& all, row& out) {
+        out.weir = all.by(verb::broadcast, all.bytes, all.usual);
+        out.raw = all.by_hand(r, all.bytes, all.chains.chunk_for(all.bytes, all.ours.size() - 1), 1);
+        out.note += all.said(verb::broadcast, all.bytes);
+      });
+  add("broadcast_others", "the same; raw: as NCCL does it, on simulated devices parts on each stream",
+      [](rig&, rings& all, row& out) {
+        out.weir = all.by(verb::broadcast, all.bytes, all.usual);
+        out.raw = all.by(verb::broadcast, all.bytes, peer::chains::never);
+      });
   for (size_t const part : {4, 16, 64}) {
-    add("broadcast_" + std::to_string(part) + "th", "that part of it, by own copies; raw: NCCL", [part](rig&, rings& all, row& out) {
-      out.bytes = std::max<size_t>(1, all.bytes / part);
-      out.weir = all.by(verb::broadcast, out.bytes, 1);
-      out.raw = all.by(verb::broadcast, out.bytes, peer::chains::never);
-    });
+    add("broadcast_" + std::to_string(part) + "th", "that part of it, by own copies; raw: NCCL",
+        [part](rig&, rings& all, row& out) {
+          out.bytes = std::max<size_t>(1, all.bytes / part);
+          out.weir = all.by(verb::broadcast, out.bytes, 1);
+          out.raw = all.by(verb::broadcast, out.bytes, peer::chains::never);
+        });
   }
   for (size_t const chunks : {16, 32, 64, 128}) {
-    add("broadcast_x" + std::to_string(chunks), "own copies in that many chunks; raw: by hand with two streams a hop", [chunks](rig& r, rings& all, row& out) {
-      size_t const chunk = std::max<size_t>(1, all.bytes / chunks);
-      out.weir = all.by(verb::broadcast, all.bytes, 1, chunk);
-      out.raw = all.by_hand(r, all.bytes, chunk, 2);
-    });
+    add("broadcast_x" + std::to_string(chunks), "own copies in that many chunks; raw: by hand with two streams a hop",
+        [chunks](rig& r, rings& all, row& out) {
+          size_t const chunk = std::max<size_t>(1, all.bytes / chunks);
+          out.weir = all.by(verb::broadcast, all.bytes, 1, chunk);
+          out.raw = all.by_hand(r, all.bytes, chunk, 2);
+        });
   }
   for (bool const gathers : {false, true}) {
     std::string const name = gathers ? "gather" : "scatter";

@@ -1,5 +1,6 @@
-// weir bench share: what it costs to share memory with another process, beside the driver's own calls in the same run. This process
-// owns the memory; a second one, started here, reads it, on another device where there are two.
+// weir bench share: what it costs to share memory with another process, beside the driver's own calls in the
+// same run. This process owns the memory;
+// a second one, started here, reads it, on another device where there are two.
 // Threads: one in each process.
 #include "bench_share.h"
 
@@ -45,7 +46,9 @@ class reader_process {
     ::posix_spawn_file_actions_adddup2(&files, plain, plain_of_reader);
     int const refused = ::posix_spawn(&id_, "/proc/self/exe", &files, nullptr, all.data(), environ);
     ::posix_spawn_file_actions_destroy(&files);
-    if (refused != 0) throw driver_error(refused, "bench share", "the second process", "The system starts none: try again", here::current());
+    if (refused != 0)
+      throw driver_error(refused, "bench share", "the second process", "The system starts none: try again",
+                         here::current());
   }
   reader_process(reader_process const&) = delete;
   ~reader_process() {
@@ -77,9 +80,13 @@ void print(share_row const& r, double ours, double raw, int reader, bool json) {
   char const* const none = json ? "null" : "-";
   std::string const w = text_of(ours, none), d = text_of(raw, none), ratio = text_of(ours / raw, none);
   if (json) {
-    std::printf("{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s, \"reader\": %d}\n", r.name.c_str(), r.bytes, r.unit, w.c_str(), d.c_str(), ratio.c_str(), reader);
+    std::printf(
+        "{\"row\": \"%s\", \"bytes\": %zu, \"unit\": \"%s\", \"weir\": %s, \"raw\": %s, \"ratio\": %s, \"reader\": "
+        "%d}\n",
+        r.name.c_str(), r.bytes, r.unit, w.c_str(), d.c_str(), ratio.c_str(), reader);
   } else {
-    std::printf("%-12s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), r.unit, w.c_str(), d.c_str(), ratio.c_str(), r.note);
+    std::printf("%-12s %10s %5s %10s %10s %7s  %s\n", r.name.c_str(), bytes_text(r.bytes).c_str(), r.unit, w.c_str(),
+                d.c_str(), ratio.c_str(), r.note);
   }
   std::fflush(stdout);
 }
@@ -104,7 +111,9 @@ void play_reader(wanted const& w) {
 int play_owner(wanted const& w, std::vector<std::string> const& arguments) {
   auto const line = os::make_sockets(), plain = os::make_sockets();
   peer::owned_file own_line(line.first), its_line(line.second), own_plain(plain.first), its_plain(plain.second);
-  if (!own_line.is_open() || !own_plain.is_open()) throw driver_error(0, "bench share", "two sockets", "Close descriptors, or raise the limit (ulimit -n)", here::current());
+  if (!own_line.is_open() || !own_plain.is_open())
+    throw driver_error(0, "bench share", "two sockets", "Close descriptors, or raise the limit (ulimit -n)",
+                       here::current());
   reader_process other(arguments, its_line.get(), its_plain.get());
   its_line.close();
   its_plain.close();
@@ -129,25 +138,38 @@ int bench_share(std::vector<std::string> const& arguments) {
   std::vector<std::string> names;
   wanted w;
   bool as_reader = false;
-  po::options_description all("weir bench share [ROW…]: memory that a second process reads, through weir and by the driver's own calls, medians");
-  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&w.rounds)->default_value(w.rounds), "weir and the raw calls in turn")("json", po::bool_switch(&w.json), "a line of JSON a row")(
-      "bytes", po::value(&bytes), "of a large buffer; 256MiB, 16MiB on simulated devices")("reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"), "the device the second process works on")(
-      "row", po::value(&names), "only these");
+  po::options_description all(
+      "weir bench share [ROW…]: memory that a second process reads, through weir and by the driver's own calls, "
+      "medians");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices),
+                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+      "rounds", po::value(&w.rounds)->default_value(w.rounds), "weir and the raw calls in turn")(
+      "json", po::bool_switch(&w.json), "a line of JSON a row")(
+      "bytes", po::value(&bytes), "of a large buffer; 256MiB, 16MiB on simulated devices")(
+      "reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"),
+      "the device the second process works on")("row", po::value(&names), "only these");
   po::options_description hidden;
   hidden.add(all).add_options()("as-reader", po::bool_switch(&as_reader), "the second process");
-  bool const help = std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
+  bool const help =
+      std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
   if (!understood(arguments, help ? all : hidden, "row", -1)) return 0;
-  if (w.rounds < 1) throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one", here::current());
+  if (w.rounds < 1)
+    throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one", here::current());
   use_devices(devices);
   w.bytes = get_device_properties(0).simulated ? 16_MiB : 256_MiB;
   if (!bytes.empty()) {
     auto const size = size_from_text(bytes);
-    if (!size || *size == 0 || *size % 4096) throw invalid_use("bench share", "--bytes \"" + bytes + "\" is no multiple of 4 KiB", "Write bytes, or a number and KiB, MiB or GiB", here::current());
+    if (!size || *size == 0 || *size % 4096)
+      throw invalid_use("bench share", "--bytes \"" + bytes + "\" is no multiple of 4 KiB",
+                        "Write bytes, or a number and KiB, MiB or GiB", here::current());
     w.bytes = *size;
   }
   if (w.reader == no_reader) w.reader = device_count() > 1 ? 1 : 0;
-  if (w.reader < 0 || w.reader >= device_count()) throw invalid_use("bench share", "--reader " + std::to_string(w.reader) + ": there are " + std::to_string(device_count()) + " devices", "Name one from 0", here::current());
+  if (w.reader < 0 || w.reader >= device_count())
+    throw invalid_use(
+        "bench share",
+        "--reader " + std::to_string(w.reader) + ": there are " + std::to_string(device_count()) + " devices",
+        "Name one from 0", here::current());
   std::string known;
   auto unknown = names;
   for (share_row& r : share_rows(w.bytes)) {
@@ -155,13 +177,15 @@ int bench_share(std::vector<std::string> const& arguments) {
     std::erase(unknown, r.name);
     if (names.empty() || std::find(names.begin(), names.end(), r.name) != names.end()) w.rows.push_back(std::move(r));
   }
-  if (!unknown.empty()) throw invalid_use("bench share", "no row \"" + unknown.front() + "\"", "Choose among " + known, here::current());
+  if (!unknown.empty())
+    throw invalid_use("bench share", "no row \"" + unknown.front() + "\"", "Choose among " + known, here::current());
   if (as_reader) {
     play_reader(w);
     return 0;
   }
   if (!w.json) {
-    std::printf("%s, the reader on gpu:%d\n%-12s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(), w.reader, "row", "of", "in", "weir", "raw", "/ raw");
+    std::printf("%s, the reader on gpu:%d\n%-12s %10s %5s %10s %10s %7s\n", runtime::current().description().c_str(),
+                w.reader, "row", "of", "in", "weir", "raw", "/ raw");
     std::fflush(stdout);
   }
   return play_owner(w, arguments);

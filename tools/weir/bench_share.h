@@ -10,7 +10,8 @@
 
 namespace weir::tool {
 
-// One of the two processes: the line, and beside it a plain socket for the driver's own calls and for keeping step.
+// One of the two processes: the line, and beside it a plain socket for the driver's own calls and for keeping
+// step.
 struct share_half {
   share_line line;
   peer::owned_file plain;

@@ -1,4 +1,5 @@
-// What a row's owner and reader do. Rounds of weir's and of the driver's own calls take turns; both halves go through the same rounds.
+// What a row's owner and reader do. Rounds of weir's and of the driver's own calls take turns;
+// both halves go through the same rounds.
 // Threads: one.
 #include "bench_share.h"
 
@@ -20,7 +21,9 @@ constexpr int sendings = 4, trips = 50, depth = 4;
 
 double us_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-3; }
 
-void must(driver::status s, char const* what) { require(s, operation, what, "Ask for less, or try again", here::current()); }
+void must(driver::status s, char const* what) {
+  require(s, operation, what, "Ask for less, or try again", here::current());
+}
 
 // Shared memory by the driver's calls alone.
 class raw_memory {
@@ -55,7 +58,8 @@ class raw_memory {
 
 void forget_idle() { runtime::current().get().part<peer::exports>().forget_idle(); }
 
-// make: until memory is there that can be sent. Nothing is given back between rounds: a driver is still cleaning it when the next is made.
+// make: until memory is there that can be sent. Nothing is given back between rounds: a driver is still
+// cleaning it when the next is made.
 void make(share_half& h, size_t bytes, share_samples& out) {
   std::vector<shared_buffer> all;
   std::vector<raw_memory> raw;
@@ -100,7 +104,8 @@ void receive_all(share_half& h, size_t, share_samples&) {
   }
 }
 
-// open_first: what was never mapped there. Nothing is given back between rounds: giving back is not what is measured.
+// open_first: what was never mapped there. Nothing is given back between rounds:
+// giving back is not what is measured.
 void send_new(share_half& h, size_t bytes, share_samples&) {
   forget_idle();
   std::vector<shared_buffer> all;
@@ -157,7 +162,7 @@ void open_again(share_half& h, size_t, share_samples& out) {
   }
 }
 
-// Words that go there and back, by weir and by hand -----------------------------------------------------------------------
+// Words that go there and back, by weir and by hand ---------------------------------------------------------
 
 class by_weir {
  public:
@@ -247,7 +252,7 @@ void trip(share_half& h, size_t, share_samples& out) {
   }
 }
 
-// Bytes -------------------------------------------------------------------------------------------------------------------
+// Bytes -----------------------------------------------------------------------------------------------------
 
 size_t times(share_half const& h, size_t bytes) { return std::clamp(h.bytes * 4 / bytes, size_t{4}, size_t{64}); }
 
@@ -261,7 +266,11 @@ struct both_memories {  // the same bytes shared by weir and by hand; and memory
   void* ours() const { return lent.data() ? lent.data() : opened.data(); }
 };
 both_memories lend(share_half& h, size_t bytes, int buffers_of_raw = 1) {
-  both_memories m{shared_buffer(bytes * static_cast<size_t>(buffers_of_raw), 0), {}, {}, buffer(bytes, {.on = 0}), h.raw.on_device(0, bytes)};
+  both_memories m{shared_buffer(bytes * static_cast<size_t>(buffers_of_raw), 0),
+                  {},
+                  {},
+                  buffer(bytes, {.on = 0}),
+                  h.raw.on_device(0, bytes)};
   m.lent.record_stream(h.on);
   m.own.record_stream(h.on);
   h.line.send(m.lent, h.on);
@@ -348,7 +357,8 @@ void share_half::say(std::uint64_t n, int file) const {
   std::array const files{file};
   auto const is = os::send_message(plain.get(), text, std::span(files).first(file < 0 ? 0 : 1), patience);
   if (is == os::heard::message) return;
-  throw peer_gone(operation, "the other process has ended, or hears nothing", "Its own message says why", here::current());
+  throw peer_gone(operation, "the other process has ended, or hears nothing", "Its own message says why",
+                  here::current());
 }
 
 std::uint64_t share_half::hear(peer::owned_file* file) const {
@@ -356,7 +366,8 @@ std::uint64_t share_half::hear(peer::owned_file* file) const {
   auto got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
   if (file && got.files[0].is_open()) *file = std::move(got.files[0]);
   if (got.is == os::heard::message) return n;
-  throw peer_gone(operation, "the other process has ended, or says nothing", "Its own message says why", here::current());
+  throw peer_gone(operation, "the other process has ended, or says nothing", "Its own message says why",
+                  here::current());
 }
 
 std::vector<share_row> share_rows(size_t large) {
@@ -364,17 +375,26 @@ std::vector<share_row> share_rows(size_t large) {
   std::vector<share_row> rows{
       {"make", large, "us", "a new buffer, until it can be sent; raw: create, reserve, map, grant", make, nothing},
       {"send", large, "us", "to one who has it open; raw: export and one message", send, receive_all},
-      {"open_first", large, "us", "receive(), the message being there; raw: import, reserve, map, grant, close", send_new, open_new},
+      {"open_first", large, "us", "receive(), the message being there; raw: import, reserve, map, grant, close",
+       send_new, open_new},
       {"open_again", large, "us", "receive() of what is mapped", send_again, open_again},
-      {"message", 0, "us", "signal and wait there and back, nothing to wait for; raw: a plain socket, a look at the stream", trip<owner, false>, trip<reader, false>},
-      {"event", 4096, "us", "the same, each after a copy of its own; raw: the driver's event", trip<owner, true>, trip<reader, true>},
+      {"message", 0, "us",
+       "signal and wait there and back, nothing to wait for; raw: a plain socket, a look at the stream",
+       trip<owner, false>, trip<reader, false>},
+      {"event", 4096, "us", "the same, each after a copy of its own; raw: the driver's event", trip<owner, true>,
+       trip<reader, true>},
   };
-  std::vector<std::pair<std::string, size_t>> const sizes{{"64k", 64_KiB}, {"1m", 1_MiB}, {"16m", 16_MiB}, {"large", large}};
+  std::vector<std::pair<std::string, size_t>> const sizes{
+      {"64k", 64_KiB}, {"1m", 1_MiB}, {"16m", 16_MiB}, {"large", large}};
   for (auto const& [name, bytes] : sizes) {
-    if (bytes < large || name == "large") rows.push_back({"read_" + name, bytes, "GB/s", "copied out by the reader; raw: of memory imported by hand", lie_still, read});
+    if (bytes < large || name == "large")
+      rows.push_back({"read_" + name, bytes, "GB/s", "copied out by the reader; raw: of memory imported by hand",
+                      lie_still, read});
   }
   for (auto const& [name, bytes] : sizes) {
-    if (bytes < large || name == "large") rows.push_back({"ring_" + name, bytes, "GB/s", "written and read, four buffers in turn; raw: the same loop by hand", ring<owner>, ring<reader>});
+    if (bytes < large || name == "large")
+      rows.push_back({"ring_" + name, bytes, "GB/s",
+                      "written and read, four buffers in turn; raw: the same loop by hand", ring<owner>, ring<reader>});
   }
   return rows;
 }

@@ -1,5 +1,5 @@
-// The rows stage_… of weir bench copy: what bounds copies of pageable memory (the threads, the engine, both at once, a staged loop by
-// hand), and manners of staging beside the usual one.
+// The rows stage_… of weir bench copy: what bounds copies of pageable memory (the threads, the engine, both
+// at once, a staged loop by hand), and manners of staging beside the usual one.
 // Threads: those of a round, joined before it ends.
 #include <algorithm>
 #include <cstdio>
@@ -23,7 +23,8 @@ namespace {
 using streams::staging;
 using streams::stores;
 
-constexpr size_t ring_bytes = 64_MiB;  // of pinned memory in a control, as staging's room; half for the engine, where it runs beside the threads
+// of pinned memory in a control, as staging's room; half for the engine, where it runs beside the threads
+constexpr size_t ring_bytes = 64_MiB;
 
 struct places {
   std::vector<std::byte> host;
@@ -32,7 +33,8 @@ struct places {
 };
 
 std::shared_ptr<places> make_places(rig& r) {
-  auto const made = std::make_shared<places>(places{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)}), pinned(ring_bytes)});
+  auto const made = std::make_shared<places>(
+      places{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)}), pinned(ring_bytes)});
   std::memset(made->slots.data(), 1, ring_bytes);
   return made;
 }
@@ -60,11 +62,14 @@ double together(int threads, Do act) {
 double gigabytes(size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds * 1e-9; }
 
 // The threads' part alone, a chunk each in turn, while `stop` is not set; at most `bytes`. Returns: bytes
-size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t chunk, bool into_slots, stores by, base::atomic<bool> const& stop) {
+size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t chunk, bool into_slots, stores by,
+                   base::atomic<bool> const& stop) {
   size_t done = 0;
   for (size_t from; !stop.load(base::memory_order_relaxed) && (from = next.fetch_add(chunk)) < bytes; done += chunk) {
     size_t const n = std::min(chunk, at.host.size()), offset = from / chunk * n;
-    std::byte *const host = at.host.data() + offset % (at.host.size() / n * n), *const slot = at.slots.data<std::byte>() + offset % (ring_bytes / 2);
+    std::byte *const host = at.host.data() + offset % (at.host.size() / n * n), *const slot =
+                                                                                    at.slots.data<std::byte>() +
+                                                                                    offset % (ring_bytes / 2);
     into_slots ? streams::copy_in_host(slot, host, n, by) : streams::copy_in_host(host, slot, n, by);
   }
   return done;
@@ -74,19 +79,22 @@ size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t 
 row threads_row(rig& r, std::string const& name, int threads, stores by, size_t chunk) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
-  out.note = std::to_string(threads) + " threads alone, " + bytes_text(chunk) + " at a time: into slots; raw: out of them";
+  out.note =
+      std::to_string(threads) + " threads alone, " + bytes_text(chunk) + " at a time: into slots; raw: out of them";
   auto const once = [=](bool into_slots) {
     base::atomic<size_t> next{0};
     base::atomic<bool> never{false};
     size_t const bytes = at->total();
-    return gigabytes(bytes, together(threads, [&](int) { copy_chunks(*at, next, bytes, chunk, into_slots, by, never); }));
+    return gigabytes(bytes,
+                     together(threads, [&](int) { copy_chunks(*at, next, bytes, chunk, into_slots, by, never); }));
   };
   out.weir = [=] { return once(true); };
   out.raw = [=] { return once(false); };
   return out;
 }
 
-// The engine without threads, out of slots or into them: as staging enqueues, each chunk with its fence; raw: bare.
+// The engine without threads, out of slots or into them:
+// as staging enqueues, each chunk with its fence; raw: bare.
 row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -94,7 +102,8 @@ row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
   auto const each = [at, up, chunk](auto one) {
     size_t const n = std::min(chunk, at->host.size());
     for (size_t from = 0; from + n <= at->total(); from += n) {
-      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + from % (ring_bytes / 2);
+      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n),
+                       *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + from % (ring_bytes / 2);
       up ? one(gpu, slot, n) : one(slot, gpu, n);
     }
   };
@@ -129,9 +138,11 @@ row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
     std::int64_t const begin = base::now_ns();
     bool second = false;
     for (size_t from = 0; from + n <= at->total(); from += n, second = both && !second) {
-      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + from % (ring_bytes / n * n);
+      std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n),
+                       *const slot = at->slots.data<std::byte>() + from % (ring_bytes / n * n);
       auto& line = streams::line_of(second ? stream_ref(*other) : stream_ref(r.on));
-      up ? streams::enqueue_copy(line, gpu, slot, n, here::current()) : streams::enqueue_copy(line, slot, gpu, n, here::current());
+      up ? streams::enqueue_copy(line, gpu, slot, n, here::current())
+         : streams::enqueue_copy(line, slot, gpu, n, here::current());
     }
     r.on.synchronize();
     other->synchronize();
@@ -142,7 +153,8 @@ row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
   return out;
 }
 
-// The engine out of slots that threads have just written, who then do nothing: where the bytes lie is all that differs. raw column: the threads.
+// The engine out of slots that threads have just written, who then do nothing: where the bytes lie is all
+// that differs. raw column: the threads.
 row after_row(rig& r, std::string const& name, stores by) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -154,9 +166,12 @@ row after_row(rig& r, std::string const& name, stores by) {
     for (int i = 0; i < 8; ++i) {
       base::atomic<size_t> next{0};
       base::atomic<bool> never{false};
-      written += together(std::clamp(os::usable_processors() - 1, 1, 15), [&](int) { copy_chunks(*at, next, bytes, 256_KiB, true, by, never); });
+      written += together(std::clamp(os::usable_processors() - 1, 1, 15),
+                          [&](int) { copy_chunks(*at, next, bytes, 256_KiB, true, by, never); });
       std::int64_t const begin = base::now_ns();
-      for (size_t from = 0; from + n <= bytes; from += n) streams::enqueue_copy(streams::line_of(r.on), at->gpu.data<std::byte>() + from, at->slots.data<std::byte>() + from, n, here::current());
+      for (size_t from = 0; from + n <= bytes; from += n)
+        streams::enqueue_copy(streams::line_of(r.on), at->gpu.data<std::byte>() + from,
+                              at->slots.data<std::byte>() + from, n, here::current());
       r.on.synchronize();
       carried += seconds_since(begin);
     }
@@ -167,7 +182,8 @@ row after_row(rig& r, std::string const& name, stores by) {
   return out;
 }
 
-// Threads and engine at the same time, neither waiting for the other: what they take from each other. weir column the threads, raw column the engine.
+// Threads and engine at the same time, neither waiting for the other: what they take from each other. weir
+// column the threads, raw column the engine.
 row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -185,8 +201,10 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
       std::int64_t const from = base::now_ns();
       size_t const n = std::min(2_MiB, at->host.size());
       for (size_t done = 0; done + n <= at->total(); done += n) {
-        std::byte *const gpu = at->gpu.data<std::byte>() + done % (at->host.size() / n * n), *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + done % (ring_bytes / 2);
-        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, here::current()) : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, here::current());
+        std::byte *const gpu = at->gpu.data<std::byte>() + done % (at->host.size() / n * n),
+                         *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + done % (ring_bytes / 2);
+        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, here::current())
+           : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, here::current());
       }
       r.on.synchronize();
       engines = seconds_since(from);
@@ -201,7 +219,8 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
 
 row usual(rig& r, bool up) { return pageable_row(r, "usual", up, up ? non_blocking : blocking::yes); }
 
-// What one would write by hand: each thread has a stream and two slots of its own, and nobody tells another anything.
+// What one would write by hand: each thread has a stream and two slots of its own,
+// and nobody tells another anything.
 row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk, stores by) {
   struct hand {
     raw_calls calls;
@@ -210,7 +229,8 @@ row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk
   auto const at = make_places(r);
   auto const hands = std::make_shared<std::vector<hand>>(static_cast<size_t>(threads));
   row out{name, r.bytes, measure::rate};
-  out.note = "by hand: " + std::to_string(threads) + " threads, each with a stream and two slots of " + bytes_text(chunk) + "; raw: weir as usual";
+  out.note = "by hand: " + std::to_string(threads) + " threads, each with a stream and two slots of " +
+             bytes_text(chunk) + "; raw: weir as usual";
   size_t const n = std::min({chunk, at->host.size(), ring_bytes / 2 / static_cast<size_t>(threads)});
   out.weir = [=] {
     base::atomic<size_t> next{0};
@@ -222,7 +242,8 @@ row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk
       std::byte *before = nullptr, *before_slot = nullptr;
       for (int k = 0;; ++k) {
         size_t const from = next.fetch_add(n);
-        std::byte *const slot = slots + static_cast<size_t>(k % 2) * n, *const host = at->host.data() + from % wrap, *const gpu = at->gpu.data<std::byte>() + from % wrap;
+        std::byte *const slot = slots + static_cast<size_t>(k % 2) * n, *const host = at->host.data() + from % wrap,
+                         *const gpu = at->gpu.data<std::byte>() + from % wrap;
         if (up) {
           if (from >= total) break;
           streams::copy_in_host(slot, host, n, by);
@@ -256,7 +277,9 @@ std::string text_of(variant const& v) {
   std::string out = "slots of " + bytes_text(h.chunk);
   if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
   if (h.piece < h.chunk) out += " in pieces of " + bytes_text(h.piece);
-  out += h.by == stores::plain ? ", plain" : h.by == stores::past_caches ? ", past the caches" : ", to the shared cache";
+  out += h.by == stores::plain         ? ", plain"
+         : h.by == stores::past_caches ? ", past the caches"
+                                       : ", to the shared cache";
   out += ", " + bytes_text(h.room) + " in hand";
   if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
   if (v.crew.helps) out += ", caller helps";
@@ -293,11 +316,17 @@ std::vector<variant> const& variants() {
       {"4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}},
       {"8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}},
       {"8m_all", ways::up, {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
-      {"8m_spins", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 0, .spin_ns = spin}},
+      {"8m_spins",
+       ways::both,
+       {.chunk = 8_MiB, .first = first, .piece = p, .by = past},
+       {.threads = 0, .spin_ns = spin}},
       {"4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
       {"8m_10", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 10}},
       {"8m_12", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
-      {"8m_12_spins", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 12, .spin_ns = spin}},
+      {"8m_12_spins",
+       ways::up,
+       {.chunk = 8_MiB, .first = first, .piece = p, .by = past},
+       {.threads = 12, .spin_ns = spin}},
       {"shared_2m", ways::up, {.chunk = 2_MiB, .first = first, .piece = p, .by = shared}},
       {"shared_4m", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}},
       {"shared_8m", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = shared}},
@@ -306,18 +335,39 @@ std::vector<variant> const& variants() {
       {"shared_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 6}},
       {"shared_4m_8", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 8}},
       {"shared_4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 12}},
-      {"shared_8m_12_spins", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = shared}, {.threads = 12, .spin_ns = spin}},
+      {"shared_8m_12_spins",
+       ways::up,
+       {.chunk = 8_MiB, .first = first, .piece = p, .by = shared},
+       {.threads = 12, .spin_ns = spin}},
       {"plain_4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}},
       {"plain_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 6}},
       {"plain_4m_8", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 8}},
       {"plain_4m_12", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 12}},
       {"plain_8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}},
-      {"plain_2m_spins", ways::down, {.chunk = 2_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
-      {"plain_4m_spins", ways::down, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
-      {"plain_4m_128k_spins", ways::down, {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = plain}, {.threads = 0, .spin_ns = spin}},
-      {"plain_4m_spins_helps", ways::down, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .helps = true, .spin_ns = spin}},
-      {"plain_8m_spins", ways::down, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}, {.threads = 0, .spin_ns = spin}},
-      {"plain_8m_12_spins", ways::down, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}, {.threads = 12, .spin_ns = spin}},
+      {"plain_2m_spins",
+       ways::down,
+       {.chunk = 2_MiB, .first = first, .piece = p, .by = plain},
+       {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_spins",
+       ways::down,
+       {.chunk = 4_MiB, .first = first, .piece = p, .by = plain},
+       {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_128k_spins",
+       ways::down,
+       {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = plain},
+       {.threads = 0, .spin_ns = spin}},
+      {"plain_4m_spins_helps",
+       ways::down,
+       {.chunk = 4_MiB, .first = first, .piece = p, .by = plain},
+       {.threads = 0, .helps = true, .spin_ns = spin}},
+      {"plain_8m_spins",
+       ways::down,
+       {.chunk = 8_MiB, .first = first, .piece = p, .by = plain},
+       {.threads = 0, .spin_ns = spin}},
+      {"plain_8m_12_spins",
+       ways::down,
+       {.chunk = 8_MiB, .first = first, .piece = p, .by = plain},
+       {.threads = 12, .spin_ns = spin}},
   };
   return all;
 }
@@ -326,7 +376,9 @@ std::vector<variant> const& variants() {
 
 std::vector<std::pair<std::string, maker>> staged_rows() {
   std::vector<std::pair<std::string, maker>> rows;
-  auto const add = [&](std::string const& name, auto make) { rows.emplace_back(name, [=](rig& r) -> std::optional<row> { return make(r, name); }); };
+  auto const add = [&](std::string const& name, auto make) {
+    rows.emplace_back(name, [=](rig& r) -> std::optional<row> { return make(r, name); });
+  };
   auto const fits = [](int threads) { return threads <= os::usable_processors() || threads <= 4; };
   auto const add_threads = [&](std::string const& name, int threads, stores by, size_t chunk) {
     if (fits(threads)) add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
@@ -336,9 +388,11 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
   };
   constexpr stores some[] = {stores::plain, stores::past_caches, stores::to_shared_cache};
   for (int const threads : {1, 8, 16}) {
-    for (auto const by : some) add_threads("stage_threads_" + std::to_string(threads) + "_" + named(by), threads, by, 256_KiB);
+    for (auto const by : some)
+      add_threads("stage_threads_" + std::to_string(threads) + "_" + named(by), threads, by, 256_KiB);
   }
-  for (auto const by : some) add("stage_after_" + named(by), [=](rig& r, std::string const& n) { return after_row(r, n, by); });
+  for (auto const by : some)
+    add("stage_after_" + named(by), [=](rig& r, std::string const& n) { return after_row(r, n, by); });
   for (bool const up : {true, false}) {
     std::string const way = up ? "_h2d_" : "_d2h_";
     for (size_t const chunk : {1_MiB, 2_MiB, 4_MiB, 8_MiB}) {
@@ -348,9 +402,13 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
     }
     for (auto const by : some) {
       if (!up && by == stores::to_shared_cache) continue;
-      add("stage_both" + way + named(by), [=](rig& r, std::string const& n) { return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by); });
+      add("stage_both" + way + named(by), [=](rig& r, std::string const& n) {
+        return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by);
+      });
       for (int const threads : {8, 16}) {
-        add("stage_hand" + way + named(by) + "_" + std::to_string(threads), [=](rig& r, std::string const& n) { return hand_row(r, n, up, std::min(threads, os::usable_processors()), 2_MiB, by); });
+        add("stage_hand" + way + named(by) + "_" + std::to_string(threads), [=](rig& r, std::string const& n) {
+          return hand_row(r, n, up, std::min(threads, os::usable_processors()), 2_MiB, by);
+        });
       }
     }
     for (variant const& v : variants()) {

@@ -12,10 +12,13 @@ namespace weir::tool {
 
 namespace {
 // Of the words without a name the one after so many.
-std::optional<std::string> word_after(std::size_t most, std::vector<std::string> const& arguments, boost::program_options::options_description const& all) {
+std::optional<std::string> word_after(std::size_t most, std::vector<std::string> const& arguments,
+                                      boost::program_options::options_description const& all) {
   auto const parsed = boost::program_options::command_line_parser(arguments).options(all).run();
   for (auto const& one : parsed.options) {
-    if (one.position_key >= 0 && one.string_key.empty() && static_cast<std::size_t>(one.position_key) >= most && !one.value.empty()) return one.value.front();
+    if (one.position_key >= 0 && one.string_key.empty() && static_cast<std::size_t>(one.position_key) >= most &&
+        !one.value.empty())
+      return one.value.front();
   }
   return {};
 }
@@ -27,14 +30,16 @@ void use_devices(std::string const& text) {
   setenv("WEIR_DEVICES", text.c_str(), 1);
 }
 
-bool understood(std::vector<std::string> const& arguments, boost::program_options::options_description const& all, char const* rest, int most) {
+bool understood(std::vector<std::string> const& arguments, boost::program_options::options_description const& all,
+                char const* rest, int most) {
   namespace po = boost::program_options;
   po::positional_options_description unnamed;
   if (rest) unnamed.add(rest, most);
   po::variables_map values;
   if (most >= 0) {
     if (auto const extra = word_after(static_cast<std::size_t>(most), arguments, all)) {
-      throw invalid_use("command line", "nothing is asked for by \"" + *extra + "\"", "Leave it out, or see --help", here::current());
+      throw invalid_use("command line", "nothing is asked for by \"" + *extra + "\"", "Leave it out, or see --help",
+                        here::current());
     }
   }
   po::store(po::command_line_parser(arguments).options(all).positional(unnamed).run(), values);

@@ -8,7 +8,8 @@ namespace weir::tool {
 
 // Prints the machine: devices, memory, links. Throws: the library's errors, boost::program_options::error.
 int info(std::vector<std::string> const& arguments);
-// Prints what is here, which limits and options are in force and where they came from, and what to do. Throws: as info
+// Prints what is here, which limits and options are in force and where they came from,
+// and what to do. Throws: as info
 int doctor(std::vector<std::string> const& arguments);
 // Replays traces of allocations and prints what they took. Returns 1 when one did not fit. Throws: as info
 int replay(std::vector<std::string> const& arguments);
@@ -20,7 +21,8 @@ int bench_alloc(std::vector<std::string> const& arguments);
 int bench_copy(std::vector<std::string> const& arguments);
 // Measures a pipeline of copies and work against its slowest stage: `bench pipeline`. Throws: as info
 int bench_pipeline(std::vector<std::string> const& arguments);
-// Measures memory that a second process reads beside the driver's own calls: `bench share`. Returns 1 when the second process failed. Throws: as info
+// Measures memory that a second process reads beside the driver's own calls: `bench share`. Returns 1 when
+// the second process failed. Throws: as info
 int bench_share(std::vector<std::string> const& arguments);
 
 }  // namespace weir::tool

@@ -17,7 +17,8 @@ char const* const usage =
     "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
     "  bench    what things cost here: bench alloc | copy | pipeline | share   (weir bench alloc --help)\n"
     "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n"
-    "  snapshot a memory snapshot, of weir's or PyTorch's: what it holds, and a page for a browser   (weir snapshot --help)\n";
+    "  snapshot a memory snapshot, of weir's or PyTorch's: what it holds, and a page for a browser   (weir snapshot "
+    "--help)\n";
 
 char const* const bench_usage =
     "usage: weir bench BENCHMARK [OPTIONS]\n"
@@ -54,11 +55,13 @@ int command(int argc, char** argv) try {
   if (asks_for_help(command)) return std::fputs(usage, stdout), 0;
   static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help"};
   auto const meant = weir::base::near(command, commands);
-  std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(), meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);
+  std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(),
+               meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);
   return 2;
 } catch (weir::error const& e) {
   std::string const remedy(e.remedy());  // operands may be words of a file
-  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(), weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
+  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(),
+               weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
   return 1;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "weir: %s\n", weir::base::visible(e.what()).c_str());

@@ -1,4 +1,5 @@
-// What each call takes: by the clock, and by the table of what an H200's driver was measured to charge (CUDA 13.0, driver 580).
+// What each call takes: by the clock, and by the table of what an H200's driver was measured to charge (CUDA
+// 13.0, driver 580).
 // Threads: as meter.h.
 #include "meter.h"
 
@@ -9,7 +10,8 @@ namespace {
 
 // Microseconds.
 constexpr double reserve_us = 14, create_us = 12, map_us = 1, unmap_us = 17;
-constexpr double record_us = 0.164, query_us = 0.158, wait_us = 0.131, stream_query_us = 0.198, capturing_us = 0.079, event_pair_us = 0.228;
+constexpr double record_us = 0.164, query_us = 0.158, wait_us = 0.131, stream_query_us = 0.198, capturing_us = 0.079,
+                 event_pair_us = 0.228;
 constexpr double host_wait_us = 2;  // for what is done already
 constexpr double memory_us = 1;     // not measured: as a small call
 
@@ -33,9 +35,11 @@ auto meter::timed(double modelled_us, Call call) {
 }
 
 meter::reading meter::read() const noexcept {
-  auto const ticks = static_cast<double>(base::ticks() - first_ticks_), ns = static_cast<double>(base::now_ns() - first_ns_);
+  auto const ticks = static_cast<double>(base::ticks() - first_ticks_),
+             ns = static_cast<double>(base::now_ns() - first_ns_);
   double const ns_per_tick = ticks > 0 ? ns / ticks : 0;
-  return {static_cast<std::int64_t>(static_cast<double>(spent_ticks_.load()) * ns_per_tick), modelled_ns_.load(), created_.load(), moved_.load()};
+  return {static_cast<std::int64_t>(static_cast<double>(spent_ticks_.load()) * ns_per_tick), modelled_ns_.load(),
+          created_.load(), moved_.load()};
 }
 
 weir::driver::result<weir::driver::address> meter::reserve(std::size_t bytes, std::size_t alignment) {

@@ -1,5 +1,7 @@
-// The patterns `weir bench alloc` measures: each allocator goes through the same loops, a template, so that a call of malloc stays one.
-// An allocator is a value with  void* take(size_t bytes)  and  void give(void*), used by one thread; `view(t)` makes one for thread t.
+// The patterns `weir bench alloc` measures:
+// each allocator goes through the same loops, a template, so that a call of malloc stays one.
+// An allocator is a value with  void* take(size_t bytes)  and  void give(void*), used by one thread;
+// `view(t)` makes one for thread t.
 // Threads: a round is run by one thread; the patterns with several threads make and join their own.
 #pragma once
 #include <array>
@@ -15,18 +17,20 @@
 
 namespace weir::tool::patterns {
 
-// One allocator in one pattern, ready to run. Returns: nanoseconds of a pair, an allocation and its free, in one round.
+// One allocator in one pattern, ready to run. Returns:
+// nanoseconds of a pair, an allocation and its free, in one round.
 class measured {
  public:
   virtual ~measured() = default;
   virtual double round() = 0;
   std::vector<std::vector<double>> by_thread;  // nanoseconds of a pair, by round; of patterns of several threads
-  std::vector<double> of_turns;                // by round: pairs of threads that work together over those of the same threads in turn
+  std::vector<double> of_turns;  // by round: pairs of threads that work together over those of the same threads in turn
 };
 
 inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
 
-// How many pairs make a round: found by doubling. The first ones, which may ask the driver for pages, are not looked at.
+// How many pairs make a round: found by doubling.
+// The first ones, which may ask the driver for pages, are not looked at.
 template <class Body>
 std::size_t pairs_for(std::int64_t wanted_ns, Body body) {
   body(64);
@@ -49,7 +53,8 @@ double ns_each(std::size_t n, Body body) {
 template <class Allocator>
 class pairs final : public measured {
  public:
-  pairs(Allocator a, std::size_t bytes) : from_(a), bytes_(bytes), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
+  pairs(Allocator a, std::size_t bytes)
+      : from_(a), bytes_(bytes), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
   double round() override {
     return ns_each(n_, [this](std::size_t n) { run(n); });
   }
@@ -89,7 +94,8 @@ class churn final : public measured {
  public:
   churn(Allocator a, std::size_t live, std::size_t least, std::size_t most) : from_(a), live_(live) {
     std::mt19937_64 random(1);
-    std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)), std::log2(static_cast<double>(most)));
+    std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)),
+                                                std::log2(static_cast<double>(most)));
     for (auto& s : steps_) s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
     run(8 * live);  // until the set is full, and memory for it is there
     n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
@@ -117,8 +123,8 @@ class churn final : public measured {
   std::size_t next_ = 0, n_ = 0;
 };
 
-// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of this get is what the
-// machine has for them: its clock when many cores work, and cores that others use, too.
+// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of
+// this get is what the machine has for them: its clock when many cores work, and cores that others use, too.
 struct arithmetic {
   std::array<std::uint64_t, 4> chains{1, 2, 3, 4};
   void* take(std::size_t) {
@@ -137,18 +143,21 @@ struct arithmetic {
   }
 };
 
-// What else works while a thread's pairs are counted: all other threads at the same, all others at arithmetic (and only the first
-// one counts), or nobody: they take turns. Together / beside is what threads of one allocator cost each other, beside / turns what
-// the machine's other cores cost each, turns / one thread what cores and the places of their memory differ by.
+// What else works while a thread's pairs are counted: all other threads at the same, all others at arithmetic
+// (and only the first one counts), or nobody: they take turns. Together / beside is what threads of one
+// allocator cost each other, beside / turns what the machine's other cores cost each, turns / one thread what
+// cores and the places of their memory differ by.
 enum class threads_work { together, beside_arithmetic, in_turn };
 
-// Pairs of 512 B by several threads, each with an allocator view of its own and, where there are enough, a core of its own: what two
-// processors of one core take from each other is no allocator's. A round ends with the first that is done, and its figure is what a
-// pair took a thread on the average, by what all of them did.
+// Pairs of 512 B by several threads, each with an allocator view of its own and, where there are enough, a
+// core of its own: what two processors of one core take from each other is no allocator's. A round ends with
+// the first that is done, and its figure is what a pair took a thread on the average,
+// by what all of them did.
 template <class Make>
 class threads final : public measured {
  public:
-  threads(Make make, std::vector<int> const& cores, int count, threads_work how) : make_(make), cores_(cores), count_(static_cast<std::size_t>(count)), how_(how) {
+  threads(Make make, std::vector<int> const& cores, int count, threads_work how)
+      : make_(make), cores_(cores), count_(static_cast<std::size_t>(count)), how_(how) {
     auto one = make_(0);
     n_ = pairs_for(round_ns, [&](std::size_t n) { run(one, n); });
   }
@@ -168,7 +177,10 @@ class threads final : public measured {
       signs seen;
       std::vector<base::thread> all;
       for (std::size_t t = 0; t < count_; ++t) {
-        all.emplace_back([&, t] { pairs_per_ns[t] = t < counted ? work(t, n_, make_(static_cast<int>(t)), seen) : work(t, most, arithmetic{}, seen); });
+        all.emplace_back([&, t] {
+          pairs_per_ns[t] =
+              t < counted ? work(t, n_, make_(static_cast<int>(t)), seen) : work(t, most, arithmetic{}, seen);
+        });
       }
       while (seen.ready.load() < count_) base::yield_thread();
       seen.go.store(true);
@@ -215,7 +227,8 @@ class threads final : public measured {
   std::size_t n_;
 };
 
-// A producer takes blocks of 512 B on its stream and hands them to a thread that gives them back as used on another stream.
+// A producer takes blocks of 512 B on its stream and hands them to a thread that gives them back as used on
+// another stream.
 template <class Make>
 class handoff final : public measured {
  public:
@@ -249,7 +262,8 @@ class handoff final : public measured {
   Make make_;
 };
 
-// Four Mi blocks of 516 B alive at once. A round takes them all, gives them all back; between the two, `look` sees them.
+// Four Mi blocks of 516 B alive at once. A round takes them all, gives them all back;
+// between the two, `look` sees them.
 template <class Allocator, class Look>
 class crowd final : public measured {
  public:

@@ -19,7 +19,9 @@ namespace {
 using address = unsigned long long;  // CUdeviceptr
 
 void require_done(int code, char const* call) {
-  if (code != 0) throw driver_error(code, "bench", std::string(call) + " answers " + std::to_string(code), "Figures beside weir's need the driver's own calls", here::current());
+  if (code != 0)
+    throw driver_error(code, "bench", std::string(call) + " answers " + std::to_string(code),
+                       "Figures beside weir's need the driver's own calls", here::current());
 }
 address number(void const* p) { return reinterpret_cast<address>(p); }
 
@@ -46,12 +48,16 @@ driver_calls find_calls() {
   void* const library = os::load_library("libcuda.so.1");
   auto const find = [&](auto& function, char const* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? os::find_symbol(library, name) : nullptr);
-    if (!function) throw not_supported("bench", std::string(name) + " is not in libcuda.so.1", "Figures beside weir's need it", here::current());
+    if (!function)
+      throw not_supported("bench", std::string(name) + " is not in libcuda.so.1", "Figures beside weir's need it",
+                          here::current());
   };
 #define WEIR_FIND(name) find(all.name, #name)
-  WEIR_FIND(cuMemAlloc_v2), WEIR_FIND(cuMemFree_v2), WEIR_FIND(cuMemHostAlloc), WEIR_FIND(cuMemFreeHost), WEIR_FIND(cuMemcpyAsync), WEIR_FIND(cuMemcpyHtoDAsync_v2),
-      WEIR_FIND(cuMemcpyDtoHAsync_v2), WEIR_FIND(cuMemcpyPeerAsync), WEIR_FIND(cuStreamSynchronize), WEIR_FIND(cuEventCreate), WEIR_FIND(cuEventRecord),
-      WEIR_FIND(cuStreamWaitEvent), WEIR_FIND(cuEventDestroy_v2), WEIR_FIND(cuCtxGetCurrent), WEIR_FIND(cuCtxEnablePeerAccess);
+  WEIR_FIND(cuMemAlloc_v2), WEIR_FIND(cuMemFree_v2), WEIR_FIND(cuMemHostAlloc), WEIR_FIND(cuMemFreeHost),
+      WEIR_FIND(cuMemcpyAsync), WEIR_FIND(cuMemcpyHtoDAsync_v2), WEIR_FIND(cuMemcpyDtoHAsync_v2),
+      WEIR_FIND(cuMemcpyPeerAsync), WEIR_FIND(cuStreamSynchronize), WEIR_FIND(cuEventCreate), WEIR_FIND(cuEventRecord),
+      WEIR_FIND(cuStreamWaitEvent), WEIR_FIND(cuEventDestroy_v2), WEIR_FIND(cuCtxGetCurrent),
+      WEIR_FIND(cuCtxEnablePeerAccess);
 #undef WEIR_FIND
   return all;
 }
@@ -98,15 +104,18 @@ std::unique_ptr<raw_calls::memory> raw_calls::on_device(int device, size_t bytes
   my.owner.open(device, "bench", here::current());
   if (my.simulated) {
     auto const made = my.owner.machine().create_segment(device, bytes);
-    require(made.is, "bench", std::to_string(bytes) + " B of gpu:" + std::to_string(device), "Ask for less", here::current());
-    return std::make_unique<held>(reinterpret_cast<void*>(made.value), [&my, device](void* p) {  // NOLINT(performance-no-int-to-ptr): it is an address
+    require(made.is, "bench", std::to_string(bytes) + " B of gpu:" + std::to_string(device), "Ask for less",
+            here::current());
+    // NOLINT(performance-no-int-to-ptr): it is an address
+    return std::make_unique<held>(reinterpret_cast<void*>(made.value), [&my, device](void* p) {
       static_cast<void>(my.owner.machine().release_segment(device, reinterpret_cast<driver::address>(p)));
     });
   }
   my.on(device);
   address p = 0;
   require_done(my.cuda.cuMemAlloc_v2(&p, bytes), "cuMemAlloc");
-  return std::make_unique<held>(reinterpret_cast<void*>(p), [&my, device](void* at) {  // NOLINT(performance-no-int-to-ptr)
+  // NOLINT(performance-no-int-to-ptr)
+  return std::make_unique<held>(reinterpret_cast<void*>(p), [&my, device](void* at) {
     static_cast<void>(my.owner.machine().make_current(device));
     my.cuda.cuMemFree_v2(number(at));
   });
@@ -117,8 +126,10 @@ std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
   my.owner.open(0, "bench", here::current());
   if (my.simulated) {
     void* const p = os::map_memory(bytes);
-    if (!p) throw driver_error(0, "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
-    require(my.owner.machine().pin(p, bytes), "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
+    if (!p)
+      throw driver_error(0, "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
+    require(my.owner.machine().pin(p, bytes), "bench", std::to_string(bytes) + " B of host memory", "Ask for less",
+            here::current());
     return std::make_unique<held>(p, [&my, bytes](void* at) {
       if (my.owner.machine().unpin(at).ok()) os::return_addresses(at, bytes);
     });
@@ -139,7 +150,8 @@ void raw_calls::prepare(stream_ref s) {
 void raw_calls::copy(void* dst, void const* src, size_t bytes) {
   auto& my = *state_;
   if (my.simulated) {
-    require(my.owner.machine().copy(my.line->device(), my.line->handle(), dst, src, bytes), "bench", "a copy", "", here::current());
+    require(my.owner.machine().copy(my.line->device(), my.line->handle(), dst, src, bytes), "bench", "a copy", "",
+            here::current());
   } else {
     require_done(my.cuda.cuMemcpyAsync(number(dst), number(src), bytes, my.native), "cuMemcpyAsync");
   }
@@ -148,9 +160,12 @@ void raw_calls::copy(void* dst, void const* src, size_t bytes) {
 void raw_calls::copy_peer(void* dst, int to, void const* src, int from, size_t bytes) {
   auto& my = *state_;
   if (my.simulated) {
-    require(my.owner.machine().copy_peer(my.line->device(), my.line->handle(), dst, to, src, from, bytes), "bench", "a copy between devices", "", here::current());
+    require(my.owner.machine().copy_peer(my.line->device(), my.line->handle(), dst, to, src, from, bytes), "bench",
+            "a copy between devices", "", here::current());
   } else {
-    require_done(my.cuda.cuMemcpyPeerAsync(number(dst), my.contexts.at(to), number(src), my.contexts.at(from), bytes, my.native), "cuMemcpyPeerAsync");
+    require_done(
+        my.cuda.cuMemcpyPeerAsync(number(dst), my.contexts.at(to), number(src), my.contexts.at(from), bytes, my.native),
+        "cuMemcpyPeerAsync");
   }
 }
 
@@ -158,13 +173,16 @@ bool raw_calls::takes_pageable() const noexcept { return !state_->simulated; }
 
 void raw_calls::copy_pageable(void* dst, void const* src, size_t bytes, bool to_device) {
   auto& my = *state_;
-  require_done(to_device ? my.cuda.cuMemcpyHtoDAsync_v2(number(dst), src, bytes, my.native) : my.cuda.cuMemcpyDtoHAsync_v2(dst, number(src), bytes, my.native), "cuMemcpyHtoDAsync");
+  require_done(to_device ? my.cuda.cuMemcpyHtoDAsync_v2(number(dst), src, bytes, my.native)
+                         : my.cuda.cuMemcpyDtoHAsync_v2(dst, number(src), bytes, my.native),
+               "cuMemcpyHtoDAsync");
 }
 
 void raw_calls::synchronize() {
   auto& my = *state_;
   if (my.simulated) {
-    require(my.owner.machine().synchronize_stream(my.line->device(), my.line->handle()), "bench", "a stream", "", here::current());
+    require(my.owner.machine().synchronize_stream(my.line->device(), my.line->handle()), "bench", "a stream", "",
+            here::current());
   } else {
     require_done(my.cuda.cuStreamSynchronize(my.native), "cuStreamSynchronize");
   }
@@ -208,7 +226,8 @@ void raw_calls::open_peer(int from, int to) {
   void* const far = my.contexts[to] = my.context(to);
   auto const allow = [&](int reader, void* owner) {
     my.on(reader);
-    if (int const code = my.cuda.cuCtxEnablePeerAccess(owner, 0); code != already_enabled && code != cannot) require_done(code, "cuCtxEnablePeerAccess");
+    if (int const code = my.cuda.cuCtxEnablePeerAccess(owner, 0); code != already_enabled && code != cannot)
+      require_done(code, "cuCtxEnablePeerAccess");
   };
   allow(from, far);
   allow(to, near);

@@ -1,5 +1,5 @@
-// The machine's own copies and memory, for figures beside weir's: CUDA's driver by its names (no header of it is needed), or the
-// calls of the simulated machine.
+// The machine's own copies and memory, for figures beside weir's: CUDA's driver by its names (no header of it
+// is needed), or the calls of the simulated machine.
 // Threads: one.
 #pragma once
 #include <memory>
@@ -33,7 +33,8 @@ class raw_calls {
   void copy_pageable(void* dst, void const* src, size_t bytes, bool to_device);
   void prepare(stream_ref);
   void synchronize();
-  void wait(stream_ref later, stream_ref earlier);  // what `later` is given next runs after what `earlier` was given so far
+  // what `later` is given next runs after what `earlier` was given so far
+  void wait(stream_ref later, stream_ref earlier);
   void open_peer(int from, int to);      // cudaDeviceEnablePeerAccess both ways; for memory of on_device alone
 
  private:

@@ -32,11 +32,17 @@ struct outcome {
   std::string ladder;  // of the first allocation that found no memory
 };
 
-// The streams, blocks and gates of one trace on one device. What it does in the place of the program's other streams (closing gates,
-// opening them, seeing their work done) is no part of any time it tells.
+// The streams, blocks and gates of one trace on one device. What it does in the place of the program's other
+// streams (closing gates, opening them, seeing their work done) is no part of any time it tells.
 class player {
  public:
-  player(trace const& t, runtime& r, meter& m) : operations_(t.operations), end_(t.operations.size()), machine_(r.get().machine()), meter_(m), blocks_(t.blocks), gates_(t.blocks) {
+  player(trace const& t, runtime& r, meter& m)
+      : operations_(t.operations),
+        end_(t.operations.size()),
+        machine_(r.get().machine()),
+        meter_(m),
+        blocks_(t.blocks),
+        gates_(t.blocks) {
     operations_.resize(end_ + ahead);
     for (std::uint32_t i = 0; i < t.streams; ++i) streams_.emplace_back(), by_number_.push_back(streams_.back().ref());
     std::size_t in_use = 0;
@@ -51,7 +57,8 @@ class player {
   // All operations in order, then gives back what is left. Returns: what the operations took
   taken play() {
     apart_ = {};
-    // A program's other streams go on while one waits for memory: without this the replay would wait for a c that only it can come to.
+    // A program's other streams go on while one waits for memory:
+    // without this the replay would wait for a c that only it can come to.
     auto const short_of_memory = on_out_of_memory([this](memory_report const&) { return open_all(); });
     meter::reading const before = meter_.read();
     std::int64_t const from = base::now_ns();
@@ -96,7 +103,8 @@ class player {
       if (ladder_.empty()) ladder_ = e.report().text();
     }
   }
-  // Another stream is held at a gate with the block marked for it. Gates are few: a block that gets none is given back when its c comes.
+  // Another stream is held at a gate with the block marked for it. Gates are few:
+  // a block that gets none is given back when its c comes.
   void give_in_use(std::uint32_t block) {
     if (!blocks_[block]) return;
     user& by = idle_user();
@@ -172,7 +180,8 @@ struct settings {
   std::string snapshot, page;  // files; empty: none is wanted
 };
 
-// One device is enough. A simulated one is as large as an H200 unless its size was given; it costs what is touched, and nothing is.
+// One device is enough. A simulated one is as large as an H200 unless its size was given;
+// it costs what is touched, and nothing is.
 machine_choice one_device(settings const& s) {
   machine_choice m = s.machine;
   m.sim.devices = 1;
@@ -202,7 +211,8 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
   auto const round = [&]() -> spent {
     auto const before = m.read();
     auto const took = p.play();
-    return {static_cast<double>(took.host_ns) / operations, static_cast<double>(took.driver_ns) / operations, m.read().moved - before.moved};
+    return {static_cast<double>(took.host_ns) / operations, static_cast<double>(took.driver_ns) / operations,
+            m.read().moved - before.moved};
   };
   if (!s.snapshot.empty() || !s.page.empty()) record_memory_history({.events = size_t{1} << 21});
   spent const first = round();
@@ -213,7 +223,8 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
     std::sort(warm.begin(), warm.end(), [&](spent const& a, spent const& b) { return a.*what < b.*what; });
     return warm[(warm.size() - 1) / 2].*what;
   };
-  out.warm_ns = median_of(&spent::host_ns), out.warm_driver_ns = median_of(&spent::driver_ns), out.warm_moved = median_of(&spent::moved);
+  out.warm_ns = median_of(&spent::host_ns), out.warm_driver_ns = median_of(&spent::driver_ns),
+  out.warm_moved = median_of(&spent::moved);
   out.created = m.read().created;
   out.moved = m.read().moved;
   out.memory = memory_stats(0);
@@ -225,7 +236,9 @@ outcome replay_one(std::string const& path, trace const& t, settings const& s) {
 }
 
 double ratio(trace const& t, outcome const& o) {
-  return t.peak_requested ? static_cast<double>(o.memory.reserved_bytes.all.peak) / static_cast<double>(t.peak_requested) : 0;
+  return t.peak_requested
+             ? static_cast<double>(o.memory.reserved_bytes.all.peak) / static_cast<double>(t.peak_requested)
+             : 0;
 }
 
 template <class Say>
@@ -244,42 +257,62 @@ std::string part_text(double part) {  // finite: it was read as one
 }
 
 void print_json(std::string const& path, trace const& t, outcome const& o) {
-  std::printf("{\"trace\": %s, \"devices\": %s, \"epsilon\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": %lld, \"peak_reserved\": %lld, \"ratio\": %s, "
-              "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
-              "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
-              "\"ladders\": %llu, \"opened_early\": %llu, \"found_by\": {%s}}\n",
-              base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(), t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
-              static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(), base::json_number(o.first_ns, 1).c_str(), base::json_number(o.warm_ns, 1).c_str(),
-              base::json_number(o.first_driver_ns, 1).c_str(), base::json_number(o.warm_driver_ns, 1).c_str(), static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
-              static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
-              found_by(o.memory, [](std::string_view rung, std::string const& times) { return base::json_text(std::string(rung)) + ": " + times; }).c_str());
+  std::printf(
+      "{\"trace\": %s, \"devices\": %s, \"epsilon\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": "
+      "%lld, \"peak_reserved\": %lld, \"ratio\": %s, "
+      "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
+      "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
+      "\"ladders\": %llu, \"opened_early\": %llu, \"found_by\": {%s}}\n",
+      base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(),
+      t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
+      static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
+      base::json_number(o.first_ns, 1).c_str(), base::json_number(o.warm_ns, 1).c_str(),
+      base::json_number(o.first_driver_ns, 1).c_str(), base::json_number(o.warm_driver_ns, 1).c_str(),
+      static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
+      static_cast<unsigned long long>(o.warm_moved), static_cast<unsigned long long>(o.memory.num_ooms),
+      static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
+      found_by(o.memory, [](std::string_view rung, std::string const& times) {
+        return base::json_text(std::string(rung)) + ": " + times;
+      }).c_str());
 }
 
 void print_text(std::string const& path, trace const& t, outcome const& o, settings const& s) {
-  std::printf("%s: %zu operations of %u stream%s on %s\n", base::visible(path).c_str(), t.operations.size(), t.streams, t.streams == 1 ? "" : "s", o.devices.c_str());
-  std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(), bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
-  std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  %-12s %8.1f ns %10.1f ns\n", o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns,
-              o.warm_driver_ns);
-  std::printf("  handles created %llu, moved %llu, in %s %llu\n", static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
-              s.rounds > 2 ? ("the median of " + std::to_string(s.rounds - 1) + " later replays").c_str() : "the second replay", static_cast<unsigned long long>(o.warm_moved));
+  std::printf("%s: %zu operations of %u stream%s on %s\n", base::visible(path).c_str(), t.operations.size(), t.streams,
+              t.streams == 1 ? "" : "s", o.devices.c_str());
+  std::printf("  requested at most %s, reserved at most %s: %.4f times that\n", bytes_text(t.peak_requested).c_str(),
+              bytes_text(static_cast<size_t>(o.memory.reserved_bytes.all.peak)).c_str(), ratio(t, o));
+  std::printf("  an operation    host        driver\n  first replay %8.1f ns %10.1f ns\n  %-12s %8.1f ns %10.1f ns\n",
+              o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns, o.warm_driver_ns);
+  std::printf(
+      "  handles created %llu, moved %llu, in %s %llu\n", static_cast<unsigned long long>(o.created),
+      static_cast<unsigned long long>(o.moved),
+      s.rounds > 2 ? ("the median of " + std::to_string(s.rounds - 1) + " later replays").c_str() : "the second replay",
+      static_cast<unsigned long long>(o.warm_moved));
   if (s.limit || o.memory.num_ooms || o.memory.num_alloc_retries) {
-    std::printf("  %s: %llu allocations found no memory, the ladder was climbed %llu times, %llu blocks in use on another stream were waited for\n",
-                o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries),
-                static_cast<unsigned long long>(o.opened_early));
-    auto const found = found_by(o.memory, [](std::string_view rung, std::string const& times) { return std::string(rung) + " " + times; });
+    std::printf(
+        "  %s: %llu allocations found no memory, the ladder was climbed %llu times, %llu blocks in use on another "
+        "stream were waited for\n",
+        o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms),
+        static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early));
+    auto const found = found_by(
+        o.memory, [](std::string_view rung, std::string const& times) { return std::string(rung) + " " + times; });
     if (!found.empty()) std::printf("  found by: %s\n", found.c_str());
   }
 }
 
 double part_or_throw(std::string const& text) {
   auto const part = part_from_text(text);
-  if (!part) throw invalid_use("replay", "--epsilon \"" + text + "\" is no number from 0 to 1", "Write --epsilon 0.02", here::current());
+  if (!part)
+    throw invalid_use("replay", "--epsilon \"" + text + "\" is no number from 0 to 1", "Write --epsilon 0.02",
+                      here::current());
   return *part;
 }
 
 size_t size_or_throw(std::string const& text) {
   auto const bytes = size_from_text(text);
-  if (!bytes || !*bytes) throw invalid_use("replay", "--limit \"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", here::current());
+  if (!bytes || !*bytes)
+    throw invalid_use("replay", "--limit \"" + text + "\" is no size",
+                      "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", here::current());
   return *bytes;
 }
 
@@ -290,17 +323,27 @@ int replay(std::vector<std::string> const& arguments) {
   std::string devices, limit, epsilon;
   std::vector<std::string> paths;
   settings s;
-  po::options_description all("weir replay TRACE…: replays recorded allocations (plain or gzip) twice on one device.\nOn a simulated machine the driver's time is modelled on an H200's");
-  all.add_options()("help,h", "this text")("devices", po::value(&devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+  po::options_description all(
+      "weir replay TRACE…: replays recorded allocations (plain or gzip) twice on one device.\nOn a simulated machine "
+      "the driver's time is modelled on an H200's");
+  all.add_options()("help,h", "this text")("devices", po::value(&devices),
+                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
-      "rounds", po::value(&s.rounds), "so many replays in all, 2 unless said; of those after the first the medians are told")(
-      "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")("json", po::bool_switch(&s.json), "a line of JSON a trace")(
-      "snapshot", po::value(&s.snapshot), "write to this file what PyTorch's memory viewer opens; what recording costs: docs/where-did-my-memory-go.md")(
-      "html", po::value(&s.page), "write a page for a browser to this file: memory over time, and what lies where at any moment")(
+      "rounds", po::value(&s.rounds),
+      "so many replays in all, 2 unless said; of those after the first the medians are told")(
+      "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")(
+      "json", po::bool_switch(&s.json), "a line of JSON a trace")(
+      "snapshot", po::value(&s.snapshot),
+      "write to this file what PyTorch's memory viewer opens; what recording costs: docs/where-did-my-memory-go.md")(
+      "html", po::value(&s.page),
+      "write a page for a browser to this file: memory over time, and what lies where at any moment")(
       "trace", po::value(&paths), "files");
   if (!understood(arguments, all, "trace", -1)) return 0;
-  if (s.rounds < 2) throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one", here::current());
-  if (paths.empty()) throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
+  if (s.rounds < 2)
+    throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one",
+                      here::current());
+  if (paths.empty())
+    throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
   use_devices(devices);
   char const* const from_environment = std::getenv("WEIR_DEVICES");
   if (from_environment) devices = from_environment;

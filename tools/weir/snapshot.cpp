@@ -19,10 +19,13 @@ namespace weir::tool {
 namespace {
 
 std::string contents(std::string const& path) {
-  if (std::error_code whatever; std::filesystem::is_directory(path, whatever)) throw invalid_use("snapshot", path + " is a directory", "Name a file in it", here::current());
+  if (std::error_code whatever; std::filesystem::is_directory(path, whatever))
+    throw invalid_use("snapshot", path + " is a directory", "Name a file in it", here::current());
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
-  if (!file.good() && !file.eof()) throw invalid_use("snapshot", path + ": " + std::strerror(errno), "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot", here::current());
+  if (!file.good() && !file.eof())
+    throw invalid_use("snapshot", path + ": " + std::strerror(errno),
+                      "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot", here::current());
   return bytes;
 }
 
@@ -53,21 +56,28 @@ void print_lines(report::device_snapshot const& d) {
     for (memory_block const& b : g.blocks) {
       if (b.state != block_state::active_allocated) continue;
       line& l = all[{b.where.file ? b.where.file : "", b.where.line}];
-      l.where = b.where.file ? base::visible(b.where.file) + ":" + std::to_string(b.where.line) : "(line not known: taken before the recording began)";
+      l.where = b.where.file ? base::visible(b.where.file) + ":" + std::to_string(b.where.line)
+                             : "(line not known: taken before the recording began)";
       l.bytes += b.bytes, ++l.blocks;
     }
   }
   std::vector<line> sorted;
   for (auto& [key, l] : all) sorted.push_back(std::move(l));
   std::sort(sorted.begin(), sorted.end(), [](line const& a, line const& b) { return a.bytes > b.bytes; });
-  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 10); ++i) std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].bytes).c_str(), sorted[i].blocks, sorted[i].where.c_str());
+  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 10); ++i)
+    std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].bytes).c_str(), sorted[i].blocks,
+                sorted[i].where.c_str());
   if (sorted.size() > 10) std::printf("  and %zu more lines\n", sorted.size() - 10);
 }
 
 void print(report::device_snapshot const& d) {
   sums const s = sums_of(d);
-  std::printf("gpu:%d: %s reserved, %s in use by %zu blocks (%s asked for), %s given back and still used, %s free in %zu holes (the largest %s); %zu events\n", d.device, bytes_text(s.reserved).c_str(),
-              bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(), bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes, bytes_text(s.largest).c_str(), d.trace.size());
+  std::printf(
+      "gpu:%d: %s reserved, %s in use by %zu blocks (%s asked for), %s given back and still used, %s free in %zu holes "
+      "(the largest %s); %zu events\n",
+      d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(),
+      bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
+      bytes_text(s.largest).c_str(), d.trace.size());
   print_lines(d);
 }
 
@@ -77,7 +87,9 @@ int snapshot(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
   std::string path, html;
   po::options_description all("weir snapshot FILE.pickle: what a memory snapshot holds, of weir's or PyTorch's");
-  all.add_options()("help,h", "this text")("html", po::value(&html), "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
+  all.add_options()("help,h", "this text")(
+      "html", po::value(&html),
+      "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
       "file", po::value(&path), "the snapshot");
   if (!understood(arguments, all, "file", 1)) return 0;
   if (path.empty()) throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", here::current());
@@ -86,7 +98,9 @@ int snapshot(std::vector<std::string> const& arguments) {
   if (html.empty()) return 0;
   std::ofstream out(html, std::ios::binary | std::ios::trunc);
   out << report::page(loaded.devices, loaded.stacks, path.substr(path.rfind('/') + 1)) << std::flush;
-  if (!out) throw invalid_use("snapshot", html + ": " + std::strerror(errno), "Name a file in a folder that is there and may be written", here::current());
+  if (!out)
+    throw invalid_use("snapshot", html + ": " + std::strerror(errno),
+                      "Name a file in a folder that is there and may be written", here::current());
   return 0;
 }
 

@@ -34,7 +34,8 @@ std::string folder_of(device_properties const& p) {
   std::string id = p.pci_bus_id;
   std::transform(id.begin(), id.end(), id.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   std::error_code none;
-  auto const found = id.empty() ? std::filesystem::path() : std::filesystem::canonical("/sys/bus/pci/devices/" + id, none);
+  auto const found =
+      id.empty() ? std::filesystem::path() : std::filesystem::canonical("/sys/bus/pci/devices/" + id, none);
   return none ? "" : found.string();
 }
 
@@ -53,13 +54,16 @@ std::string ranges(std::vector<int> numbers) {
   for (size_t i = 0; i < numbers.size();) {
     size_t last = i;
     while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += (text.empty() ? "" : ",") + std::to_string(numbers[i]) + (last > i ? "-" + std::to_string(numbers[last]) : "");
+    text +=
+        (text.empty() ? "" : ",") + std::to_string(numbers[i]) + (last > i ? "-" + std::to_string(numbers[last]) : "");
     i = last + 1;
   }
   return text.empty() ? "not known" : text;
 }
 
-void append(std::string& text, std::string const& word, size_t width) { text += word + std::string(word.size() < width ? width - word.size() : 1, ' '); }
+void append(std::string& text, std::string const& word, size_t width) {
+  text += word + std::string(word.size() < width ? width - word.size() : 1, ' ');
+}
 void end_line(std::string& text) {
   text.erase(text.find_last_not_of(' ') + 1);
   text += '\n';
@@ -76,7 +80,8 @@ std::string about_verified(std::vector<link> const& links) {
     else if (l.access) untried += (untried.empty() ? "" : ", ") + pair;
     else refused += (refused.empty() ? "" : ", ") + pair;
   }
-  std::string text = "verified by writing and reading back: " + std::to_string(right) + (right == 1 ? " link\n" : " links\n");
+  std::string text =
+      "verified by writing and reading back: " + std::to_string(right) + (right == 1 ? " link\n" : " links\n");
   if (!wrong.empty()) text += "NOT verified, copies go through host memory: " + wrong + "\n";
   if (!untried.empty()) text += "not tried, copies go by the driver, kernels do not read there: " + untried + "\n";
   if (!refused.empty()) text += "no access, copies go through host memory: " + refused + "\n";
@@ -87,7 +92,9 @@ std::string about_verified(std::vector<link> const& links) {
 
 std::string path_between(std::string const& folder_a, int node_a, std::string const& folder_b, int node_b) {
   auto const a = parts_of(folder_a), b = parts_of(folder_b);
-  auto const is_bus = [](std::string const& part) { return part.starts_with("pci") && part.find(':') != std::string::npos; };
+  auto const is_bus = [](std::string const& part) {
+    return part.starts_with("pci") && part.find(':') != std::string::npos;
+  };
   auto const differ = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   auto const bus = std::find_if(a.begin(), differ.first, is_bus);
   if (bus == differ.first) return node_a >= 0 && node_a == node_b ? "NODE" : "SYS";

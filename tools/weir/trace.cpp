@@ -21,7 +21,9 @@
 namespace weir::tool {
 namespace {
 
-[[noreturn]] void refuse(std::string what, std::string remedy) { throw invalid_use("replay", std::move(what), std::move(remedy), here::current()); }
+[[noreturn]] void refuse(std::string what, std::string remedy) {
+  throw invalid_use("replay", std::move(what), std::move(remedy), here::current());
+}
 
 #ifdef WEIR_WITH_ZLIB
 std::string unpacked(std::string const& path) {
@@ -37,16 +39,22 @@ std::string unpacked(std::string const& path) {
   int fault = 0;
   char const* const said = gzerror(in.f, &fault);
   if (n < 0 || (fault != Z_OK && fault != Z_STREAM_END)) {
-    refuse(path + ": unpacking it fails after line " + std::to_string(std::count(text.begin(), text.end(), '\n')) + ": " + said, "Fetch the file again: it is cut short or damaged");
+    refuse(path + ": unpacking it fails after line " + std::to_string(std::count(text.begin(), text.end(), '\n')) +
+               ": " + said,
+           "Fetch the file again: it is cut short or damaged");
   }
   return text;
 }
 #else
-std::string unpacked(std::string const& path) { refuse(path + " is packed, and this build cannot unpack", "Unpack it first (gzip -d), or build where zlib's headers are"); }
+std::string unpacked(std::string const& path) {
+  refuse(path + " is packed, and this build cannot unpack",
+         "Unpack it first (gzip -d), or build where zlib's headers are");
+}
 #endif
 
 std::string contents(std::string const& path) {
-  if (std::error_code whatever; std::filesystem::is_directory(path, whatever)) refuse(path + " is a directory", "Name a file in it");
+  if (std::error_code whatever; std::filesystem::is_directory(path, whatever))
+    refuse(path + " is a directory", "Name a file in it");
   std::ifstream in(path, std::ios::binary);
   std::string text;
   bool fails = !in;
@@ -121,16 +129,22 @@ class reader {
     std::size_t bytes = 0;
     bool given = false, completes = false;
   };
-  [[noreturn]] void wrong(std::string what, std::string remedy) { refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy)); }
+  [[noreturn]] void wrong(std::string what, std::string remedy) {
+    refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy));
+  }
 
   void take(std::uint64_t id, words& w) {
     auto const bytes = w.number(), stream = w.number();
     if (!bytes || !stream) wrong("is no \"a ID BYTES STREAM\"", "Write three whole numbers after the a");
-    if (*stream >= most_streams) wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
-    if (*bytes > std::size_t{1} << 46) wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
+    if (*stream >= most_streams)
+      wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
+    if (*bytes > std::size_t{1} << 46)
+      wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
     if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
-    if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second) wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
-    out_.operations.push_back({*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint16_t>(*stream), trace::kind::take});
+    if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second)
+      wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
+    out_.operations.push_back(
+        {*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint16_t>(*stream), trace::kind::take});
     used_[*stream] = true;
     seen_.push_back({*bytes});
   }
@@ -149,12 +163,14 @@ class reader {
   }
   block& find(std::uint64_t id, std::string_view does) {
     auto const found = by_id_.find(id);
-    if (found == by_id_.end()) wrong(std::string(does) + " block " + std::to_string(id) + ", which was not taken", "Write its a line first");
+    if (found == by_id_.end())
+      wrong(std::string(does) + " block " + std::to_string(id) + ", which was not taken", "Write its a line first");
     return seen_[found->second];
   }
   void number_streams() {  // those that there are: a number that is left out is no stream
     std::vector<std::uint16_t> dense(used_.size());
-    for (std::size_t i = 0; i < used_.size(); ++i) dense[i] = static_cast<std::uint16_t>(out_.streams), out_.streams += used_[i];
+    for (std::size_t i = 0; i < used_.size(); ++i)
+      dense[i] = static_cast<std::uint16_t>(out_.streams), out_.streams += used_[i];
     for (auto& op : out_.operations) {
       if (op.does == trace::kind::take) op.stream = dense[op.stream];
     }

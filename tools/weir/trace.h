@@ -1,4 +1,5 @@
-// A trace: the exact sequence in which a program took and gave back device memory. Text, plain or gzip, one operation a line:
+// A trace: the exact sequence in which a program took and gave back device memory.
+// Text, plain or gzip, one operation a line:
 //   a ID BYTES STREAM   takes BYTES on stream number STREAM; each ID is new
 //   f ID                gives it back: reusable in stream order, at once
 //   c ID                after its f: another stream had used it too, and was done with it only here

@@ -1,4 +1,5 @@
-// The blocks of an allocator by address: those that are held, and those given back whose place nobody has taken yet.
+// The blocks of an allocator by address: those that are held,
+// and those given back whose place nobody has taken yet.
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
@@ -31,7 +32,8 @@ class blocks {
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   map::iterator end() noexcept { return all_.end(); }
-  // A new block; those that were given back there are forgotten. A held one there is answered: it should not be.
+  // A new block; those that were given back there are forgotten.
+  // A held one there is answered: it should not be.
   std::pair<map::iterator, std::optional<block>> add(address at, block b) {
     std::optional<block> held;
     for (auto old = find(at, b.bytes); old != all_.end(); old = find(at, b.bytes)) {

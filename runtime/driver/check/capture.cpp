@@ -13,7 +13,9 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
   stream_id const local = in->inside(s);
   moment const now = in->order.now(local);
   epoch const e = in->order.enqueued(local);
-  auto const past = [&](access const& old) { return in->order.ordered({old.stream, old.n}, local, now.seen, trust::promised); };
+  auto const past = [&](access const& old) {
+    return in->order.ordered({old.stream, old.n}, local, now.seen, trust::promised);
+  };
   for (range const& r : ranges) {
     if (r.bytes == 0) continue;
     access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
@@ -62,7 +64,9 @@ result<graph_handle> checked::end_capture(int device, stream_handle s) {
   }
   auto const r = inner_->end_capture(device, s);
   bool still = false;
-  if (!r.ok()) {  // spoiled, and its streams are free, also where nobody says so; or the wrong stream or thread, and they are not
+  // spoiled, and its streams are free, also where nobody says so;
+  // or the wrong stream or thread, and they are not
+  if (!r.ok()) {
     auto const is = inner_->capturing(device, s);
     still = is.ok() && is.value;
   }
@@ -80,7 +84,8 @@ result<executable_handle> checked::instantiate(int device, graph_handle g) {
   auto const r = noted(inner_->instantiate(device, g), device);
   if (!r.ok()) return r;
   auto const known = judge_.lock();
-  if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g)); found != known->captured.graphs.end()) {
+  if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
+      found != known->captured.graphs.end()) {
     known->captured.executables[static_cast<std::uint64_t>(r.value)] = {found->second, {}};
   }
   return r;

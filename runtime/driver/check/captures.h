@@ -1,5 +1,5 @@
-// What is captured: uses that do not happen now but at each launch of the graph they are in. A launch is one operation of its
-// stream that uses all of it, and comes after all earlier launches of its executable.
+// What is captured: uses that do not happen now but at each launch of the graph they are in. A launch is one
+// operation of its stream that uses all of it, and comes after all earlier launches of its executable.
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
@@ -17,7 +17,8 @@ struct range {
   bool copied = false;  // read by an engine: pinned memory must not change meanwhile
 };
 
-// One capture, while it goes on: the order of its own streams and events, which is the order of the graph's parts.
+// One capture, while it goes on: the order of its own streams and events,
+// which is the order of the graph's parts.
 struct recording {
   std::uint64_t number = 0;  // from 1; never again. 0: it is about to end
   std::vector<range> uses;
@@ -59,8 +60,9 @@ class captures {
   void goes_on(stream_id s) {
     if (recording* const in = of(s)) in->number = ++begun_;
   }
-  // Returns: it is recorded inside a capture. before: number_of, as it was before the driver call. Where that has changed it may be
-  // inside or not; then nobody waits for it inside, and a question that is answered says that it was not.
+  // Returns: it is recorded inside a capture. before: number_of, as it was before the driver call. Where that
+  // has changed it may be inside or not; then nobody waits for it inside,
+  // and a question that is answered says that it was not.
   bool recorded(event_handle e, stream_id on, std::uint64_t before) {
     forget(e);
     auto const found = streams_.find(on);
@@ -73,7 +75,8 @@ class captures {
   void forget(event_handle e) {
     if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
   }
-  // That stream waits for the event: it joins the capture the event was recorded in. false: it was recorded outside.
+  // That stream waits for the event: it joins the capture the event was recorded in.
+  // false: it was recorded outside.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
     if (found == events_.end()) return false;

@@ -1,16 +1,19 @@
-// The checker: a driver in front of any other that computes order from the calls made to it, and finds what nothing orders.
+// The checker: a driver in front of any other that computes order from the calls made to it,
+// and finds what nothing orders.
 // Threads: as the seam; findings may be asked at any time.
 // Throws: bad_alloc, where the seam never does: what it knows it keeps in the host's memory.
 //
-// What it knows: program order of each stream, records and waits, completion that the host asked for and saw, and what a
-// witness is told of blocks. A captured graph is judged twice: its own parts against each other when they are captured, and as one
-// operation of its stream, after all earlier launches of the same executable, when it is launched. It shares no code with the clocks of weir, which it judges as it judges programs. Reports are
-// the same for every order that a machine may choose: a program is not excused by what happened to be complete, or by a
-// wait that weir happened to insert for itself.
-// The host's own uses are those it makes through weir (host_uses), and on a guarded simulated machine all that touch the pages of a
-// pinned range which work uses.
-// What it cannot know: uses that are not declared, completion seen or order made by bare CUDA calls, order between ranks
-// that only a collective makes. Streams of other libraries count as ordered with the legacy stream.
+// What it knows: program order of each stream, records and waits, completion that the host asked for and saw,
+// and what a witness is told of blocks. A captured graph is judged twice: its own parts against each other
+// when they are captured, and as one operation of its stream, after all earlier launches of the same
+// executable, when it is launched. It shares no code with the clocks of weir, which it judges as it judges
+// programs. Reports are the same for every order that a machine may choose: a program is not excused by what
+// happened to be complete, or by a wait that weir happened to insert for itself.
+// The host's own uses are those it makes through weir (host_uses), and on a guarded simulated machine all
+// that touch the pages of a pinned range which work uses.
+// What it cannot know: uses that are not declared, completion seen or order made by bare CUDA calls, order
+// between ranks that only a collective makes.
+// Streams of other libraries count as ordered with the legacy stream.
 #pragma once
 #include <functional>
 #include <memory>
@@ -48,8 +51,8 @@ class control {
  public:
   virtual ~control() = default;
   virtual std::vector<finding> findings() = 0;  // all so far, and they are not printed at the end then
-  // Called once for each new finding, on the thread that made the call it was found in, perhaps with locks of weir held:
-  // note it, or end the process; no call of weir.
+  // Called once for each new finding, on the thread that made the call it was found in, perhaps with locks of
+  // weir held: note it, or end the process; no call of weir.
   virtual void on_finding(std::function<void(finding const&)>) = 0;
 
   struct over_waits {
@@ -83,7 +86,8 @@ extern base::atomic<int> checkers;
 void tell_host_use(void const*, std::size_t bytes, host_use, base::site) noexcept;
 }  // namespace detail
 inline void host_uses(void const* at, std::size_t bytes, host_use how, char const* operation, here where) noexcept {
-  if (detail::checkers.load(base::memory_order_relaxed) > 0) [[unlikely]] detail::tell_host_use(at, bytes, how, {operation, where});
+  if (detail::checkers.load(base::memory_order_relaxed) > 0) [[unlikely]]
+    detail::tell_host_use(at, bytes, how, {operation, where});
 }
 // What was found and not asked for is printed now: the process is about to end.
 void print_all_findings() noexcept;

@@ -89,7 +89,8 @@ control* control_of(driver& d) noexcept {
 checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
   judge_.lock()->machine = machine_;
   auto all = alive().lock();
-  static int const registered = (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
+  static int const registered =
+      (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
   (void)registered;
   all->push_back(this);
   detail::checkers.fetch_add(1);
@@ -106,7 +107,8 @@ void checked::print(knowledge& known) {
   if (known.found.empty() || std::exchange(known.taken, true)) return;
   any_printed.store(true);
   os::print_error("weir: the checker found " + std::to_string(known.found.size()) + ":\n");
-  for (finding const& f : known.found) os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
+  for (finding const& f : known.found)
+    os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
 }
 
 void checked::print_findings() noexcept {
@@ -121,7 +123,7 @@ void checked::print_findings_at_a_fault() noexcept {
   } catch (...) {}
 }
 
-// What happens to a call ----------------------------------------------------------------------------------------------
+// What happens to a call ------------------------------------------------------------------------------------
 
 moment checked::before(int device, stream_handle s) {
   if (away()) return {};
@@ -143,8 +145,8 @@ status checked::note(status is, int device) {
   return is;
 }
 
-
-status checked::after(status is, int device, moment const& before, std::span<range const> ranges, char const* operation) {
+status checked::after(status is, int device, moment const& before, std::span<range const> ranges,
+                      char const* operation) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream) return is;
   base::site const site = site_of(operation);
@@ -178,7 +180,7 @@ status checked::note_stuck(status is) {
   return is;
 }
 
-// Streams and events ------------------------------------------------------------------------------------------------
+// Streams and events ----------------------------------------------------------------------------------------
 
 result<stream_handle> checked::create_stream(int device, stream_kind kind, int priority) {
   auto const r = inner_->create_stream(device, kind, priority);
@@ -187,7 +189,8 @@ result<stream_handle> checked::create_stream(int device, stream_kind kind, int p
     return r;
   }
   made_.lock()->streams[{device, r.value}] = device;
-  judge_.lock()->order.add(device, r.value, kind == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
+  judge_.lock()->order.add(device, r.value,
+                           kind == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
   return r;
 }
 
@@ -215,7 +218,8 @@ result<stream_handle> checked::adopt(int device, CUstream_st* native) {
   if (!r.ok() || away()) return r;
   auto const known = judge_.lock();
   if (!known->order.knows(device, r.value)) {
-    known->order.add(device, r.value, r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
+    known->order.add(device, r.value,
+                     r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
   }
   return r;
 }
@@ -266,7 +270,8 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   return is;
 }
 
-// The legacy stream's answer speaks of its own work, that of a blocking stream of nothing the legacy one was given later.
+// The legacy stream's answer speaks of its own work,
+// that of a blocking stream of nothing the legacy one was given later.
 moment checked::given(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();
@@ -325,7 +330,7 @@ status checked::synchronize_event(event_handle e) {
   return is;
 }
 
-// Work --------------------------------------------------------------------------------------------------------------
+// Work ------------------------------------------------------------------------------------------------------
 
 status checked::after_copy(status is, int device, moment const& before, void* dst, void const* src, std::size_t bytes) {
   if (!is.ok()) return note(is, device);
@@ -347,17 +352,20 @@ status checked::copy(int device, stream_handle s, void* dst, void const* src, st
   return after_copy(is, device, now, dst, src, bytes);
 }
 
-status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
+status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
+                          std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
   if (!is.ok()) return is;  // any of three devices may be the lost one
   return after_copy(is, device, now, dst, src, bytes);
 }
 
-status checked::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) {
+status checked::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
+                     std::size_t count) {
   moment const now = before(device, s);
   status const is = inner_->fill(device, s, dst, pattern, pattern_bytes, count);
-  range const uses[] = {{reinterpret_cast<address>(dst), count * static_cast<std::size_t>(std::max(pattern_bytes, 0)), true}};
+  range const uses[] = {
+      {reinterpret_cast<address>(dst), count * static_cast<std::size_t>(std::max(pattern_bytes, 0)), true}};
   return after(is, device, now, uses, "fill");
 }
 

@@ -1,6 +1,7 @@
-// The decorator: every call goes on to the driver behind it; what it means for order and memory is written down.
-// Threads: as the seam. What a call comes after is read before it is made, its place is taken when it has returned: calls of
-// threads that do not wait for each other are never taken to be ordered.
+// The decorator: every call goes on to the driver behind it;
+// what it means for order and memory is written down.
+// Threads: as the seam. What a call comes after is read before it is made, its place is taken when it has
+// returned: calls of threads that do not wait for each other are never taken to be ordered.
 #pragma once
 #include "runtime/base/os.h"
 #include "runtime/driver/check/checker.h"
@@ -37,7 +38,9 @@ class checked final : public driver, public control, public witness {
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   status grant(address at, std::size_t bytes, int device) override { return inner_->grant(at, bytes, device); }
-  status grant_all(address at, std::size_t bytes, std::uint64_t devices) override { return inner_->grant_all(at, bytes, devices); }
+  status grant_all(address at, std::size_t bytes, std::uint64_t devices) override {
+    return inner_->grant_all(at, bytes, devices);
+  }
   result<memory_handle> create_shared(int device, std::size_t bytes) override;
   result<int> export_handle(memory_handle) override;
   result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
@@ -63,8 +66,10 @@ class checked final : public driver, public control, public witness {
   status synchronize_event(event_handle) override;
   result<float> elapsed_ms(event_handle start, event_handle end) override { return inner_->elapsed_ms(start, end); }
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
-  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
-  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
+                   std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
+              std::size_t count) override;
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void touched(int device, stream_handle, std::span<touch const>) override;

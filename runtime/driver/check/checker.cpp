@@ -27,7 +27,9 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
       if (!std::exchange(gone, true)) report_use_after_free(*a, b);
     }
     if (gone) continue;  // it would clash with the next owner again
-    auto const past = [&](access const& old) { return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); }); };
+    auto const past = [&](access const& old) {
+      return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
+    };
     if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
     struct clash {
       access_ref old;
@@ -37,7 +39,8 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     for (part const& p : memory.find(r.at, r.bytes)) {
       p.of->uses.add(p.from, p.to, a, past, [&](access const& old) {
         address const to = p.at + (p.to - p.from);
-        auto const known = std::find_if(clashes.begin(), clashes.end(), [&](clash const& c) { return c.old.get() == &old; });
+        auto const known =
+            std::find_if(clashes.begin(), clashes.end(), [&](clash const& c) { return c.old.get() == &old; });
         if (known == clashes.end()) clashes.push_back({access_ref(const_cast<access*>(&old)), p.at, to});
         else known->from = std::min(known->from, p.at), known->to = std::max(known->to, to);
       });
@@ -61,15 +64,19 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   if (held) report_handed_out_early({}, b, held);
   access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
   auto const past = [&](access const& old) {
-    return old.all_epochs([&](epoch e) { return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known); });
+    return old.all_epochs([&](epoch e) {
+      return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known);
+    });
   };
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_handed_out_early(old, b, std::nullopt); });
   }
 }
 
-// Uses that are over, or ordered before what the block waits for, are done with. The next owner comes after `behind`.
-void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here where) {
+// Uses that are over, or ordered before what the block waits for, are done with.
+// The next owner comes after `behind`.
+void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
+                      std::span<stream_id const> counted, here where) {
   if (bytes == 0) return;
   auto const b = blocks.find(at, bytes);
   if (b == blocks.end() || b->first != at) return;  // of before the checker looked
@@ -83,8 +90,9 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
     for (std::size_t i = 1; i < ends.size(); ++i) a->also.push_back(ends[i].at);
   }
   auto const over = [&](epoch e) {
-    return order.complete(e, trust::promised) ||
-           std::any_of(ends.begin(), ends.end(), [&](moment const& m) { return order.ordered(e, m.at.stream, m.seen, trust::promised); });
+    return order.complete(e, trust::promised) || std::any_of(ends.begin(), ends.end(), [&](moment const& m) {
+             return order.ordered(e, m.at.stream, m.seen, trust::promised);
+           });
   };
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
@@ -98,7 +106,8 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   }
 }
 
-// The new stream comes after all uses so far. It is no use itself: what the old one does next comes after its own.
+// The new stream comes after all uses so far. It is no use itself:
+// what the old one does next comes after its own.
 void knowledge::handed_over(stream_id to, address at, std::size_t bytes, here where) {
   auto const b = blocks.find(at, bytes);
   if (bytes == 0 || b == blocks.end() || b->first != at) return;
@@ -152,7 +161,8 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
   bool to_be_written = false;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& a) {
-      bool const device_writes = a.how == action::writes && !a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+      bool const device_writes =
+          a.how == action::writes && !a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
       to_be_written |= device_writes;
       return true;
     });
@@ -175,15 +185,19 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
       bool const of_work = a.how == action::reads || a.how == action::writes;
       bool const clashes = a.writes() || how == host_use::writes;
       bool const of_all = a.at <= at && at + bytes <= a.at + a.bytes;
-      if (!of_work || !clashes || (how == host_use::takes_span && !of_all) || order.complete({a.stream, a.n}, trust::promised)) return true;
-      if (std::none_of(early.begin(), early.end(), [&](access_ref const& e) { return e.get() == &a; })) early.emplace_back(&a);
+      if (!of_work || !clashes || (how == host_use::takes_span && !of_all) ||
+          order.complete({a.stream, a.n}, trust::promised))
+        return true;
+      if (std::none_of(early.begin(), early.end(), [&](access_ref const& e) { return e.get() == &a; }))
+        early.emplace_back(&a);
       return true;
     });
   }
   for (access_ref const& a : early) {
     address const from = std::max(at, a->at), to = std::min(at + bytes, a->at + a->bytes);
     std::string const where = text_of(site);
-    report_early_host(*a, where, site.at.file ? text_of(site.at) : "it", site.at, key_of_call(site), from, to - from, how == host_use::writes ? "writes" : "reads");
+    report_early_host(*a, where, site.at.file ? text_of(site.at) : "it", site.at, key_of_call(site), from, to - from,
+                      how == host_use::writes ? "writes" : "reads");
   }
   return early;
 }
@@ -199,7 +213,8 @@ std::uint64_t knowledge::hash_behind_shields(address at, std::size_t bytes) {
 
 void knowledge::look_at_sources() {
   if (reading.empty()) [[likely]] return;
-  reading.settle([&](epoch e) { return order.complete(e, trust::known); }, [&](address at, std::size_t bytes) { return hash_behind_shields(at, bytes); },
+  reading.settle([&](epoch e) { return order.complete(e, trust::known); },
+                 [&](address at, std::size_t bytes) { return hash_behind_shields(at, bytes); },
                  [&](source const& s) { report_changed(s); });
 }
 
@@ -213,7 +228,9 @@ void knowledge::relied_on(stream_id waiter, stream_id other) { order.promise(wai
 void knowledge::sweep() {
   std::size_t left = 0;
   memory.each_physical([&](physical& p) {
-    p.uses.each(0, everywhere, [&](access const& a) { return !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); }); });
+    p.uses.each(0, everywhere, [&](access const& a) {
+      return !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
+    });
     left += p.uses.size();
   });
   added = 0;

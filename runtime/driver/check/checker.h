@@ -37,7 +37,8 @@ struct knowledge {
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
 
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
-  bool keep_for_graph(stream_id, std::span<range const>, base::site);  // of a stream under capture: it does not happen now
+  // of a stream under capture: it does not happen now
+  bool keep_for_graph(stream_id, std::span<range const>, base::site);
   epoch launched(executable&, moment before, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, here);
   void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here);
@@ -46,7 +47,8 @@ struct knowledge {
   void unmapped(places::region const&, address, base::site);
   void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
   void host_function(epoch);
-  // The host uses them now, in that call. Returns: some of the work that it had to wait for first, each reported.
+  // The host uses them now, in that call. Returns:
+  // some of the work that it had to wait for first, each reported.
   std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
   std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
   void look_at_sources();                             // completion was seen
@@ -62,7 +64,8 @@ struct knowledge {
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
   void report_changed(source const&);
-  void report_early_host(access const& before, std::string who, std::string where, here second, std::string key, address, std::size_t bytes, char const* how);
+  void report_early_host(access const& before, std::string who, std::string where, here second, std::string key,
+                         address, std::size_t bytes, char const* how);
   void report_undeclared(base::running_work const&, char const* how, address);
   void note(finding::kind, std::string key, std::string text, here first, here second);
   std::string stream(stream_id) const;

@@ -1,5 +1,5 @@
-// Vector clocks: how far each stream is known to be ordered before something. The checker's own: no code is shared with
-// runtime/clock, which it judges.
+// Vector clocks: how far each stream is known to be ordered before something. The checker's own: no code is
+// shared with runtime/clock, which it judges.
 // Threads: values; a view is shared and never changed.
 #pragma once
 #include <algorithm>
@@ -45,9 +45,10 @@ class vector_clock {
 
 using view = std::shared_ptr<vector_clock const>;
 
-// Two kinds of knowledge. What the program asked for (its waits, its synchronizes) holds in every run; what weir found out
-// or ordered for itself on the way (a poll on the allocation path, a wait it inserted to have a block) holds in this one.
-// Programs are judged by what they were promised, so that every seed gives the same report (docs/testing.md: but for what); weir by what it knew.
+// Two kinds of knowledge. What the program asked for (its waits, its synchronizes) holds in every run; what
+// weir found out or ordered for itself on the way (a poll on the allocation path, a wait it inserted to have
+// a block) holds in this one. Programs are judged by what they were promised, so that every seed gives the
+// same report (docs/testing.md: but for what); weir by what it knew.
 struct views {
   view promised, known;
 };

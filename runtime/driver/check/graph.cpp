@@ -56,7 +56,10 @@ stream_id graph::add(int device, stream_handle h, joins how) {
 stream_id graph::find(int device, stream_handle h) {
   auto const found = by_handle_.find(key(device, h));
   if (found != by_handle_.end()) return found->second;
-  return add(device, h, h == stream_handle::legacy ? joins::is_legacy : h == stream_handle::per_thread ? joins::legacy : joins::nothing);
+  return add(device, h,
+             h == stream_handle::legacy       ? joins::is_legacy
+             : h == stream_handle::per_thread ? joins::legacy
+                                              : joins::nothing);
 }
 
 stream_id graph::unlink(int device, stream_handle h) {
@@ -73,7 +76,8 @@ void graph::prune(vector_clock& c, trust t) const {
 
 view graph::joined(view const& a, view const& b, epoch e, trust t) const {
   if (complete(e, t) || a->of(e.stream) >= e.n) {
-    bool const adds_nothing = std::all_of(b->entries().begin(), b->entries().end(), [&](epoch x) { return complete(x, t) || a->of(x.stream) >= x.n; });
+    bool const adds_nothing = std::all_of(b->entries().begin(), b->entries().end(),
+                                          [&](epoch x) { return complete(x, t) || a->of(x.stream) >= x.n; });
     if (adds_nothing) return a;
   }
   auto out = std::make_shared<vector_clock>(*a);
@@ -90,7 +94,8 @@ moment graph::now(stream_id id) {
     stream_state const& o = at(other);
     if (other == id || o.given == 0) return;
     epoch const e{other, o.given};
-    s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised), joined(s.seen.known, o.seen.known, e, trust::known)};
+    s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised),
+              joined(s.seen.known, o.seen.known, e, trust::known)};
   };
   if (s.how == joins::is_legacy) {
     for (stream_id const other : joined_by_legacy_[index(s.device)]) join(other);
@@ -116,7 +121,8 @@ epoch graph::enqueued(stream_id id) {
 }
 
 views graph::with(views const& v, moment const& m) const {
-  return {joined(v.promised, m.seen.promised, m.at, trust::promised), joined(v.known, m.seen.known, m.at, trust::known)};
+  return {joined(v.promised, m.seen.promised, m.at, trust::promised),
+          joined(v.known, m.seen.known, m.at, trust::known)};
 }
 
 void graph::follows(stream_id id, moment const& m) {

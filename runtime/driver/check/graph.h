@@ -1,4 +1,5 @@
-// The order of work, from driver calls alone: program order of each stream, records and waits, and what the host saw complete.
+// The order of work, from driver calls alone:
+// program order of each stream, records and waits, and what the host saw complete.
 // Threads: under the checker's lock.
 //
 // Invariant: complete(e, promised) implies complete(e, known), and ordered() the same.
@@ -31,12 +32,14 @@ class graph {
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
-  std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }  // in reports
+  // in reports
+  std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }
   void set_number(stream_id s, std::uint64_t number) noexcept { at(s).number = number; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
-  moment so_far(stream_id) const;             // its last one, and what that came after: all that is complete when the stream is done
+  // its last one, and what that came after: all that is complete when the stream is done
+  moment so_far(stream_id) const;
   void recorded_on(stream_id) noexcept;       // an operation that uses nothing
   std::uint64_t given(stream_id s) const noexcept { return streams_[s - 1].given; }
   epoch enqueued(stream_id);                  // one more operation
@@ -48,7 +51,8 @@ class graph {
   void follows(stream_id, moment const&);     // what the stream is given next comes after that as well
   views with(views const&, moment const&) const;
   void saw_complete(moment const&, trust);    // the host did
-  // What is known of `other`'s order before the waiter (0: of its completion), the program was promised just now.
+  // What is known of `other`'s order before the waiter (0:
+  // of its completion), the program was promised just now.
   void promise(stream_id waiter, stream_id other);
   void lost(int device);                      // nothing runs there any more: what was given counts as complete
 
@@ -63,7 +67,9 @@ class graph {
     std::uint64_t given = 0, done = 0, known_done = 0;
     std::uint64_t number = 0;  // what reports call it; 0: as it was made
     views seen;
-    views at_last;  // of the last operation. Only of streams that the legacy stream is ordered with: a new one comes after more than that
+    // of the last operation. Only of streams that the legacy stream is ordered with:
+    // a new one comes after more than that
+    views at_last;
   };
   stream_state& at(stream_id s) noexcept { return streams_[s - 1]; }
   void prune(vector_clock&, trust) const;
@@ -73,7 +79,9 @@ class graph {
 
   std::deque<stream_state> streams_;
   using name = std::tuple<int, stream_handle, std::uint64_t>;  // the last: whose per-thread stream
-  static name key(int device, stream_handle h) noexcept { return {device, h, h == stream_handle::per_thread ? base::this_thread_id() : 0}; }
+  static name key(int device, stream_handle h) noexcept {
+    return {device, h, h == stream_handle::per_thread ? base::this_thread_id() : 0};
+  }
   std::map<name, stream_id> by_handle_;
   std::unordered_map<std::uintptr_t, moment> events_;
   std::uint64_t next_version_ = 1;

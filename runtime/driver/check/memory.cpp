@@ -111,9 +111,10 @@ status checked::unpin(void* host) {
   return is;
 }
 
-// Witness -----------------------------------------------------------------------------------------------------------
+// Witness ---------------------------------------------------------------------------------------------------
 
-// A simulated machine guards bytes by blocks: it may be told when the host gives them back, other tools only when no work uses them.
+// A simulated machine guards bytes by blocks:
+// it may be told when the host gives them back, other tools only when no work uses them.
 void checked::allocated(user home, address at, std::size_t bytes, here where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
@@ -121,7 +122,8 @@ void checked::allocated(user home, address at, std::size_t bytes, here where) {
   bool const of_nobody = home.stream == stream_handle::none;
   if (home.device < 0) {
     let_host_back(*known, at, bytes);
-    if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_) machine_->confine_work_from(own);
+    if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_)
+      machine_->confine_work_from(own);
   }
   known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
@@ -145,17 +147,19 @@ void checked::handed_over(user to, address at, std::size_t bytes, here where) {
 void checked::wait_inserted(user waiter, user other, address at, std::size_t bytes) {
   if (away()) return;
   auto const known = judge_.lock();
-  known->wait_inserted(known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream), at, bytes);
+  known->wait_inserted(known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream),
+                       at, bytes);
 }
 
 void checked::relied_on(user waiter, user other) {
   if (away() || base::this_call().unpromised) return;
   auto const known = judge_.lock();
-  known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream));
+  known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream),
+                   known->order.find(other.device, other.stream));
   if (waiter.device < 0) let_host_back(*known);
 }
 
-// Answers -----------------------------------------------------------------------------------------------------------
+// Answers ---------------------------------------------------------------------------------------------------
 
 std::vector<finding> checked::findings() {
   auto const known = judge_.lock();
@@ -189,7 +193,8 @@ std::string checked::describe(address at) {
   if (!known) return {};
   auto const b = (*known)->blocks.find(at, 1);
   if (b == (*known)->blocks.end()) return {};
-  return "byte " + std::to_string(at - b->first) + " of " + (*known)->block_text(b) + (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
+  return "byte " + std::to_string(at - b->first) + " of " + (*known)->block_text(b) +
+         (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
 }
 
 epoch checked::position(int device, stream_handle s) {

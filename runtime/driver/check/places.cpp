@@ -17,7 +17,9 @@ std::shared_ptr<physical> places::make(int device, std::size_t bytes) {
   return p;
 }
 
-void places::create(memory_handle h, int device, std::size_t bytes) { handles_[static_cast<std::uint64_t>(h)] = make(device, bytes); }
+void places::create(memory_handle h, int device, std::size_t bytes) {
+  handles_[static_cast<std::uint64_t>(h)] = make(device, bytes);
+}
 
 std::shared_ptr<physical> places::release(memory_handle h) {
   auto const found = handles_.find(static_cast<std::uint64_t>(h));
@@ -32,7 +34,9 @@ void places::map(address at, std::size_t bytes, memory_handle h) {
   regions_[at] = {bytes, as::mapping, found == handles_.end() ? make(-1, bytes) : found->second};
 }
 
-void places::map(address at, std::size_t bytes, as how, int device) { regions_[at] = {bytes, how, make(device, bytes)}; }
+void places::map(address at, std::size_t bytes, as how, int device) {
+  regions_[at] = {bytes, how, make(device, bytes)};
+}
 
 std::optional<places::region> places::take(address at) {
   auto const found = regions_.find(at);
@@ -86,21 +90,27 @@ std::pair<address, std::size_t> places::on_pages_of_its_own(address at, std::siz
   region const& in = std::prev(regions_.upper_bound(at))->second;
   if (in.own_to == 0) return {at, bytes};
   address const page = os::page_size();
-  address const from = std::max(at, (in.own_from + page - 1) / page * page), to = std::min(at + bytes, in.own_to / page * page);
+  address const from = std::max(at, (in.own_from + page - 1) / page * page),
+                to = std::min(at + bytes, in.own_to / page * page);
   return {from, from < to ? to - from : 0};
 }
 
 void places::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
-  auto const is_lost = [&](int device) { return device >= 0 && static_cast<std::size_t>(device) < lost.size() && lost[static_cast<std::size_t>(device)]; };
+  auto const is_lost = [&](int device) {
+    return device >= 0 && static_cast<std::size_t>(device) < lost.size() && lost[static_cast<std::size_t>(device)];
+  };
   bool const host_answers = lost.empty() || std::find(lost.begin(), lost.end(), false) != lost.end();
   for (auto const& [at, bytes] : reservations_) found.push_back("a reservation of " + std::to_string(bytes) + " bytes");
   for (auto const& [at, r] : regions_) {
     bool const gone = r.how == as::segment ? is_lost(r.shows->device) : r.how == as::pin && !host_answers;
     if (gone) continue;
-    char const* const what = r.how == as::mapping ? "a mapping of " : r.how == as::segment ? "a segment of " : "a pin of ";
+    char const* const what = r.how == as::mapping   ? "a mapping of "
+                             : r.how == as::segment ? "a segment of "
+                                                    : "a pin of ";
     found.push_back(what + std::to_string(r.bytes) + " bytes" + of_device(r.shows->device));
   }
-  for (auto const& [h, p] : handles_) found.push_back("a memory handle of " + std::to_string(p->bytes) + " bytes" + of_device(p->device));
+  for (auto const& [h, p] : handles_)
+    found.push_back("a memory handle of " + std::to_string(p->bytes) + " bytes" + of_device(p->device));
 }
 
 }  // namespace weir::driver::check

@@ -30,17 +30,20 @@ class places {
     std::size_t bytes = 0;
     as how = as::mapping;
     std::shared_ptr<physical> shows;
-    address own_from = 0, own_to = 0;  // of a pin whose first and last page hold other things beside these bytes; 0, 0: of none
+    // of a pin whose first and last page hold other things beside these bytes; 0, 0: of none
+    address own_from = 0, own_to = 0;
     bool used = false;                 // a block of it began
   };
 
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
   void unreserve(address at) { reservations_.erase(at); }
   void create(memory_handle, int device, std::size_t bytes);
-  // Taken out before the driver is asked, so that another thread's new object of the same name is not mixed up with it;
-  // put back when the driver refuses.
+  // Taken out before the driver is asked, so that another thread's new object of the same name is not mixed
+  // up with it; put back when the driver refuses.
   std::shared_ptr<physical> release(memory_handle);
-  void put_back(memory_handle h, std::shared_ptr<physical> p) { handles_[static_cast<std::uint64_t>(h)] = std::move(p); }
+  void put_back(memory_handle h, std::shared_ptr<physical> p) {
+    handles_[static_cast<std::uint64_t>(h)] = std::move(p);
+  }
   void map(address, std::size_t bytes, memory_handle);
   void map(address, std::size_t bytes, as, int device);
   std::optional<region> take(address at);
@@ -49,10 +52,12 @@ class places {
   using parts = boost::container::small_vector<part, 4>;
   parts find(address, std::size_t bytes);  // what is nowhere known is memory of its own
   bool is_pinned(address, std::size_t bytes) const;  // all of it inside one pin
-  // A block of the host that begins. One that is as long as its pin may be memory of the program's own, pinned where it lies.
+  // A block of the host that begins. One that is as long as its pin may be memory of the program's own,
+  // pinned where it lies.
   // Returns: what of that pin are pages of its own, where that is news; bytes 0: it is none, or none are.
   touch begins_in_pin(address, std::size_t bytes);
-  // The part of pinned bytes that shares no page with memory that is not pinned for its own sake. Empty: bytes 0.
+  // The part of pinned bytes that shares no page with memory that is not pinned for its own sake.
+  // Empty: bytes 0.
   std::pair<address, std::size_t> on_pages_of_its_own(address, std::size_t bytes) const;
   template <class F>
   void each_physical(F visit) {

@@ -1,8 +1,9 @@
-// A shadow is what was done to the bytes of one piece of physical memory and is not known to be over: an interval map.
+// A shadow is what was done to the bytes of one piece of physical memory and is not known to be over:
+// an interval map.
 // Threads: under the checker's lock.
 //
-// Invariant: of accesses that come after each other only the last is kept; each byte has at most one write, and reads that
-// came after it or raced with it.
+// Invariant: of accesses that come after each other only the last is kept; each byte has at most one write,
+// and reads that came after it or raced with it.
 #pragma once
 #include <map>
 #include <utility>
@@ -53,8 +54,8 @@ inline access_ref made(action how, epoch e, base::site site, address at, std::si
 class shadow {
  public:
   using offset = std::uint64_t;  // into the physical memory
-  // Adds the access to [from, to). `past(old)`: is that over, or ordered before this one? `clash(old)` is called once for
-  // each older access that is not, where one of the two writes.
+  // Adds the access to [from, to). `past(old)`: is that over, or ordered before this one? `clash(old)` is
+  // called once for each older access that is not, where one of the two writes.
   template <class Past, class Clash>
   void add(offset from, offset to, access_ref const& a, Past past, Clash clash);
   // Every access to [from, to); keep(a) false: it is forgotten there.
@@ -124,7 +125,8 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
     }
     cell& c = at->second;
     if (c.write && !past(*c.write)) remember(clashed, c.write, clash);
-    c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return past(*r); }), c.reads.end());
+    c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return past(*r); }),
+                  c.reads.end());
     c.reads.push_back(a);
     next = c.end;
     ++at;
@@ -139,7 +141,8 @@ void shadow::each(offset from, offset to, Keep keep) {
   for (auto at = cells_.lower_bound(from); at != cells_.end() && at->first < to;) {
     cell& c = at->second;
     if (c.write && !keep(*c.write)) c.write.reset();
-    c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return !keep(*r); }), c.reads.end());
+    c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return !keep(*r); }),
+                  c.reads.end());
     at = c.empty() ? cells_.erase(at) : std::next(at);
   }
 }

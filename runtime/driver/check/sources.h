@@ -1,8 +1,10 @@
-// Host memory that copies are reading: hashed when the copy was given, and again when the host has seen it complete.
+// Host memory that copies are reading: hashed when the copy was given,
+// and again when the host has seen it complete.
 // Threads: under the checker's lock.
 //
-// What work of a stream may have changed rightly is not judged: a source that is still to be written when the copy is given
-// (by a declared use, or perhaps by a host function, which declares nothing), or that later work writes.
+// What work of a stream may have changed rightly is not judged: a source that is still to be written when the
+// copy is given (by a declared use, or perhaps by a host function,
+// which declares nothing), or that later work writes.
 #pragma once
 #include <list>
 

@@ -70,7 +70,8 @@ void unregister_region(address) {}
 
 bool announcer::possible() noexcept { return WEIR_HAS_NVTX_MEMORY; }
 
-void announcer::usable(address at, std::size_t bytes) { pages_.lock()->all.emplace(at, page{bytes}); }  // again: for a peer
+// again: for a peer
+void announcer::usable(address at, std::size_t bytes) { pages_.lock()->all.emplace(at, page{bytes}); }
 
 void announcer::unusable(address at) noexcept {
   auto p = pages_.lock();

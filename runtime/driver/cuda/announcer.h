@@ -1,8 +1,9 @@
-// Tells tools that listen to NVTX, compute-sanitizer above all, which bytes of a mapped page are somebody's block.
+// Tells tools that listen to NVTX, compute-sanitizer above all,
+// which bytes of a mapped page are somebody's block.
 // Threads: any; one short lock, under which only NVTX is called.
 //
-// Invariant: every live block lies in regions of its own, cut at the borders of what was mapped; a page with no block in it
-// so far is not announced at all.
+// Invariant: every live block lies in regions of its own, cut at the borders of what was mapped; a page with
+// no block in it so far is not announced at all.
 #pragma once
 #include <map>
 

@@ -1,4 +1,5 @@
-// The CUDA driver behind the seam: primary contexts, bookkeeping that refuses what CUDA would not survive, loss by device.
+// The CUDA driver behind the seam: primary contexts,
+// bookkeeping that refuses what CUDA would not survive, loss by device.
 // Threads: any. No lock is held while CUDA is called, so a call that CUDA blocks holds up nobody else.
 #pragma once
 #include <array>
@@ -18,18 +19,23 @@ namespace weir::driver::cuda {
 
 inline constexpr status invalid{code::invalid};
 
-// An event's handle carries its device, so that a call on it alone knows which context it needs and whose loss it meets.
-// CUDA's event is a pointer of at most 48 bits; the device takes the 16 above.
+// An event's handle carries its device, so that a call on it alone knows which context it needs and whose
+// loss it meets. CUDA's event is a pointer of at most 48 bits; the device takes the 16 above.
 static_assert(sizeof(CUevent) == 8);
 constexpr int event_device_shift = 48;
 inline event_handle pack(CUevent event, int device) noexcept {
-  return static_cast<event_handle>(reinterpret_cast<std::uintptr_t>(event) | static_cast<std::uintptr_t>(device) << event_device_shift);
+  return static_cast<event_handle>(reinterpret_cast<std::uintptr_t>(event) | static_cast<std::uintptr_t>(device)
+                                                                                 << event_device_shift);
 }
 inline CUevent event_of(event_handle e) noexcept {
   return reinterpret_cast<CUevent>(static_cast<std::uintptr_t>(e) & ((std::uintptr_t{1} << event_device_shift) - 1));
 }
-inline int device_of(event_handle e) noexcept { return static_cast<int>(static_cast<std::uintptr_t>(e) >> event_device_shift); }
-inline CUstream stream_of(stream_handle s) noexcept { return reinterpret_cast<CUstream>(static_cast<std::uintptr_t>(s)); }
+inline int device_of(event_handle e) noexcept {
+  return static_cast<int>(static_cast<std::uintptr_t>(e) >> event_device_shift);
+}
+inline CUstream stream_of(stream_handle s) noexcept {
+  return reinterpret_cast<CUstream>(static_cast<std::uintptr_t>(s));
+}
 
 class cuda_driver final : public driver {
  public:
@@ -83,8 +89,10 @@ class cuda_driver final : public driver {
   result<float> elapsed_ms(event_handle start, event_handle end) override;
 
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
-  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
-  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
+                   std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
+              std::size_t count) override;
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
 
@@ -110,7 +118,7 @@ class cuda_driver final : public driver {
     CUdevice id = 0;
     base::atomic<CUcontext> context{nullptr};  // null: not opened
     base::atomic<int> lost{0};                 // the sticky CUresult; 0: alive
-    CUstream witness = nullptr;                // never given work: its query says whether the device is alive. Set before context
+    CUstream witness = nullptr;  // never given work: its query says whether the device is alive. Set before context
     int least_priority = 0, greatest_priority = 0;
   };
 
@@ -118,7 +126,12 @@ class cuda_driver final : public driver {
   // `busy`: a call about this entry is under way on some thread; nobody else may begin one.
   base::mutex granting_;
   struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
-  struct physical { CUmemGenericAllocationHandle handle = 0; int device = -1; std::size_t bytes = 0; bool exportable = false; };
+  struct physical {
+    CUmemGenericAllocationHandle handle = 0;
+    int device = -1;
+    std::size_t bytes = 0;
+    bool exportable = false;
+  };
   using ranges = std::map<address, range>;
   struct books {
     ranges reservations, mappings, segments, pins;  // each: disjoint ranges. Every mapping lies in one reservation
@@ -127,7 +140,8 @@ class cuda_driver final : public driver {
   };
   struct gate { int device = -1; int slot = 0; std::uint32_t sequence = 0; };
   struct gates {
-    std::uint32_t* words = nullptr;  // pinned, gates_a_device words a device: a gate is open when its word reached its sequence
+    // pinned, gates_a_device words a device: a gate is open when its word reached its sequence
+    std::uint32_t* words = nullptr;
     std::array<std::uint32_t, most_devices * gates_a_device> sequences{};
     std::map<std::uint64_t, gate> closed;
     std::uint64_t next = 1;
@@ -148,19 +162,23 @@ class cuda_driver final : public driver {
   status may_call() const noexcept;                        // of process and thread, not of any device
   int any_device() noexcept;                               // opened, alive if there is one; -1: none opened
   int pinning_device();                                    // as any_device, but opens one when none that lives is open
-  std::string left_behind();                               // what was made and not taken back, in words. Empty: nothing, or only memory of blocks still held, of which the runtime tells
+  // what was made and not taken back, in words. Empty:
+  // nothing, or only memory of blocks still held, of which the runtime tells
+  std::string left_behind();
   void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
   CUresult ask_witness(int device) noexcept;
-  struct seen { std::optional<bool> dst, src; bool both_pinned = false; };  // each: not ours; else whether a copy may touch all of it
+  // each: not ours; else whether a copy may touch all of it
+  struct seen { std::optional<bool> dst, src; bool both_pinned = false; };
   seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // both ends of a copy, at one moment
   int device_of_segment(address) noexcept;
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
   bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
   struct extent { address begin = 0, end = 0; bool pinned = false; };
-  static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;  // where: set when it is found
+  // where: set when it is found
+  static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
   struct remembered;
   void outdate() noexcept;
@@ -186,8 +204,8 @@ class cuda_driver final : public driver {
   base::condition call_over_;
 };
 
-// One seam call that needs a context: refuses when process, thread or device may not; else the device's context is current
-// until the end, and thereafter whatever the caller had.
+// One seam call that needs a context: refuses when process, thread or device may not; else the device's
+// context is current until the end, and thereafter whatever the caller had.
 class call {
  public:
   enum class mode {
@@ -228,7 +246,8 @@ class relaxed {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// A host function on its way: run when the stream gets there, or dropped unrun when its device is lost, never both.
+// A host function on its way: run when the stream gets there,
+// or dropped unrun when its device is lost, never both.
 struct host_call {
   enum state : int { waiting, taken };
   cuda_driver* owner = nullptr;

@@ -42,7 +42,8 @@ status cuda_driver::host_function(int device, stream_handle s, work w) {
 
 status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   if (!w.run) return {code::invalid, 0};
-  if (status const said = refuse_captured(device, s); !said.ok()) return said;  // a graph may run it any number of times: no place for a drop
+  // a graph may run it any number of times: no place for a drop
+  if (status const said = refuse_captured(device, s); !said.ok()) return said;
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   auto made = std::make_unique<host_call>();
@@ -58,7 +59,8 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   host_call* const c = made.release();  // from here `arrive` may delete it, or a loss leave it behind
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
   if (r == CUDA_SUCCESS) {
-    // A loss found by another thread before the launch took it has dropped it: then it was given, and dropped once.
+    // A loss found by another thread before the launch took it has dropped it:
+    // then it was given, and dropped once.
     return {};
   }
   bool const ours = c->take();
@@ -71,8 +73,8 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   return said;
 }
 
-// Drops what can no longer run. On a thread of its own: whoever met the loss may hold a lock that a drop needs.
-// What was dropped stays in memory, for CUDA may still look at it once.
+// Drops what can no longer run. On a thread of its own: whoever met the loss may hold a lock that a drop
+// needs. What was dropped stays in memory, for CUDA may still look at it once.
 void cuda_driver::drop_pending(int device) noexcept {
   std::vector<host_call*> taken;
   try {

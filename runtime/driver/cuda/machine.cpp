@@ -27,8 +27,8 @@ cuda_driver::~cuda_driver() {
     }
     g->closed.clear();
   }
-  // Host functions still name this driver. Where a device was lost, another may wait for its events for ever: then a while
-  // has to do, and what did not run by then is dropped.
+  // Host functions still name this driver. Where a device was lost, another may wait for its events for ever:
+  // then a while has to do, and what did not run by then is dropped.
   bool any_lost = false;
   for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;
   if (any_lost) {
@@ -62,7 +62,8 @@ cuda_driver::~cuda_driver() {
     if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
   }
   try {
-    if (std::string const left = left_behind(); !left.empty()) os::print_error("weir: the CUDA driver ends and leaves to the process " + left + "\n");
+    if (std::string const left = left_behind(); !left.empty())
+      os::print_error("weir: the CUDA driver ends and leaves to the process " + left + "\n");
   } catch (...) {}  // no memory for the words
 }
 
@@ -75,7 +76,8 @@ std::string cuda_driver::left_behind() {
   bool lost_one = false;
   for (int i = 0; i < count_; ++i) lost_one |= at(i).lost.load() != 0;
   auto const b = books_.lock();
-  if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty()) return {};  // memory alone: its runtime has told of it
+  // memory alone: its runtime has told of it
+  if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty()) return {};
   say(b->reservations.size(), "reservation");
   say(b->mappings.size(), "mapping");
   say(b->handles.size(), "memory handle");
@@ -87,7 +89,9 @@ std::string cuda_driver::left_behind() {
     say(g->executables.size(), "executable graph");
   }
   for (int i = 0; i < count_; ++i) {
-    if (int const lost = at(i).lost.load()) text += (text.empty() ? "nothing but gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " + std::to_string(lost);
+    if (int const lost = at(i).lost.load())
+      text += (text.empty() ? "nothing but gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " +
+              std::to_string(lost);
   }
   return text;
 }
@@ -118,8 +122,9 @@ int cuda_driver::pinning_device() {
   return found;
 }
 
-// CUDA may answer a call on one device with the error of another whose memory or event it touches. So every opened device
-// is asked through a stream that never had work; only when none admits it is the one named by the call taken to be lost.
+// CUDA may answer a call on one device with the error of another whose memory or event it touches. So every
+// opened device is asked through a stream that never had work;
+// only when none admits it is the one named by the call taken to be lost.
 void cuda_driver::found_lost(int device, CUresult r) noexcept {
   bool found = false;
   for (int i = 0; i < count_; ++i) {
@@ -168,7 +173,8 @@ result<device_info> cuda_driver::info(int device) {
   about.minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
   about.multi_processor_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
   about.numa_node = attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
-  if (api_.cuDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), id) == CUDA_SUCCESS) about.pci_bus_id = text.data();
+  if (api_.cuDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), id) == CUDA_SUCCESS)
+    about.pci_bus_id = text.data();
   CUuuid uuid{};
   if (api_.cuDeviceGetUuid(&uuid, id) == CUDA_SUCCESS) {
     about.uuid = "GPU-";
@@ -182,7 +188,8 @@ result<device_info> cuda_driver::info(int device) {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, id};
-  if (!about.maps || api_.cuMemGetAllocationGranularity(&about.granularity, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) {
+  if (!about.maps || api_.cuMemGetAllocationGranularity(&about.granularity, &wanted,
+                                                        CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) {
     about.maps = false;
     about.granularity = std::size_t{2} << 20;
   }
@@ -243,7 +250,9 @@ result<peer_info> cuda_driver::peer(int from, int to) {
   if (from == to) return {{}, {.access = true, .native_atomics = true}};
   int access = 0, atomics = 0;
   if (CUresult const r = api_.cuDeviceCanAccessPeer(&access, at(from).id, at(to).id)) return {to_status(r)};
-  if (api_.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, at(from).id, at(to).id) != CUDA_SUCCESS) atomics = 0;
+  if (api_.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, at(from).id, at(to).id) !=
+      CUDA_SUCCESS)
+    atomics = 0;
   return {{}, {.access = access != 0, .native_atomics = atomics != 0}};
 }
 

@@ -41,12 +41,14 @@ auto node_for(Range const& r) {
 result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const may = may_call(); !may.ok()) return {may};
   bool const power = (alignment & (alignment - 1)) == 0;
-  if (bytes == 0 || bytes % granularity_ != 0 || !power || (alignment != 0 && alignment % granularity_ != 0)) return {invalid};
+  if (bytes == 0 || bytes % granularity_ != 0 || !power || (alignment != 0 && alignment % granularity_ != 0))
+    return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes});
   CUdeviceptr at = 0;
   {
     relaxed const mode(api_);
-    if (CUresult const r = api_.cuMemAddressReserve(&at, bytes, std::max(alignment, granularity_), 0, 0)) return {to_status(r)};
+    if (CUresult const r = api_.cuMemAddressReserve(&at, bytes, std::max(alignment, granularity_), 0, 0))
+      return {to_status(r)};
   }
   node.key() = at;
   books_.lock()->reservations.insert(std::move(node));
@@ -76,7 +78,9 @@ status cuda_driver::unreserve(address at, std::size_t bytes) {
   return to_status(r);
 }
 
-result<memory_handle> cuda_driver::create(int device, std::size_t bytes) { return create(device, bytes, CU_MEM_HANDLE_TYPE_NONE); }
+result<memory_handle> cuda_driver::create(int device, std::size_t bytes) {
+  return create(device, bytes, CU_MEM_HANDLE_TYPE_NONE);
+}
 
 result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as) {
   call in(*this, device, call::mode::asks);
@@ -90,7 +94,9 @@ result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAl
   {
     auto b = books_.lock();
     id = b->next_handle++;
-    b->handles.emplace(id, physical{.handle = 0, .device = device, .bytes = bytes, .exportable = exportable_as != CU_MEM_HANDLE_TYPE_NONE});
+    b->handles.emplace(
+        id, physical{
+                .handle = 0, .device = device, .bytes = bytes, .exportable = exportable_as != CU_MEM_HANDLE_TYPE_NONE});
   }
   CUmemGenericAllocationHandle handle = 0;
   status const said = in.answer(api_.cuMemCreate(&handle, bytes, &wanted, 0));
@@ -210,7 +216,8 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
   alone.unlock();
   if (said.ok() && announcer_) {
     auto b = books_.lock();
-    for (auto m = b->mappings.lower_bound(at); m != b->mappings.end() && m->first < at + bytes; ++m) announcer_->usable(m->first, m->second.bytes);
+    for (auto m = b->mappings.lower_bound(at); m != b->mappings.end() && m->first < at + bytes; ++m)
+      announcer_->usable(m->first, m->second.bytes);
   }
   return said;
 }
@@ -308,7 +315,8 @@ result<place> cuda_driver::find(void const* p) {
     auto b = books_.lock();
     if (containing(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
     for (ranges const* in : {&b->mappings, &b->segments}) {
-      if (auto const found = containing(*in, at); found != in->end()) return {{}, {.in = where::device, .device = found->second.device}};
+      if (auto const found = containing(*in, at); found != in->end())
+        return {{}, {.in = where::device, .device = found->second.device}};
     }
     if (containing(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
   }
@@ -329,8 +337,9 @@ result<place> cuda_driver::find(void const* p) {
   return {{}, {.in = where::device, .device = ordinal}};
 }
 
-// Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies over
-// neighbouring mappings, not over neighbouring pins, and dies of a reserved address where nothing is mapped.
+// Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies
+// over neighbouring mappings, not over neighbouring pins,
+// and dies of a reserved address where nothing is mapped.
 std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = containing(*in, at);
@@ -371,14 +380,16 @@ struct cuda_driver::remembered {
   void note(extent const& e) noexcept {
     if (!find(e.begin, e.end - e.begin)) known[next++ % known.size()] = e;
   }
-  using own = base::thread_pointer<remembered, static_cast<remembered*>(nullptr)>;  // null: none yet, or the thread ends
+  // null: none yet, or the thread ends
+  using own = base::thread_pointer<remembered, static_cast<remembered*>(nullptr)>;
   ~remembered() { own::value = nullptr; }
 };
 
 cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
   address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
   if (wraps(to, bytes) || wraps(from, bytes)) return {false, false};
-  if (auto const* const mine = remembered::own::value; mine && mine->edition == edition_.load(base::memory_order_acquire)) [[likely]] {
+  if (auto const* const mine = remembered::own::value;
+      mine && mine->edition == edition_.load(base::memory_order_acquire)) [[likely]] {
     auto const *const of_dst = mine->find(to, bytes), *const of_src = mine->find(from, bytes);
     if (of_dst && of_src) [[likely]] return {true, true, of_dst->pinned && of_src->pinned};
   }
@@ -433,9 +444,11 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool>
     unsigned type = 0;
     CUdeviceptr start = 0;
     std::size_t size = 0;
-    std::array<CUpointer_attribute, 3> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    std::array<CUpointer_attribute, 3> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                             CU_POINTER_ATTRIBUTE_RANGE_SIZE};
     std::array<void*, 3> into{&type, &start, &size};
-    if (api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), next) != CUDA_SUCCESS || type == 0) return false;
+    if (api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), next) != CUDA_SUCCESS || type == 0)
+      return false;
     if (start + size <= next) return true;  // known to the driver, its extent is not
     next = start + size;
   }

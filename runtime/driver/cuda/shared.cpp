@@ -3,7 +3,9 @@
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
-result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) { return create(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); }
+result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) {
+  return create(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
 
 result<int> cuda_driver::export_handle(memory_handle handle) {
   if (status const may = may_call(); !may.ok()) return {may};
@@ -25,7 +27,8 @@ result<int> cuda_driver::export_handle(memory_handle handle) {
   return {{}, file};
 }
 
-// Neither size nor device are asked of the handle: whoever passes the file on says them, and a wrong size is refused by map().
+// Neither size nor device are asked of the handle:
+// whoever passes the file on says them, and a wrong size is refused by map().
 result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, int file) {
   call in(*this, device, call::mode::asks);
   if (in.refused()) return {in.refusal()};
@@ -41,9 +44,12 @@ result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, 
     return result<memory_handle>{s};
   };
   CUmemGenericAllocationHandle handle = 0;
-  CUresult const r = api_.cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(file)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  // What is no exported memory at all CUDA calls now a wrong value, now a device that is none, now the system's refusal.
-  if (status const said = in.answer(r); !said.ok()) return forget(said.what == code::failed ? status{code::invalid, said.native} : said);
+  CUresult const r = api_.cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(file)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  // What is no exported memory at all CUDA calls now a wrong value,
+  // now a device that is none, now the system's refusal.
+  if (status const said = in.answer(r); !said.ok())
+    return forget(said.what == code::failed ? status{code::invalid, said.native} : said);
   books_.lock()->handles.find(id)->second.handle = handle;
   return {{}, static_cast<memory_handle>(id)};
 }

@@ -69,7 +69,8 @@ code meaning_of(CUresult r) noexcept {
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: return code::not_supported;
 
-    // Sticky: cuda.h says of each of these that the process must be ended to use the device again, or it is so by nature.
+    // Sticky: cuda.h says of each of these that the process must be ended to use the device again,
+    // or it is so by nature.
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case 226:  // CUDA_ERROR_CONTAINED, unknown to older toolkits
@@ -96,11 +97,13 @@ std::string describe(CUresult r) {
   // By name where a person without a GPU needs it; else the number, which NVIDIA's pages list.
   switch (static_cast<int>(r)) {
     case CUDA_ERROR_NO_DEVICE: return "no CUDA device is visible (error 100)";
-    case CUDA_ERROR_NOT_INITIALIZED: return "CUDA cannot start here; it never can in a fork of a process that used it (error 3)";
+    case CUDA_ERROR_NOT_INITIALIZED:
+      return "CUDA cannot start here; it never can in a fork of a process that used it (error 3)";
     case CUDA_ERROR_STUB_LIBRARY: return "libcuda.so.1 is the toolkit's stub, not a driver (error 34)";
     case CUDA_ERROR_DEVICE_UNAVAILABLE: return "the GPUs are busy or in exclusive use (error 46)";
     case CUDA_ERROR_SYSTEM_NOT_READY: return "the system is not ready, is the fabric manager running? (error 802)";
-    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: return "the kernel's driver and libcuda.so.1 are of different versions (error 803)";
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+      return "the kernel's driver and libcuda.so.1 are of different versions (error 803)";
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: return "libcuda.so.1 does not serve this GPU (error 804)";
     default: return "CUDA error " + std::to_string(static_cast<int>(r));
   }

@@ -1,4 +1,5 @@
-// CUDA's driver entry points, found at run time by name and version, and what their results mean behind the seam.
+// CUDA's driver entry points, found at run time by name and version,
+// and what their results mean behind the seam.
 // Threads: any; the table is filled once and never changes.
 #pragma once
 #include <cuda.h>
@@ -8,7 +9,8 @@
 
 #include "runtime/driver/driver.h"
 
-// Each name with the version of its shape. The oldest shape that does the job, so that older drivers (12.0 on) serve.
+// Each name with the version of its shape.
+// The oldest shape that does the job, so that older drivers (12.0 on) serve.
 #define WEIR_CUDA_ENTRIES(X)                  \
   X(cuInit, 2000)                             \
   X(cuDriverGetVersion, 2020)                 \
@@ -90,7 +92,8 @@ struct loaded {
   entries const* api = nullptr;  // null: no usable driver
   std::string why;               // then
 };
-// Loads libcuda.so.1 and looks every entry up. Calls none of them. The library stays loaded for the life of the process.
+// Loads libcuda.so.1 and looks every entry up. Calls none of them.
+// The library stays loaded for the life of the process.
 loaded const& load();
 
 code meaning_of(CUresult) noexcept;
@@ -100,7 +103,8 @@ inline status to_status(CUresult r) noexcept {
 }
 std::string describe(CUresult);  // for a person who asks why there is no GPU
 
-// Fork and exit. Called after cuInit: what is registered last runs first at exit, so the flag is up before libcuda goes.
+// Fork and exit. Called after cuInit: what is registered last runs first at exit,
+// so the flag is up before libcuda goes.
 void watch_for_exit() noexcept;
 code refusal_of_process() noexcept;  // forked, unloading or ok
 

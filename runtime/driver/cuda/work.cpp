@@ -27,7 +27,8 @@ status cuda_driver::destroy_stream(int device, stream_handle s) {
   call in(*this, device, call::mode::asks);
   if (in.refused()) return in.refusal();
   // The drivers' own streams cannot be destroyed, and a null one would be the legacy stream.
-  if (CUstream const stream = stream_of(s); !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return invalid;
+  if (CUstream const stream = stream_of(s); !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+    return invalid;
   return in.answer(api_.cuStreamDestroy(stream_of(s)));
 }
 
@@ -142,7 +143,8 @@ result<float> cuda_driver::elapsed_ms(event_handle start, event_handle end) {
   return {said, ms};
 }
 
-// CUDA copies from host to host while the caller waits, also behind held work: here it is work of the stream like any other.
+// CUDA copies from host to host while the caller waits, also behind held work:
+// here it is work of the stream like any other.
 status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   struct both {
     void* to;
@@ -168,12 +170,15 @@ status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (bytes == 0) return {};
-  // CUDA takes pageable memory: it would read it now, or block until the copy is done. Both break what this call promises.
+  // CUDA takes pageable memory: it would read it now, or block until the copy is done.
+  // Both break what this call promises.
   if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
-  return in.answer(api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
+  return in.answer(
+      api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
 }
 
-status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
+status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
+                              std::size_t bytes) {
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   std::array<CUcontext, 2> contexts{};
@@ -188,10 +193,12 @@ status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_de
   seen const ends = look_at(dst, src, bytes);
   if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
   if (ends.both_pinned) return copy_on_host(device, s, dst, src, bytes);
-  return in.answer(api_.cuMemcpyPeerAsync(reinterpret_cast<CUdeviceptr>(dst), contexts[0], reinterpret_cast<CUdeviceptr>(src), contexts[1], bytes, stream_of(s)));
+  return in.answer(api_.cuMemcpyPeerAsync(reinterpret_cast<CUdeviceptr>(dst), contexts[0],
+                                          reinterpret_cast<CUdeviceptr>(src), contexts[1], bytes, stream_of(s)));
 }
 
-status cuda_driver::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) {
+status cuda_driver::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
+                         std::size_t count) {
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (pattern_bytes != 1 && pattern_bytes != 2 && pattern_bytes != 4) return invalid;
@@ -200,8 +207,10 @@ status cuda_driver::fill(int device, stream_handle s, void* dst, std::uint32_t p
   if (count == 0) return {};
   if (!copyable(dst, count * width)) return invalid;
   auto const to = reinterpret_cast<CUdeviceptr>(dst);
-  if (pattern_bytes == 1) return in.answer(api_.cuMemsetD8Async(to, static_cast<unsigned char>(pattern), count, stream_of(s)));
-  if (pattern_bytes == 2) return in.answer(api_.cuMemsetD16Async(to, static_cast<unsigned short>(pattern), count, stream_of(s)));
+  if (pattern_bytes == 1)
+    return in.answer(api_.cuMemsetD8Async(to, static_cast<unsigned char>(pattern), count, stream_of(s)));
+  if (pattern_bytes == 2)
+    return in.answer(api_.cuMemsetD16Async(to, static_cast<unsigned short>(pattern), count, stream_of(s)));
   return in.answer(api_.cuMemsetD32Async(to, pattern, count, stream_of(s)));
 }
 
@@ -211,14 +220,16 @@ status cuda_driver::enqueue(int device, stream_handle, std::span<touch const>, w
   return exists(device) ? status{code::not_supported, 0} : invalid;
 }
 
-// A gate is a word the stream waits for. Words only ever grow, so a word serves its next gate although a stream that
-// waits for the last one has not looked yet.
+// A gate is a word the stream waits for. Words only ever grow, so a word serves its next gate although a
+// stream that waits for the last one has not looked yet.
 result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
   if (status const said = refuse_captured(device, s); !said.ok()) return {said};
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return {in.refusal()};
   int able = 0;
-  if (api_.cuDeviceGetAttribute(&able, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, at(device).id) != CUDA_SUCCESS || able == 0) {
+  if (api_.cuDeviceGetAttribute(&able, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, at(device).id) !=
+          CUDA_SUCCESS ||
+      able == 0) {
     return {{code::not_supported, 0}};
   }
   auto g = gates_.lock();  // held during the calls: a proof tool, and a wait for a word does not block
@@ -226,7 +237,10 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
     void* words = nullptr;
     relaxed const mode(api_);
     std::size_t const bytes = g->sequences.size() * sizeof(std::uint32_t);
-    if (status const said = in.answer(api_.cuMemHostAlloc(&words, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)); !said.ok()) return {said};
+    if (status const said =
+            in.answer(api_.cuMemHostAlloc(&words, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+        !said.ok())
+      return {said};
     std::fill_n(static_cast<std::uint32_t*>(words), g->sequences.size(), 0u);
     g->words = static_cast<std::uint32_t*>(words);
   }
@@ -240,10 +254,12 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
   auto const index = static_cast<std::size_t>(device * gates_a_device + made.slot);
   std::uint32_t const sequence = g->sequences[index] + 1;
   CUdeviceptr seen_from_device = 0;
-  if (status const said = in.answer(api_.cuMemHostGetDevicePointer(&seen_from_device, g->words + index, 0)); !said.ok()) return {said};
+  if (status const said = in.answer(api_.cuMemHostGetDevicePointer(&seen_from_device, g->words + index, 0)); !said.ok())
+    return {said};
   auto const id = g->next++;
   auto const entry = g->closed.emplace(id, made).first;
-  status const said = in.answer(api_.cuStreamWaitValue32(stream_of(s), seen_from_device, sequence, CU_STREAM_WAIT_VALUE_GEQ));
+  status const said =
+      in.answer(api_.cuStreamWaitValue32(stream_of(s), seen_from_device, sequence, CU_STREAM_WAIT_VALUE_GEQ));
   if (!said.ok()) {
     g->closed.erase(entry);
     return {said};

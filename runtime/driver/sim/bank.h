@@ -1,4 +1,5 @@
-// A bank is one simulated device's physical memory: ranges of a file without a name, as many bytes as the device has.
+// A bank is one simulated device's physical memory:
+// ranges of a file without a name, as many bytes as the device has.
 // Threads: none of its own; under the lock of the memory it belongs to.
 #pragma once
 #include <cstddef>
@@ -33,7 +34,7 @@ class bank {
   struct file {
     int number = -1;
     std::uint64_t end = 0;            // bytes
-    void* window = nullptr;           // the first bytes of the file, mapped for as long as it lives: poison goes through here
+    void* window = nullptr;  // the first bytes of the file, mapped for as long as it lives: poison goes through here
     std::uint64_t generation = 0;     // of the process that made it
   };
   struct shelf;

@@ -7,7 +7,8 @@
 namespace weir::driver::sim {
 namespace {
 using running = weir::simulated::running;
-constexpr std::uint64_t standing_streams = 2;  // the handles legacy and per_thread come before those of streams that were made
+// the handles legacy and per_thread come before those of streams that were made
+constexpr std::uint64_t standing_streams = 2;
 std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
 std::uint64_t number(event_handle h) { return static_cast<std::uint64_t>(h); }
 
@@ -33,8 +34,9 @@ stream* machine::find_stream(int device, stream_handle h, status& why) {
   return s.get();
 }
 
-// What the host hears that waited for a stream of this device. Where it waited for a lost device's work, its own device is lost
-// with that one: a call that answers lost speaks for the device, and it cannot be whole. Gives up the lock if it answers lost.
+// What the host hears that waited for a stream of this device. Where it waited for a lost device's work, its
+// own device is lost with that one: a call that answers lost speaks for the device, and it cannot be whole.
+// Gives up the lock if it answers lost.
 status machine::answer(base::unique_lock& lock, int device, outcome end) {
   switch (end) {
     case outcome::done: return fine;
@@ -47,8 +49,8 @@ status machine::answer(base::unique_lock& lock, int device, outcome end) {
   return {code::lost};
 }
 
-// What the host hears that asks whether a stream has come so far. One that never can, because it waits for a lost device, is no
-// more "not ready" to who asks than to who waits. May give up the lock.
+// What the host hears that asks whether a stream has come so far. One that never can, because it waits for a
+// lost device, is no more "not ready" to who asks than to who waits. May give up the lock.
 status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
   schedule_->asked(s, position);
@@ -83,7 +85,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
   return queue(lock, *s, std::move(o));
 }
 
-// Streams -----------------------------------------------------------------------------------------------------------
+// Streams ---------------------------------------------------------------------------------------------------
 
 result<stream_handle> machine::create_stream(int device, stream_kind kind, int priority) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
@@ -94,7 +96,9 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   s->priority = std::clamp(priority, -5, 0);
   base::lock_guard lock(all_.mutex);
   s->id = all_.next_stream++;
-  if (all_.connections > 0) s->connection = how_ == running::seeded ? tape_.draw(all_.connections) : static_cast<std::uint32_t>(s->id % all_.connections);
+  if (all_.connections > 0)
+    s->connection =
+        how_ == running::seeded ? tape_.draw(all_.connections) : static_cast<std::uint32_t>(s->id % all_.connections);
   all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
   return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }
@@ -168,7 +172,8 @@ result<bool> machine::capturing(int device, stream_handle h) {
 
 result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  auto const h = foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
+  auto const h =
+      foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
   if (h != stream_handle::legacy && h != stream_handle::per_thread) return {{code::not_supported}};
   return {fine, h};
 }
@@ -178,7 +183,7 @@ result<CUstream_st*> machine::native(int device, stream_handle) {
   return {s.ok() ? status{code::not_supported} : s};
 }
 
-// Events ------------------------------------------------------------------------------------------------------------
+// Events ----------------------------------------------------------------------------------------------------
 
 result<event_handle> machine::create_event(int device, event_kind kind) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
@@ -288,18 +293,21 @@ result<float> machine::elapsed_ms(event_handle start, event_handle end) {
   }
   if (!a->timed() || !b->timed() || !a->on || !b->on) return {invalid};
   for (auto const& one : {a, b}) {
-    if (!one->complete()) return {all_.hopeless(*one->on, one->position) ? answer(lock, one->device, outcome::lost) : status{code::not_ready}};
+    if (!one->complete())
+      return {all_.hopeless(*one->on, one->position) ? answer(lock, one->device, outcome::lost)
+                                                     : status{code::not_ready}};
   }
   return {fine, static_cast<float>(static_cast<double>(b->at_ns - a->at_ns) / 1e6)};
 }
 
-// Work --------------------------------------------------------------------------------------------------------------
+// Work ------------------------------------------------------------------------------------------------------
 
 status machine::copy(int device, stream_handle h, void* dst, void const* src, std::size_t bytes) {
   return copy_peer(device, h, dst, device, src, device, bytes);
 }
 
-status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
+status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device, void const* src, int src_device,
+                          std::size_t bytes) {
   if (status const s = may_call(); !s.ok()) return s;
   if (!exists(dst_device) || !exists(src_device)) return invalid;
   operation o;
@@ -317,7 +325,8 @@ status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device
       if (side != device && !check(side, need::alive).ok()) return check(side, need::alive);
     }
     if (bytes == 0) return fine;
-    if (how_ != running::threads) tape_.note(pages_.name_of(reinterpret_cast<address>(dst)), pages_.name_of(reinterpret_cast<address>(src)));
+    if (how_ != running::threads)
+      tape_.note(pages_.name_of(reinterpret_cast<address>(dst)), pages_.name_of(reinterpret_cast<address>(src)));
   }
   std::vector<use> uses;
   o.uses(device, uses);
@@ -327,7 +336,8 @@ status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device
   return append(device, h, std::move(o));
 }
 
-status machine::fill(int device, stream_handle h, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) {
+status machine::fill(int device, stream_handle h, void* dst, std::uint32_t pattern, int pattern_bytes,
+                     std::size_t count) {
   if (status const s = may_call(); !s.ok()) return s;
   auto const at = reinterpret_cast<address>(dst);
   bool const known = pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4;
@@ -374,7 +384,7 @@ void machine::recheck() {
   schedule_->changed(lock);
 }
 
-// Proof tools -------------------------------------------------------------------------------------------------------
+// Proof tools -----------------------------------------------------------------------------------------------
 
 result<gate_handle> machine::hold(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return {s};

@@ -1,4 +1,5 @@
-// Streams under capture, graphs and their launches; and the rules of the legacy stream, which captures must not meet.
+// Streams under capture, graphs and their launches;
+// and the rules of the legacy stream, which captures must not meet.
 // Threads: as the seam.
 #include "runtime/driver/sim/capture.h"
 
@@ -69,7 +70,7 @@ operation replay(graph::step& s, std::shared_ptr<graph> const& of) {
   return o;
 }
 
-// What streams are given --------------------------------------------------------------------------------------------
+// What streams are given ------------------------------------------------------------------------------------
 
 void machine::follow(stream& s, stream& other, std::uint64_t position) {
   operation o;
@@ -79,8 +80,8 @@ void machine::follow(stream& s, stream& other, std::uint64_t position) {
   all_.give(s, std::move(o));
 }
 
-// The legacy stream and the blocking streams of its device, each after what the other was given before. What is done, or was
-// waited for already, is not waited for again.
+// The legacy stream and the blocking streams of its device, each after what the other was given before. What
+// is done, or was waited for already, is not waited for again.
 void machine::keep_legacy_order(stream& s) {
   if (s.kind != stream_kind::blocking) return;
   auto const& legacy = legacy_[static_cast<std::size_t>(s.device)];
@@ -182,7 +183,7 @@ status machine::wait_captured(stream& s, event& e) {
   return keep(s, std::move(o), e.lane);
 }
 
-// Begin and end -----------------------------------------------------------------------------------------------------
+// Begin and end ---------------------------------------------------------------------------------------------
 
 status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
   if (status const s = may_call(); !s.ok()) return s;
@@ -240,7 +241,7 @@ bool machine::unsafe_call() {
   return permitted;
 }
 
-// Graphs ------------------------------------------------------------------------------------------------------------
+// Graphs ----------------------------------------------------------------------------------------------------
 
 result<executable_handle> machine::instantiate(int device, graph_handle h) {
   if (status const s = may_call(device, need::alive); !s.ok()) return {s};
@@ -277,7 +278,8 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   return fine;
 }
 
-// The first lane goes to s, each other one to a stream of its own that ends with it: so they run as concurrently as captured.
+// The first lane goes to s, each other one to a stream of its own that ends with it:
+// so they run as concurrently as captured.
 void machine::replay_on(stream& s, executable& e) {
   auto& lanes = e.of->lanes;
   std::vector<std::shared_ptr<stream>> on{s.shared_from_this()};
@@ -336,10 +338,11 @@ void machine::graph_census(std::vector<std::string>& found) const {
   });
 }
 
-// Streams that are there without being made --------------------------------------------------------------------------
+// Streams that are there without being made -----------------------------------------------------------------
 
 stream* machine::standing_stream(int device, stream_handle h) {
-  auto& slot = h == stream_handle::legacy ? legacy_[static_cast<std::size_t>(device)] : of_threads_[{device, base::this_thread_id()}];
+  auto& slot = h == stream_handle::legacy ? legacy_[static_cast<std::size_t>(device)]
+                                          : of_threads_[{device, base::this_thread_id()}];
   if (!slot) {
     slot = std::make_shared<stream>();
     slot->device = device;

@@ -1,4 +1,5 @@
-// A capture keeps what its streams are given; a graph is what it kept. A launch gives it all to streams again, one for each lane.
+// A capture keeps what its streams are given; a graph is what it kept.
+// A launch gives it all to streams again, one for each lane.
 // Threads: under the machine's lock. A graph that has ended its capture no longer changes.
 #pragma once
 #include "runtime/driver/sim/work.h"

@@ -1,5 +1,5 @@
-// The crew runs a simulated machine with threads: each device has a worker for its work and one for its copies, the machine one
-// for host functions. Workers sleep when nothing is ready and are woken one by one.
+// The crew runs a simulated machine with threads: each device has a worker for its work and one for its
+// copies, the machine one for host functions. Workers sleep when nothing is ready and are woken one by one.
 // Threads: as schedule.h says; workers take the machine's lock between operations, never during one.
 #include <algorithm>
 #include <array>
@@ -51,7 +51,8 @@ class crew final : public schedule {
       ++waiting_for_room_;
       wake_engines_locked();
       bool const& gone = all_.devices[static_cast<std::size_t>(s.device)].lost;
-      room_.wait(lock, [&] { return gone || s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given - full_queue / 2); });
+      room_.wait(
+          lock, [&] { return gone || s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given - full_queue / 2); });
       --waiting_for_room_;
       room = !gone && s.queue.size() <= full_queue / 2;
       if (!room && !gone) {  // what would make room waits for a lost device, and the host for it: as in machine::answer
@@ -182,7 +183,8 @@ class crew final : public schedule {
   void let_begin(stream const& s) {
     if (all_.connections == 0) return;
     for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live) {
-      if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty()) todo_.push_back(other);
+      if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty())
+        todo_.push_back(other);
     }
   }
 
@@ -250,7 +252,8 @@ class crew final : public schedule {
         wrong = all_.bytes.begin(uses);
         if (wrong.empty()) {
           {
-            memory::at_work const now(all_.bytes, uses, o.what == operation::kind::host ? memory::pins::anywhere : memory::pins::declared);
+            memory::at_work const now(
+                all_.bytes, uses, o.what == operation::kind::host ? memory::pins::anywhere : memory::pins::declared);
             o.run();
             all_.distort(o, uses);
           }

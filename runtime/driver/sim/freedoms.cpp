@@ -31,9 +31,15 @@ freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {
   bool const seeded = like.how == weir::simulated::running::seeded;
   if (like.takes == taken::all) on_ = every;
   if (like.takes == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
-  if (like.how == weir::simulated::running::threads) on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);  // its threads take the others
-  if (t.enumerating()) on_ &= bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late) | bit(freedom::reuse);  // answers are chosen, no more
-  if (like.takes == taken::none && seeded) on_ = bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late);  // what a schedule by seed is
+  // its threads take the others
+  if (like.how == weir::simulated::running::threads)
+    on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);
+  // answers are chosen, no more
+  if (t.enumerating())
+    on_ &= bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late) | bit(freedom::reuse);
+  // what a schedule by seed is
+  if (like.takes == taken::none && seeded)
+    on_ = bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late);
 }
 
 }  // namespace weir::driver::sim

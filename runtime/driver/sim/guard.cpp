@@ -49,9 +49,12 @@ bool explain(os::bad_access const& a) {
   if (who.empty()) return false;
   if (then.block) more = then.block(where);
   base::running_work const* const work = base::this_call().running;
-  os::print_error("weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who + (more.empty() ? "" : ", in " + more) +
-                  (work ? ", which it does not declare, or not so far. Remedy: declare to launch or parallel_for all that the work uses: reads(p), writes(p), updates(p).\n"
-                        : ", outside of any work that declares it. Device memory is read and written by work on a stream: declare it to launch or parallel_for, or copy it with weir::copy.\n"));
+  os::print_error("weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who +
+                  (more.empty() ? "" : ", in " + more) +
+                  (work ? ", which it does not declare, or not so far. Remedy: declare to launch or parallel_for all "
+                          "that the work uses: reads(p), writes(p), updates(p).\n"
+                        : ", outside of any work that declares it. Device memory is read and written by work on a "
+                          "stream: declare it to launch or parallel_for, or copy it with weir::copy.\n"));
   if (then.the_end) then.the_end();
   return false;
 }
@@ -91,7 +94,8 @@ std::map<address, memory::mapping>::const_iterator memory::mapping_before(addres
   return after == mappings_.begin() ? mappings_.end() : std::prev(after);
 }
 
-// Pages first, then bytes: a page is within reach while any of its users runs, a byte while a use that declares it does.
+// Pages first, then bytes: a page is within reach while any of its users runs,
+// a byte while a use that declares it does.
 bool memory::open_to(use const& u) {
   bool open = true;
   if (u.everything && open_to_all_++ == 0) {
@@ -164,7 +168,9 @@ std::uint64_t memory::blocks_ended() const {
 }
 
 void memory::close_to(use const& u) {
-  auto const same = std::find_if(running_.begin(), running_.end(), [&](use const& r) { return r.what.at == u.what.at && r.what.bytes == u.what.bytes && r.ends == u.ends; });
+  auto const same = std::find_if(running_.begin(), running_.end(), [&](use const& r) {
+    return r.what.at == u.what.at && r.what.bytes == u.what.bytes && r.ends == u.ends;
+  });
   if (same != running_.end()) {
     running_.erase(same);
     if (open_to_all_ == 0) close_bytes(u.what.at, u.what.bytes);
@@ -215,7 +221,8 @@ void memory::confine_work_from(touch const& pages) {
   if (!shape_.guarded) return;
   base::lock_guard lock(mutex_);
   auto const after = pins_.upper_bound(pages.at);
-  if (after != pins_.begin() && pages.at - std::prev(after)->first < std::prev(after)->second.bytes) std::prev(after)->second.alone = pages;
+  if (after != pins_.begin() && pages.at - std::prev(after)->first < std::prev(after)->second.bytes)
+    std::prev(after)->second.alone = pages;
 }
 
 memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_(uses), how_(how) {
@@ -265,7 +272,8 @@ std::string memory::owner_of(address at) const {
   if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
   auto const m = mapping_before(at);
   bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
-  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device) : ", an address where no device memory is mapped");
+  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device)
+                               : ", an address where no device memory is mapped");
 }
 
 }  // namespace weir::driver::sim

@@ -1,5 +1,5 @@
-// Device pages out of the host's reach: a fault there is explained before the process dies of it. Pinned pages out of its reach
-// while work uses them: a fault there is told, and the program goes on.
+// Device pages out of the host's reach: a fault there is explained before the process dies of it. Pinned
+// pages out of its reach while work uses them: a fault there is told, and the program goes on.
 // Threads: any.
 #pragma once
 #include <string>

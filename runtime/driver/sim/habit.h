@@ -1,4 +1,5 @@
-// The habits of a seeded machine: by what its streams move, and by what its host threads are switched. One mix for both.
+// The habits of a seeded machine: by what its streams move, and by what its host threads are switched.
+// One mix for both.
 // Threads: any.
 #pragma once
 #include <array>
@@ -20,7 +21,8 @@ enum class habit : std::uint8_t {
 inline constexpr std::size_t habit_count = 8;
 std::string_view name_of(habit) noexcept;
 
-inline constexpr habit mixed_habits[] = {habit::lazy, habit::chance, habit::starved, habit::ranked, habit::uniform, habit::eager};
+inline constexpr habit mixed_habits[] = {habit::lazy,   habit::chance,  habit::starved,
+                                         habit::ranked, habit::uniform, habit::eager};
 inline constexpr std::uint32_t mix_of_habits[] = {20, 40, 15, 15, 5, 5};  // percent of runs
 
 // How often each was met by this process's seeded machines that have ended.

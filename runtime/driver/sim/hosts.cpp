@@ -6,7 +6,8 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr int most_in_a_row = 500;               // then another goes on whatever the habit: who waits in a loop must not wait for ever
+// then another goes on whatever the habit: who waits in a loop must not wait for ever
+constexpr int most_in_a_row = 500;
 constexpr std::int64_t point_ns = 50;            // time passes even where no stream moves
 constexpr int enumerated_switches = 2;           // of threads that could have gone on
 }  // namespace
@@ -32,7 +33,9 @@ void hosts::decide() {
   }
 }
 
-std::int64_t hosts::now_ns() noexcept { return machine_.now_ns() + jumped_ns_ + static_cast<std::int64_t>(threads_.points()) * point_ns; }
+std::int64_t hosts::now_ns() noexcept {
+  return machine_.now_ns() + jumped_ns_ + static_cast<std::int64_t>(threads_.points()) * point_ns;
+}
 
 int hosts::after(int now, std::span<int const> can) noexcept {
   auto const next = std::upper_bound(can.begin(), can.end(), now);

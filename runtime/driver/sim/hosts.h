@@ -42,15 +42,15 @@ class hosts final : public base::relay_choices {
   tape& tape_;
   machine machine_;
   habit habit_ = habit::undecided;
-  std::uint32_t percent_ = 0;                     // chance, starved: of switch points that switch
-  int starved_ = 0;                               // a thread's number
-  std::vector<std::uint32_t> ranks_;              // by thread's number; 0: none yet
-  std::vector<std::uint64_t> changes_;            // switch points at which the highest becomes the lowest, the last first
-  std::uint32_t lowest_ = 100;                    // rank given next to who becomes the lowest
-  int switches_left_ = 0;                         // enumerated
-  int in_a_row_ = 0;                              // switch points that one thread passed
+  std::uint32_t percent_ = 0;           // chance, starved: of switch points that switch
+  int starved_ = 0;                     // a thread's number
+  std::vector<std::uint32_t> ranks_;    // by thread's number; 0: none yet
+  std::vector<std::uint64_t> changes_;  // switch points at which the highest becomes the lowest, the last first
+  std::uint32_t lowest_ = 100;          // rank given next to who becomes the lowest
+  int switches_left_ = 0;               // enumerated
+  int in_a_row_ = 0;                    // switch points that one thread passed
   std::int64_t jumped_ns_ = 0;
-  base::relay threads_;                           // last: it ends first
+  base::relay threads_;                 // last: it ends first
 };
 
 }  // namespace weir::driver::sim

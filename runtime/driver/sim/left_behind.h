@@ -1,5 +1,6 @@
-// What machines leave behind: the addresses of memory that was mapped still when they ended, because its owners had not given it back.
-// Nothing lies there, and neither a later machine nor the host is given them: an owner that comes late finds nobody else's memory.
+// What machines leave behind: the addresses of memory that was mapped still when they ended, because its
+// owners had not given it back. Nothing lies there, and neither a later machine nor the host is given them:
+// an owner that comes late finds nobody else's memory.
 // Threads: any.
 #pragma once
 #include "runtime/base/os.h"
@@ -9,7 +10,8 @@ namespace weir::driver::sim {
 
 struct left_behind {
   static constexpr std::size_t most = 1024;  // of a process: each takes a mapping of the system's
-  static bool keep(address, std::size_t bytes) noexcept;  // false: there is no room for more of them, and nothing has changed
+  // false: there is no room for more of them, and nothing has changed
+  static bool keep(address, std::size_t bytes) noexcept;
   static bool has(address) noexcept;
   // The addresses of a reservation go, but for those of what is mapped there.
   template <class Mappings>

@@ -21,11 +21,14 @@ constexpr std::size_t page_of(running how) { return how == running::threads ? 2_
 // A machine whose calls can be refused, with its controls.
 class refusable final : public faulty, public controls {
  public:
-  explicit refusable(std::unique_ptr<machine> inner) : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {}
+  explicit refusable(std::unique_ptr<machine> inner)
+      : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {}
   bool step(int device, stream_handle s) override { return machine_.step(device, s); }
   bool run() override { return machine_.run(); }
   std::string stuck() const override { return machine_.stuck(); }
-  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override { return faulty::fail_call(call, k, c); }
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override {
+    return faulty::fail_call(call, k, c);
+  }
   bool cancel_failure(std::uint64_t number) override { return cancel(number); }
   void forget_failures() override { forget_orders(); }
   void lose(int device) override { machine_.lose(device); }
@@ -41,7 +44,9 @@ class refusable final : public faulty, public controls {
   bool unsafe_call() override { return machine_.unsafe_call(); }
   std::uint64_t shield(touch const& t) override { return machine_.shield(t); }
   void unshield(std::uint64_t number) override { machine_.unshield(number); }
-  void look_behind_shields(touch const& t, std::function<void()> const& look) override { machine_.look_behind_shields(t, look); }
+  void look_behind_shields(touch const& t, std::function<void()> const& look) override {
+    machine_.look_behind_shields(t, look);
+  }
   void confine_work_from(touch const& pages) override { machine_.confine_work_from(pages); }
   void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
 
@@ -88,14 +93,17 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
       own_tape_(seed),
       tape_(lent ? *lent : own_tape_),
       takes_(like, tape_),
-      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary, seed, takes_.on(freedom::reuse), like.guarded}),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary,
+              seed, takes_.on(freedom::reuse), like.guarded}),
       all_(devices_, takes_, pages_),
       legacy_(static_cast<std::size_t>(devices_)),
       others_hold_(static_cast<std::size_t>(devices_)) {
   using links = weir::simulated::links;
   for (int from = 0; from < devices_; ++from) {
     for (int to = 0; to < devices_; ++to) {
-      bool const linked = from != to && (like.peers == links::all || (like.peers == links::pairs && whole_number_of(from) / 2 == whole_number_of(to) / 2));
+      bool const linked =
+          from != to && (like.peers == links::all ||
+                         (like.peers == links::pairs && whole_number_of(from) / 2 == whole_number_of(to) / 2));
       if (!linked) continue;
       pages_.link(from, to, true);
       if (takes_.on(freedom::wrong_bytes) && tape_.coin(10)) pages_.corrupt(from, to);
@@ -107,14 +115,17 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
     all_.connections = 1 + tape_.draw(4);
   }
   if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
-  schedule_ = how_ == running::threads ? make_crew(all_) : how_ == running::stepped ? make_stepper(all_) : make_wanderer(all_, tape_);
+  schedule_ = how_ == running::threads   ? make_crew(all_)
+              : how_ == running::stepped ? make_stepper(all_)
+                                         : make_wanderer(all_, tape_);
   if (how_ != running::seeded) return;
-  hosts_ = std::make_unique<hosts>(tape_, hosts::machine{
-                                              [this] {
-                                                base::unique_lock lock(all_.mutex, std::try_to_lock);
-                                                return lock.owns_lock() && schedule_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
-                                              },
-                                              all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
+  hosts_ = std::make_unique<hosts>(
+      tape_, hosts::machine{[this] {
+                              base::unique_lock lock(all_.mutex, std::try_to_lock);
+                              return lock.owns_lock() &&
+                                     schedule_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
+                            },
+                            all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
   all_.hosts = &hosts_->threads();
 }
 
@@ -184,7 +195,7 @@ status machine::may_call(int device, need n) {
   return check(device, n);
 }
 
-// Machine -----------------------------------------------------------------------------------------------------------
+// Machine ---------------------------------------------------------------------------------------------------
 
 result<device_info> machine::info(int device) {
   if (status const s = may_call(device, need::exists); !s.ok()) return {s};
@@ -229,7 +240,8 @@ result<peer_info> machine::peer(int from, int to) {
   return {fine, {linked, linked, linked ? 1 : 0}};
 }
 
-// As NVIDIA's driver does before it gives up memory that is not mapped by pages. Work that can never run is not waited for.
+// As NVIDIA's driver does before it gives up memory that is not mapped by pages.
+// Work that can never run is not waited for.
 status machine::wait_for_all(int only) {
   base::unique_lock lock(all_.mutex);
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
@@ -267,7 +279,7 @@ bool machine::any_alive() const {
   return std::any_of(all_.devices.begin(), all_.devices.end(), [](auto const& d) { return !d.lost; });
 }
 
-// Addresses and pages -----------------------------------------------------------------------------------------------
+// Addresses and pages ---------------------------------------------------------------------------------------
 
 result<address> machine::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const s = may_call(); !s.ok()) return {s};
@@ -383,7 +395,7 @@ result<place> machine::find(void const* at) {
   return {fine, pages_.find(reinterpret_cast<address>(at))};
 }
 
-// Controls ----------------------------------------------------------------------------------------------------------
+// Controls --------------------------------------------------------------------------------------------------
 
 bool machine::step(int device, stream_handle h) {
   base::unique_lock lock(all_.mutex);
@@ -453,9 +465,11 @@ void machine::corrupt(int from, int to) {
 
 std::vector<freedom_taken> machine::freedoms_taken() const {
   std::vector<freedom_taken> all;
-  for (std::size_t i = 1; i <= freedom_count; ++i) all.push_back({name_of(static_cast<freedom>(i)), takes_.taken(static_cast<freedom>(i))});
+  for (std::size_t i = 1; i <= freedom_count; ++i)
+    all.push_back({name_of(static_cast<freedom>(i)), takes_.taken(static_cast<freedom>(i))});
   base::lock_guard lock(all_.mutex);
-  all[static_cast<std::size_t>(freedom::reuse) - 1].times += all_.streams.came_back() + all_.events.came_back() + pages_.came_back();
+  all[static_cast<std::size_t>(freedom::reuse) - 1].times +=
+      all_.streams.came_back() + all_.events.came_back() + pages_.came_back();
   return all;
 }
 

@@ -44,7 +44,8 @@ std::string hex(address at) {
 }  // namespace
 
 memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)), corrupt_(links_.size()) {
-  for (int d = 0; d < s.devices; ++d) banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
+  for (int d = 0; d < s.devices; ++d)
+    banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
   if (s.guarded) watch_faults(*this);
 }
 
@@ -53,7 +54,8 @@ memory::~memory() {
   for (auto const& [at, m] : mappings_) shape_.guarded ? unpoison_bytes(at, m.bytes) : void();
   for (auto const& [at, r] : reservations_) left_behind::give_back_all_but(mappings_, at, r.bytes);
   for (auto const& [at, bytes] : unreserved_) os::return_addresses(pointer(at), bytes);
-  for (auto const& [at, p] : pins_) shields_.forget(at, p.bytes), os::advise(pointer(at), p.bytes, os::advice::to_children);
+  for (auto const& [at, p] : pins_)
+    shields_.forget(at, p.bytes), os::advise(pointer(at), p.bytes, os::advice::to_children);
   for (physical& p : handles_) close_shared(p);
 }
 
@@ -70,14 +72,17 @@ result<address> memory::reserve(std::size_t bytes, std::size_t alignment) {
 status memory::unreserve(address at, std::size_t bytes) {
   base::lock_guard lock(mutex_);
   auto const found = reservations_.find(at);
-  if (found == reservations_.end() || found->second.bytes != bytes || found->second.of_segment || overlaps(mappings_, at, bytes)) return invalid;
+  if (found == reservations_.end() || found->second.bytes != bytes || found->second.of_segment ||
+      overlaps(mappings_, at, bytes))
+    return invalid;
   reservations_.erase(found);
   return_addresses(at, bytes);
   return fine;
 }
 
 address memory::take_addresses(std::size_t bytes, std::size_t alignment) {
-  auto const again = std::find_if(unreserved_.rbegin(), unreserved_.rend(), [&](auto const& u) { return u.second == bytes && u.first % alignment == 0; });
+  auto const again = std::find_if(unreserved_.rbegin(), unreserved_.rend(),
+                                  [&](auto const& u) { return u.second == bytes && u.first % alignment == 0; });
   if (again == unreserved_.rend()) return reinterpret_cast<address>(os::reserve_addresses(bytes, alignment));
   address const at = again->first;
   unreserved_.erase(std::next(again).base());
@@ -125,7 +130,8 @@ memory_handle memory::handle_of(std::uint32_t index) const {
 
 memory::physical* memory::lookup(memory_handle h) {
   auto const index = static_cast<std::uint32_t>(static_cast<std::uint64_t>(h)) - 1;
-  if (index >= handles_.size() || handles_[index].device < 0 || handles_[index].released || handle_of(index) != h) return nullptr;
+  if (index >= handles_.size() || handles_[index].device < 0 || handles_[index].released || handle_of(index) != h)
+    return nullptr;
   return &handles_[index];
 }
 
@@ -163,7 +169,8 @@ bool memory::in_one_reservation(address at, std::size_t bytes) const {
 
 status memory::place_handle(address at, std::uint32_t index) {
   physical& p = handles_[index];
-  bool const placed = p.file >= 0 ? os::map_file(pointer(at), p.bytes, p.file, 0) : banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes);
+  bool const placed = p.file >= 0 ? os::map_file(pointer(at), p.bytes, p.file, 0)
+                                  : banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes);
   if (!placed) return {code::out_of_memory};
   os::advise(pointer(at), p.bytes, os::advice::not_to_children);
   if (shape_.guarded && open_to_all_ == 0) {
@@ -180,7 +187,8 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
   if (!p || bytes != p->bytes || at % shape_.granularity != 0 || wraps(at, bytes)) return invalid;
   if (!in_one_reservation(at, bytes) || overlaps(mappings_, at, bytes)) return invalid;
   auto const index = static_cast<std::uint32_t>(p - handles_.data());
-  auto const entry = mappings_.insert_or_assign(at, mapping{bytes, index, 0, 0, false}).first;  // before anything is counted
+  // before anything is counted
+  auto const entry = mappings_.insert_or_assign(at, mapping{bytes, index, 0, 0, false}).first;
   status const placed = place_handle(at, index);
   if (!placed.ok()) mappings_.erase(entry);
   return placed;
@@ -255,7 +263,8 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
 status memory::release_segment(int device, address at) {
   base::unique_lock lock(mutex_);
   auto found = mappings_.find(at);
-  if (found == mappings_.end() || !found->second.segment || handles_[found->second.handle].device != device) return invalid;
+  if (found == mappings_.end() || !found->second.segment || handles_[found->second.handle].device != device)
+    return invalid;
   ++waiting_to_unmap_;
   while (found != mappings_.end() && found->second.users > 0) {
     unused_.wait(lock);
@@ -273,7 +282,8 @@ status memory::release_segment(int device, address at) {
 
 status memory::pin(void* host, std::size_t bytes) {
   auto const at = reinterpret_cast<address>(host);
-  if (!host || bytes == 0 || at % os::page_size() != 0 || bytes % os::page_size() != 0 || wraps(at, bytes)) return invalid;
+  if (!host || bytes == 0 || at % os::page_size() != 0 || bytes % os::page_size() != 0 || wraps(at, bytes))
+    return invalid;
   base::lock_guard lock(mutex_);
   if (overlaps(pins_, at, bytes) || overlaps(reservations_, at, bytes)) return invalid;
   if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // no such pages
@@ -302,7 +312,8 @@ status memory::unpin(void* host) {
 place memory::find(address at) const {
   base::lock_guard lock(mutex_);
   auto const m = entry_before(mappings_, at);
-  if (m != mappings_.end() && at - m->first < m->second.bytes) return {where::device, handles_[m->second.handle].device};
+  if (m != mappings_.end() && at - m->first < m->second.bytes)
+    return {where::device, handles_[m->second.handle].device};
   auto const p = entry_before(pins_, at);
   if (p != pins_.end() && at - p->first < p->second.bytes) return {where::pinned, -1};
   if (in_one_reservation(at, 1) || left_behind::has(at)) return {where::unknown_device, -1};
@@ -353,7 +364,8 @@ memory::mapping const* memory::mapping_at(address at) const {
 
 // Does `by` reach that memory over a corrupt link?
 bool memory::changes(int by, mapping const* m) const {
-  return m && handles_[m->handle].device != by && reaches(*m, by) && (corrupt_[static_cast<std::size_t>(by)] & bit(handles_[m->handle].device));
+  return m && handles_[m->handle].device != by && reaches(*m, by) &&
+         (corrupt_[static_cast<std::size_t>(by)] & bit(handles_[m->handle].device));
 }
 
 bool memory::distort(std::span<use const> uses, bool copy) {
@@ -366,7 +378,9 @@ bool memory::distort(std::span<use const> uses, bool copy) {
   if (copy) {  // over a link where one side was granted to the other's device, else by way of the host
     use const &src = uses[0], &dst = uses[1];
     auto const *from = mapping_at(src.what.at), *to = mapping_at(dst.what.at);
-    if (!changes(src.device, from) && !changes(dst.device, to) && !changes(src.device, to) && !changes(dst.device, from)) return false;
+    if (!changes(src.device, from) && !changes(dst.device, to) && !changes(src.device, to) &&
+        !changes(dst.device, from))
+      return false;
     change(dst.what);
     return true;
   }
@@ -400,7 +414,10 @@ std::string memory::judge_locked(use const& u) const {
   if (wraps(at, u.what.bytes)) return "bytes that run past the end of all addresses";
   address const end = at + u.what.bytes;
   auto const verb = u.what.writes ? "writes" : "reads";
-  auto const who = [&] { return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " + hex(u.what.at); };
+  auto const who = [&] {
+    return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " +
+           hex(u.what.at);
+  };
   if (at == end) return {};
   auto const p = entry_before(pins_, at);
   if (p != pins_.end() && at - p->first < p->second.bytes) {
@@ -412,7 +429,9 @@ std::string memory::judge_locked(use const& u) const {
   while (at < end) {
     auto const m = entry_before(mappings_, at);
     if (m != mappings_.end() && at - m->first < m->second.bytes) {
-      if (!reaches(m->second, u.device)) return who() + ", memory of device " + std::to_string(handles_[m->second.handle].device) + " that it was not granted";
+      if (!reaches(m->second, u.device))
+        return who() + ", memory of device " + std::to_string(handles_[m->second.handle].device) +
+               " that it was not granted";
       at = m->first + m->second.bytes;
       continue;
     }
@@ -473,28 +492,35 @@ void memory::end_locked(std::span<use const> uses) {
 
 std::uint64_t memory::name_of(address at) const {
   base::lock_guard lock(mutex_);
-  if (auto const r = entry_before(reservations_, at); r != reservations_.end() && at - r->first < r->second.bytes) return r->second.ordinal << 44 ^ (at - r->first);
-  if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes) return p->second.ordinal << 44 ^ (at - p->first);
+  if (auto const r = entry_before(reservations_, at); r != reservations_.end() && at - r->first < r->second.bytes)
+    return r->second.ordinal << 44 ^ (at - r->first);
+  if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes)
+    return p->second.ordinal << 44 ^ (at - p->first);
   return 0;
 }
 
 void memory::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   base::lock_guard lock(mutex_);
   for (auto const& [at, r] : reservations_) {
-    if (!r.of_segment) found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
+    if (!r.of_segment)
+      found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
   }
   for (auto const& [at, m] : mappings_) {
     int const owner = handles_[m.handle].device;
     if (m.segment && lost[static_cast<std::size_t>(owner)]) continue;
     auto const device = std::to_string(owner);
-    found.push_back((m.segment ? "segment of " : "mapping of ") + std::to_string(m.bytes) + " bytes of device " + device);
+    found.push_back((m.segment ? "segment of " : "mapping of ") + std::to_string(m.bytes) + " bytes of device " +
+                    device);
   }
   for (std::size_t i = 0; i < handles_.size(); ++i) {
     physical const& p = handles_[i];
-    if (p.device >= 0 && !p.released) found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) + " bytes of device " + std::to_string(p.device));
+    if (p.device >= 0 && !p.released)
+      found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) +
+                      " bytes of device " + std::to_string(p.device));
   }
   if (std::find(lost.begin(), lost.end(), false) == lost.end()) return;
-  for (auto const& [at, p] : pins_) found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
+  for (auto const& [at, p] : pins_)
+    found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
 }
 
 }  // namespace weir::driver::sim

@@ -1,4 +1,5 @@
-// The simulated machine's memory: physical pages in a nameless file a device, addresses they are mapped at, and host pages that are pinned.
+// The simulated machine's memory: physical pages in a nameless file a device, addresses they are mapped at,
+// and host pages that are pinned.
 // Threads: any; one lock of its own, taken inside no other's holder but the machine's.
 #pragma once
 #include <map>
@@ -64,19 +65,22 @@ class memory {
   void link(int from, int to, bool present);
   bool linked(int from, int to) const;
   void corrupt(int from, int to);  // the link
-  // What these uses carried over a corrupt link is changed: of a copy (its source, its target) and of what work wrote.
+  // What these uses carried over a corrupt link is changed:
+  // of a copy (its source, its target) and of what work wrote.
   // Returns: whether anything was. Requires: they were begun and the bytes are written.
   bool distort(std::span<use const>, bool copy);
   std::uint64_t came_back() const;  // handles and addresses
 
-  // May this be used now? Every byte mapped and granted to the device that uses it, or pinned. Empty: yes; else what is wrong.
+  // May this be used now? Every byte mapped and granted to the device that uses it, or pinned.
+  // Empty: yes; else what is wrong.
   std::string judge(use const&) const;
   // As judge, of all; and if all is well the ranges cannot be unmapped until `end`.
   std::string begin(std::span<use const>);
   void end(std::span<use const>);
 
-  // Blocks, as their allocator says, kept only where bytes are guarded. One that was given back is out of reach of all work that
-  // is given later, until its place is a block again or no memory; work that was given before goes on with it.
+  // Blocks, as their allocator says, kept only where bytes are guarded. One that was given back is out of
+  // reach of all work that is given later, until its place is a block again or no memory;
+  // work that was given before goes on with it.
   void block_taken(address, std::size_t bytes);
   void block_given_back(address);
   std::uint64_t blocks_ended() const;
@@ -85,8 +89,8 @@ class memory {
   std::uint64_t shield(touch const&);
   void unshield(std::uint64_t number);
   void confine_work_from(touch const& pages);  // of a pin, which hold nothing else
-  // While one lives, work that was begun is at the pinned bytes it uses. alone: this thread is to use no other pinned bytes, and no
-  // other thread of the program runs; anywhere: at any.
+  // While one lives, work that was begun is at the pinned bytes it uses. alone: this thread is to use no
+  // other pinned bytes, and no other thread of the program runs; anywhere: at any.
   enum class pins : std::uint8_t { declared, alone, anywhere };
   class at_work {
    public:
@@ -99,14 +103,18 @@ class memory {
     std::span<use const> uses_;
     pins how_;
   };
-  static constexpr std::size_t confined_at_most = std::size_t{64} << 20;  // pinned bytes in all: each resident page costs some 10 ns a launch
-  // Was that a pinned page which a shield had closed? It is open now, and the access may be made again. `into`: the shield whose bytes it met; 0: none.
+  // pinned bytes in all: each resident page costs some 10 ns a launch
+  static constexpr std::size_t confined_at_most = std::size_t{64} << 20;
+  // Was that a pinned page which a shield had closed? It is open now, and the access may be made again.
+  // `into`: the shield whose bytes it met; 0: none.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 
-  // A number for an address that is the same in every run of the same calls: the address itself must not enter a trace.
+  // A number for an address that is the same in every run of the same calls:
+  // the address itself must not enter a trace.
   std::uint64_t name_of(address) const;
   std::string owner_of(address) const;  // "0x7f… of gpu:0", for a fault there; empty: no device memory of this machine
-  // What is alive and can be given back, by name: a lost device's segments cannot, nor can pins when all devices are lost.
+  // What is alive and can be given back, by name:
+  // a lost device's segments cannot, nor can pins when all devices are lost.
   void census(std::vector<std::string>&, std::vector<bool> const& lost) const;
 
  private:

@@ -60,8 +60,10 @@ class machine final : public driver, public controls {
   result<float> elapsed_ms(event_handle start, event_handle end) override;
 
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
-  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) override;
-  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
+                   std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
+              std::size_t count) override;
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   void recheck() override;
@@ -80,7 +82,8 @@ class machine final : public driver, public controls {
   bool step(int device, stream_handle) override;
   bool run() override;
   std::string stuck() const override;
-  std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }  // these three are the decorator's: see make()
+  // these three are the decorator's: see make()
+  std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }
   bool cancel_failure(std::uint64_t) override { return false; }
   void forget_failures() override {}
   int device_of(event_handle) const;                         // -1: no such event
@@ -107,7 +110,7 @@ class machine final : public driver, public controls {
 
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
-  status may_call() const;                                   // this process, this thread, now; a switch point of host threads
+  status may_call() const;  // this process, this thread, now; a switch point of host threads
   status may_call_among_hosts() const;
   status may_call(int device, need);
   status check(int device, need);                            // Requires: the lock, for more than exists
@@ -118,34 +121,39 @@ class machine final : public driver, public controls {
   status answer(base::unique_lock&, int device, outcome);
   status polled(base::unique_lock&, stream&, std::uint64_t position);
 
-  // Captures and the legacy stream. Require: the lock. Those that answer not_permitted have spoiled what they met, unless it says otherwise.
+  // Captures and the legacy stream. Require: the lock.
+  // Those that answer not_permitted have spoiled what they met, unless it says otherwise.
   enum class given : std::uint8_t { queued, kept, refused };
-  given give(stream&, operation&, status&);                  // queued: the caller queues it
-  status keep(stream&, operation&&, std::size_t lane);       // in its capture's graph; refused when that is spoiled
+  given give(stream&, operation&, status&);             // queued: the caller queues it
+  status keep(stream&, operation&&, std::size_t lane);  // in its capture's graph; refused when that is spoiled
   status record_captured(stream&, event&);
-  status wait_captured(stream&, event&);                     // one of the two is captured
-  bool meets_capture(stream const&);                         // would asking it, or (legacy) giving it something, meet one?
-  status spoil_met(stream const&);                           // ok: it meets none
-  status spoil_on(int device);                               // ok: no stream of the device is captured
-  status spoil_of(event const&);                             // ok: its last record was a real one
+  status wait_captured(stream&, event&);                // one of the two is captured
+  bool meets_capture(stream const&);                    // would asking it, or (legacy) giving it something, meet one?
+  status spoil_met(stream const&);                      // ok: it meets none
+  status spoil_on(int device);                          // ok: no stream of the device is captured
+  status spoil_of(event const&);                        // ok: its last record was a real one
   void forget_captures();
   void follow(stream&, stream& other, std::uint64_t position);
   void keep_legacy_order(stream&);
   void replay_on(stream&, executable&);
-  stream* standing_stream(int device, stream_handle);        // legacy or per_thread, made at first use
+  stream* standing_stream(int device, stream_handle);   // legacy or per_thread, made at first use
   void graph_census(std::vector<std::string>&) const;
 
-  status wait_for_all(int only);                             // Blocks: until all work given so far is done, of all devices (-1) or one
-  bool any_alive() const;                                    // some device is not lost
-  bool refuses_memory();                                     // this time, though there may be room (F8)
-  void let_others_allocate();                                // other processes take room and give it back (F8). Requires: the lock
+  status wait_for_all(int only);  // Blocks: until all work given so far is done, of all devices (-1) or one
+  bool any_alive() const;         // some device is not lost
+  bool refuses_memory();          // this time, though there may be room (F8)
+  // other processes take room and give it back (F8). Requires: the lock
+  void let_others_allocate();
   // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
   template <class... Numbers>
   void blocking_call(Numbers... numbers);
   template <class... Numbers>
   void note(Numbers... numbers);                             // Requires: the lock
 
-  int whole_number_of(int device) const { return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)]; }  // among all of the machine's
+  // among all of the machine's
+  int whole_number_of(int device) const {
+    return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
+  }
 
   std::vector<int> const visible_;
   int const devices_;

@@ -5,7 +5,8 @@
 #include "runtime/driver/sim/memory.h"
 
 namespace weir::driver::sim {
-// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody does. None of them can cut it short.
+// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody
+// does. None of them can cut it short.
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);

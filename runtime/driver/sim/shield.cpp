@@ -19,7 +19,9 @@ bool open(address from, std::size_t bytes) {
   auto* const at = reinterpret_cast<void*>(from);
   return os::protect(at, bytes, os::reach::all) || os::protect(at, bytes, os::reach::reading);
 }
-bool shares_pages(touch const& t, address from, address to) noexcept { return page_floor(t.at) < to && from < page_ceiling(t.at + t.bytes); }
+bool shares_pages(touch const& t, address from, address to) noexcept {
+  return page_floor(t.at) < to && from < page_ceiling(t.at + t.bytes);
+}
 
 }  // namespace
 
@@ -46,7 +48,8 @@ void shields::forget(address at, std::size_t bytes) {
 }
 
 bool shields::concern(address at, std::size_t bytes) const noexcept {
-  return std::any_of(all_.begin(), all_.end(), [&](one const& s) { return shares_pages(s.what, page_floor(at), page_ceiling(at + bytes)); });
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](one const& s) { return shares_pages(s.what, page_floor(at), page_ceiling(at + bytes)); });
 }
 
 void shields::open_for(touch const& t) {
@@ -55,7 +58,8 @@ void shields::open_for(touch const& t) {
 }
 
 void shields::close_after(touch const& t) {
-  auto const same = std::find_if(at_work_.begin(), at_work_.end(), [&](touch const& w) { return w.at == t.at && w.bytes == t.bytes; });
+  auto const same = std::find_if(at_work_.begin(), at_work_.end(),
+                                 [&](touch const& w) { return w.at == t.at && w.bytes == t.bytes; });
   if (same != at_work_.end()) at_work_.erase(same);
   if (concern(t.at, t.bytes)) apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
 }
@@ -80,7 +84,9 @@ void shields::release() {
 }
 
 os::reach shields::reach_of(address from, address to) const noexcept {
-  if (anywhere_ > 0 || std::any_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return shares_pages(w, from, to); })) return os::reach::all;
+  if (anywhere_ > 0 ||
+      std::any_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return shares_pages(w, from, to); }))
+    return os::reach::all;
   if (!confined_.empty()) return os::reach::nothing;
   os::reach reach = os::reach::all;
   for (one const& s : all_) {
@@ -115,7 +121,9 @@ bool shields::let_through(os::bad_access const& a, std::uint64_t& into) {
     bool const clashes = s.what.writes || a.how != os::bad_access::kind::read;
     if (clashes && at - s.what.at < s.what.bytes) into = s.number;
   }
-  if (!confined_.empty() && std::none_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return at - w.at < w.bytes; })) into = of_confined;
+  if (!confined_.empty() &&
+      std::none_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return at - w.at < w.bytes; }))
+    into = of_confined;
   bool const may_write = os::protect(reinterpret_cast<void*>(page_floor(at)), os::page_size(), os::reach::all);
   return may_write || (a.how == os::bad_access::kind::read && open(page_floor(at), os::page_size()));
 }

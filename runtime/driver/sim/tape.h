@@ -1,5 +1,6 @@
-// A tape is where all choices of a run come from, program, schedule and faults alike, and the hash of all that was chosen and done.
-// Choices come from a seed, or are given one by one; in both cases 0 is the simplest, and after the last given one all are 0.
+// A tape is where all choices of a run come from, program, schedule and faults alike, and the hash of all
+// that was chosen and done. Choices come from a seed, or are given one by one; in both cases 0 is the
+// simplest, and after the last given one all are 0.
 // Threads: under the machine's lock, or with the baton of its host threads.
 #pragma once
 #include <cstdint>
@@ -65,11 +66,13 @@ class tape {
     ((hash_ = (hash_ ^ static_cast<std::uint64_t>(what)) * 0x100000001b3u, hash_ ^= hash_ >> 29), ...);
   }
   std::uint64_t hash() const noexcept { return hash_; }
-  static std::uint64_t hash_of_ended() noexcept { return ended_.get(); }  // a sum over all tapes of the process. Threads: the one that ends them
+  // a sum over all tapes of the process. Threads: the one that ends them
+  static std::uint64_t hash_of_ended() noexcept { return ended_.get(); }
 
-  void write_down() { writing_ = true; }                                    // from here on
-  std::vector<choice> const& written() const noexcept { return written_; }  // Requires: write_down() before the first draw
-  std::size_t began() const noexcept { return began_; }                     // where go_on_with() came, in what was written
+  void write_down() { writing_ = true; }                 // from here on
+  // Requires: write_down() before the first draw
+  std::vector<choice> const& written() const noexcept { return written_; }
+  std::size_t began() const noexcept { return began_; }  // where go_on_with() came, in what was written
 
  private:
   std::uint32_t random(std::uint32_t n) noexcept {
@@ -95,7 +98,8 @@ class tape {
   std::vector<choice> written_;
 };
 
-// While one lives, machines that its thread makes draw from that tape, not from one of their own. The tape outlives them.
+// While one lives, machines that its thread makes draw from that tape, not from one of their own.
+// The tape outlives them.
 class lent_tape {
  public:
   explicit lent_tape(tape&) noexcept;

@@ -45,12 +45,15 @@ walk::obstacle walk::in_the_way(stream const& s) const {
   }
   if (s.queue.empty() || s.queue.front().what != operation::kind::host) return {};
   auto const other = host_function_of_.lock();
-  if (!other || other.get() == &s || other->queue.empty() || other->queue.front().what != operation::kind::host || other->queue.front().at != operation::phase::running) return {};
+  if (!other || other.get() == &s || other->queue.empty() || other->queue.front().what != operation::kind::host ||
+      other->queue.front().at != operation::phase::running)
+    return {};
   all_.takes.took(freedom::host_functions);
   return {other.get(), other->done + 1};
 }
 
-// Not finished and not started is seen by nobody as long as the streams are ordered; whoever looks too early sees poison.
+// Not finished and not started is seen by nobody as long as the streams are ordered;
+// whoever looks too early sees poison.
 void walk::poison(operation const& o, shadow& into) {
   memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
   for (use const& u : into.uses) {
@@ -59,11 +62,15 @@ void walk::poison(operation const& o, shadow& into) {
     touch part = u.what;
     part.bytes = std::min(part.bytes, poisoned_at_most);
     auto* const at = reinterpret_cast<std::byte*>(part.at);
-    if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));  // it may read them, or write only some
+    // it may read them, or write only some
+    if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));
   }
   for (use const& u : into.uses) {
-    if (!u.what.writes || u.what.bytes == 0 || (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what))) continue;
-    std::memset(reinterpret_cast<void*>(u.what.at), static_cast<int>(poison_byte), std::min(u.what.bytes, poisoned_at_most));
+    if (!u.what.writes || u.what.bytes == 0 ||
+        (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)))
+      continue;
+    std::memset(reinterpret_cast<void*>(u.what.at), static_cast<int>(poison_byte),
+                std::min(u.what.bytes, poisoned_at_most));
   }
 }
 
@@ -87,8 +94,12 @@ void walk::write(stream& s) {
   shadow& mine = running_[s.id];
   using pins = memory::pins;
   using kind = operation::kind;
-  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses, o.what == kind::host ? pins::anywhere : o.what == kind::work && o.job.run ? pins::alone : pins::declared);
-  for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k) std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
+  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses,
+                                     o.what == kind::host                ? pins::anywhere
+                                     : o.what == kind::work && o.job.run ? pins::alone
+                                                                         : pins::declared);
+  for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k)
+    std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
   o.run();
   all_.distort(o, mine.uses);
   now.reset();
@@ -167,11 +178,14 @@ outcome walk::drive(stream& target, std::uint64_t position) {
       path.pop_back();
       continue;
     }
-    if (all_.devices[static_cast<std::size_t>(alive->device)].failing || all_.devices[static_cast<std::size_t>(s->device)].failing) {
+    if (all_.devices[static_cast<std::size_t>(alive->device)].failing ||
+        all_.devices[static_cast<std::size_t>(s->device)].failing) {
       all_.surface();  // who waits for it hears of it
       drop_all(all_.dropped);
     }
-    if (all_.devices[static_cast<std::size_t>(alive->device)].lost || all_.devices[static_cast<std::size_t>(s->device)].lost) return outcome::lost;
+    if (all_.devices[static_cast<std::size_t>(alive->device)].lost ||
+        all_.devices[static_cast<std::size_t>(s->device)].lost)
+      return outcome::lost;
     if (move(*s, stride::whole)) continue;
     operation const& o = s->queue.front();
     if (auto const first = in_the_way(*s); first.by) {
@@ -200,7 +214,8 @@ outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) 
     }
     end = drive(s, position);
   } while (end == outcome::stuck && all_.wait_for_hosts(lock, s));
-  if (end == outcome::stuck && !all_.has_hosts()) all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
+  if (end == outcome::stuck && !all_.has_hosts())
+    all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
   return end;
 }
 

@@ -1,4 +1,5 @@
-// A walk moves streams one small step at a time, inside the calls of whoever drives the machine: what stepped and seeded machines share.
+// A walk moves streams one small step at a time, inside the calls of whoever drives the machine:
+// what stepped and seeded machines share.
 // Threads: as schedule.h says; nothing here makes a thread or waits for one.
 #pragma once
 #include "runtime/driver/sim/schedule.h"

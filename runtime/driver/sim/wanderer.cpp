@@ -1,4 +1,5 @@
-// The wanderer takes, by its tape, the freedoms a device has: it moves early, late, out of step, half way, or only when it must.
+// The wanderer takes, by its tape, the freedoms a device has:
+// it moves early, late, out of step, half way, or only when it must.
 // Threads: as schedule.h says.
 #include "runtime/driver/sim/walk.h"
 
@@ -46,7 +47,8 @@ class wanderer final : public walk {
   }
 
   outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
-    if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);  // up to ten hours
+    // up to ten hours
+    if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);
     return walk::until(lock, s, position);
   }
 
@@ -84,7 +86,9 @@ class wanderer final : public walk {
       if (!next) return;
       auto const s = *next;
       operation const& o = s->queue.front();
-      if (o.what == operation::kind::host && o.at == operation::phase::queued && all_.takes.takes(freedom::host_functions, 50)) continue;
+      if (o.what == operation::kind::host && o.at == operation::phase::queued &&
+          all_.takes.takes(freedom::host_functions, 50))
+        continue;
       move(*s, stride::part);
     }
   }

@@ -1,4 +1,5 @@
-// Work that waits for other streams' work (driver::work::ready), in words: so that a circle through it can be named.
+// Work that waits for other streams' work (driver::work::ready), in words:
+// so that a circle through it can be named.
 // Threads: what is registered is asked with the machine's lock held: no driver call, no lock inside.
 #pragma once
 #include <string>

@@ -18,17 +18,22 @@ void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes
     std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
   }
 }
-// Streams that nobody has numbered are the driver's own matter, and named by other words than those of the program.
+// Streams that nobody has numbered are the driver's own matter,
+// and named by other words than those of the program.
 std::string named(stream const& s) {
   bool const lane = s.from.id != 0;
-  return (lane ? "a graph on stream " : "stream ") + std::to_string(s.number ? s.number : lane ? s.from.id : s.id) + (s.number ? " of gpu:" : " of device ") +
-         std::to_string(lane ? s.from.device : s.device);
+  return (lane ? "a graph on stream " : "stream ") +
+         std::to_string(s.number ? s.number
+                        : lane   ? s.from.id
+                                 : s.id) +
+         (s.number ? " of gpu:" : " of device ") + std::to_string(lane ? s.from.device : s.device);
 }
 
 std::string at(base::site const& s) {
   if (!s.operation || !s.at.file) return {};
   std::string_view const file = s.at.file;
-  return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(s.at.line) + ")";
+  return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
+         std::to_string(s.at.line) + ")";
 }
 
 base::atomic<words const*> said_of_work{nullptr};
@@ -93,7 +98,9 @@ void queues::give(stream& s, operation&& o) {
 }
 
 stream* queues::ahead_of(stream const& s) const {
-  if (connections == 0 || s.connection == stream::alone || s.queue.empty() || s.queue.front().what == operation::kind::gate) return nullptr;
+  if (connections == 0 || s.connection == stream::alone || s.queue.empty() ||
+      s.queue.front().what == operation::kind::gate)
+    return nullptr;
   for (auto const& d : devices) {
     if (d.closed_gates > 0) return nullptr;
   }
@@ -103,7 +110,8 @@ stream* queues::ahead_of(stream const& s) const {
     if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
     std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
     if (other->queue.size() <= begun || other->queue[begun].turn >= before) continue;
-    if (hopeless(*other, other->done + begun + 1)) continue;  // it waits for a lost device: it never begins, and holds nobody up
+    // it waits for a lost device: it never begins, and holds nobody up
+    if (hopeless(*other, other->done + begun + 1)) continue;
     before = other->queue[begun].turn;
     first = other.get();
   }
@@ -119,7 +127,8 @@ void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
   s.queue.pop_front();
   ++s.done;
   if (!s.followers.empty()) {
-    auto const rest = std::stable_partition(s.followers.begin(), s.followers.end(), [&](auto const& f) { return f.first > s.done; });
+    auto const rest =
+        std::stable_partition(s.followers.begin(), s.followers.end(), [&](auto const& f) { return f.first > s.done; });
     for (auto f = rest; f != s.followers.end(); ++f) {
       f->second->following = false;
       freed.push_back(std::move(f->second));
@@ -293,9 +302,12 @@ void queues::census(std::vector<std::string>& found) const {
     }
   }
   events.each([&](std::uint64_t h, event const& e) {
-    if (!devices[static_cast<std::size_t>(e.device)].lost) found.push_back("event " + std::to_string(h) + " of device " + std::to_string(e.device));
+    if (!devices[static_cast<std::size_t>(e.device)].lost)
+      found.push_back("event " + std::to_string(h) + " of device " + std::to_string(e.device));
   });
-  gates.each([&](std::uint64_t, gate const& g) { found.push_back("closed gate " + std::to_string(g.number) + " of device " + std::to_string(g.device)); });
+  gates.each([&](std::uint64_t, gate const& g) {
+    found.push_back("closed gate " + std::to_string(g.number) + " of device " + std::to_string(g.device));
+  });
 }
 
 }  // namespace weir::driver::sim

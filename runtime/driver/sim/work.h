@@ -1,5 +1,6 @@
 // What waits and runs on the simulated machine: operations in streams, events, gates.
-// Threads: all of it under the machine's lock, but for the bytes and user work of an operation that was taken to be run.
+// Threads: all of it under the machine's lock, but for the bytes and user work of an operation that was taken
+// to be run.
 #pragma once
 #include <deque>
 #include <functional>
@@ -25,7 +26,8 @@ struct event {
   std::shared_ptr<stream> on;  // of the last record; null: never recorded
   std::uint64_t position = 0;  // complete when on->done >= position
   std::int64_t at_ns = 0;      // timing kinds: when that was
-  std::shared_ptr<sim::capture> captured{};  // the last record was inside this one: of so many steps (position) of a lane; `on` is null then
+  // the last record was inside this one: of so many steps (position) of a lane; `on` is null then
+  std::shared_ptr<sim::capture> captured{};
   std::size_t lane = 0;
   bool timed() const noexcept { return kind == event_kind::timing || kind == event_kind::timing_blocking_sync; }
   bool complete() const noexcept;
@@ -78,7 +80,8 @@ struct stream : std::enable_shared_from_this<stream> {
   stream_kind kind{};
   std::uint64_t id = 0;
   std::uint64_t number = 0;       // what reports call it; 0: its id
-  struct launched { std::uint64_t id = 0; int device = 0; } from{};  // a lane of a graph: the stream it was launched on. id 0: no lane
+  // a lane of a graph: the stream it was launched on. id 0: no lane
+  struct launched { std::uint64_t id = 0; int device = 0; } from{};
   std::uint64_t given = 0, done = 0;
   std::deque<operation> queue{};
   bool busy = false;       // a worker has the front, or will
@@ -87,7 +90,9 @@ struct stream : std::enable_shared_from_this<stream> {
   bool permanent = false;  // of the machine itself: the legacy stream, a thread's
   std::shared_ptr<capture> in{};  // under capture: what it is given is kept there
   std::size_t lane = 0;           // of that capture's graph
-  std::uint64_t saw_legacy = 0, legacy_saw = 0;  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of its own before the other's next one
+  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of
+  // its own before the other's next one
+  std::uint64_t saw_legacy = 0, legacy_saw = 0;
   static constexpr std::uint32_t alone = ~0u;
   std::uint32_t connection = 0;   // the one it shares, if streams share any
   std::uint32_t rank = 0;  // for schedules that rank streams
@@ -97,7 +102,8 @@ struct stream : std::enable_shared_from_this<stream> {
 
 inline bool event::complete() const noexcept { return !on || on->done >= position; }
 
-// Objects by handle. A handle is index + 1, with the slot's turn above it unless handles are to come back at once.
+// Objects by handle. A handle is index + 1, with the slot's turn above it unless handles are to come back at
+// once.
 template <class T>
 class slots {
  public:
@@ -178,19 +184,21 @@ class queues {
   std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
 
   void give(stream&, operation&&);  // at the end of its queue
-  // Streams that share a connection begin their work in the order it was given: the stream with the first work that has to
-  // begin before this one's front. Null: none. A held stream stands outside, and while one is held no stream shares: what
-  // gates prove must not hang on who shares with whom.
+  // Streams that share a connection begin their work in the order it was given: the stream with the first
+  // work that has to begin before this one's front. Null: none. A held stream stands outside, and while one
+  // is held no stream shares: what gates prove must not hang on who shares with whom.
   stream* ahead_of(stream const&) const;
 
   // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
   void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
   // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
   void lose(int device);
-  // The same by work that ran there: what else is open may be lost with it, and all of it some calls later (F5).
+  // The same by work that ran there: what else is open may be lost with it,
+  // and all of it some calls later (F5).
   void fault(int device);
   void surface();                      // what is failing is lost now
-  void distort(operation const&, std::span<use const>);  // what it carried over corrupt links, if it did. Requires: it ran
+  // what it carried over corrupt links, if it did. Requires: it ran
+  void distort(operation const&, std::span<use const>);
   void call_on(int device);            // a call names it: it may be the one that hears of the failure
   void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
   void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
@@ -198,7 +206,8 @@ class queues {
   bool hopeless(stream const& s, std::uint64_t position) const;
   // Why s does not move, followed to its end. In words.
   std::string why_not(stream const& s) const;
-  // A host waits for a stream that does not move: others may give it, or another, what is missing. Gives up the lock.
+  // A host waits for a stream that does not move:
+  // others may give it, or another, what is missing. Gives up the lock.
   // Returns: false when none can.
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }

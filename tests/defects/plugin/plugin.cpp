@@ -12,7 +12,8 @@ std::optional<weir::buffer> kept;
 std::optional<weir::stream> on;
 }  // namespace
 
-// Makes a machine that does nothing and ends it: no thread of weir's is left whose values' destructors keep the library loaded.
+// Makes a machine that does nothing and ends it:
+// no thread of weir's is left whose values' destructors keep the library loaded.
 extern "C" __attribute__((visibility("default"))) int touch_weir() {
   try {
     weir::runtime const brief{weir::simulated{.devices = 1}};
@@ -26,7 +27,8 @@ extern "C" __attribute__((visibility("default"))) int use_weir() {
   try {
     kept.emplace(1000);
     on.emplace();
-    for (int i = 0; i < 5; ++i) weir::launch_host(*on, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    for (int i = 0; i < 5; ++i)
+      weir::launch_host(*on, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
     return weir::ones({10}).cpu().data<float>()[9] == 1 ? 0 : 1;
   } catch (weir::error const&) {
     return 2;

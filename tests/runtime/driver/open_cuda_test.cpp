@@ -1,4 +1,5 @@
-// What open_cuda answers with and without a usable GPU, and that CUDA's results keep their meaning behind the seam.
+// What open_cuda answers with and without a usable GPU,
+// and that CUDA's results keep their meaning behind the seam.
 #include <gtest/gtest.h>
 
 #include "runtime/driver/driver.h"

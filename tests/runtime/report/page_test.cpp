@@ -1,5 +1,6 @@
-// The page in a browser: what it shows of a recording is what happened, and its parts answer wheel, drag, click and keys.
-// With Chromium on the PATH (Debian's package); skipped without. WEIR_TEST_EVENTS=1000000 tells what a million events cost.
+// The page in a browser: what it shows of a recording is what happened, and its parts answer wheel, drag,
+// click and keys. With Chromium on the PATH (Debian's package); skipped without. WEIR_TEST_EVENTS=1000000
+// tells what a million events cost.
 // Threads: one.
 #include "runtime/report/page.h"
 
@@ -18,8 +19,10 @@
 namespace weir::report {
 namespace {
 
-constexpr here lines[] = {{"model/attention.cpp", "forward", 41}, {"model/attention.cpp", "backward", 97}, {"model/mlp.cpp", "forward", 23}, {"train/optimizer.cpp", "step", 12},
-                          {"data/loader.cpp", "next<batch>", 64}, {"model/embedding.cpp", "lookup & scale", 8}, {"tensor/ops.cpp", "softmax", 300}};
+constexpr here lines[] = {{"model/attention.cpp", "forward", 41}, {"model/attention.cpp", "backward", 97},
+                          {"model/mlp.cpp", "forward", 23},       {"train/optimizer.cpp", "step", 12},
+                          {"data/loader.cpp", "next<batch>", 64}, {"model/embedding.cpp", "lookup & scale", 8},
+                          {"tensor/ops.cpp", "softmax", 300}};
 
 // A program's recording, and what was live, pending and reserved after each of its entries.
 struct made_up {
@@ -48,7 +51,8 @@ struct made_up {
   std::multimap<std::size_t, std::uintptr_t> holes[3];
 
   static std::uintptr_t arena(std::uint64_t stream) { return 0x7f00'0000'0000 + stream * (std::uintptr_t{1} << 38); }
-  void add(char const* action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, here where = {nullptr, nullptr, 0}, std::uint64_t user = 0) {
+  void add(char const* action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream,
+           here where = {nullptr, nullptr, 0}, std::uint64_t user = 0) {
     us += static_cast<std::int64_t>(random() % 7 == 0 ? random() % 5 : 0);
     snapshot.trace.push_back({action, at, bytes, stream, us, where, 0, user});
     live.push_back(now_live), pending.push_back(now_pending), reserved.push_back(now_reserved);
@@ -60,7 +64,10 @@ struct made_up {
   void take() {
     auto const wave = static_cast<double>(snapshot.trace.size() % 20000) / 20000;
     std::size_t const kind = random() % 16;
-    std::size_t const bytes = kind < 9 ? 512 << random() % 7 : kind < 15 ? (std::size_t{1} << 18) * (1 + random() % 9) : (std::size_t{1} << 21) * (1 + random() % static_cast<std::size_t>(1 + 30 * wave));
+    std::size_t const bytes = kind < 9 ? 512 << random() % 7
+                              : kind < 15
+                                  ? (std::size_t{1} << 18) * (1 + random() % 9)
+                                  : (std::size_t{1} << 21) * (1 + random() % static_cast<std::size_t>(1 + 30 * wave));
     std::uint64_t const stream = random() % 9 == 0 ? 1 + random() % 2 : 0;
     std::size_t const line = kind < 9 ? random() % 3 : kind < 15 ? 2 + random() % 4 : 5 + random() % 2;
     std::uintptr_t at = arena(stream) + ends[stream];
@@ -70,7 +77,9 @@ struct made_up {
       holes[stream].erase(hole);
       if (rest) holes[stream].emplace(rest, at + bytes);
     } else {
-      std::size_t const more = (ends[stream] + bytes > mapped[stream] ? ends[stream] + bytes - mapped[stream] + (2 << 20) - 1 : 0) & ~std::size_t{(2 << 20) - 1};
+      std::size_t const more =
+          (ends[stream] + bytes > mapped[stream] ? ends[stream] + bytes - mapped[stream] + (2 << 20) - 1 : 0) &
+          ~std::size_t{(2 << 20) - 1};
       if (more) map(arena(stream) + mapped[stream], more, stream);
       ends[stream] += bytes;
     }
@@ -108,7 +117,8 @@ struct made_up {
       for (auto const& [at, b] : blocks) {
         if (b.stream != s) continue;
         free_up_to(at);
-        g.blocks.push_back({at, b.bytes, b.pending ? 0 : b.bytes, b.pending ? block_state::active_pending_free : block_state::active_allocated, b.where});
+        g.blocks.push_back({at, b.bytes, b.pending ? 0 : b.bytes,
+                            b.pending ? block_state::active_pending_free : block_state::active_allocated, b.where});
         end = at + b.bytes;
       }
       free_up_to(g.address + g.bytes);
@@ -130,28 +140,39 @@ std::string expected(made_up const& p, std::size_t from) {
   auto const& t = p.snapshot.trace;
   for (std::size_t i = from, n = 0; i < t.size(); ++i, ++n) {
     std::int64_t const us = t[i].us - t[from].us;
-    if (i + 1 < t.size() && t[i].action == "free_requested" && t[i + 1].action == "free_completed" && t[i].at == t[i + 1].at) ++i;
+    if (i + 1 < t.size() && t[i].action == "free_requested" && t[i + 1].action == "free_completed" &&
+        t[i].at == t[i + 1].at)
+      ++i;
     if (n % 97 && i + 1 < t.size()) continue;
-    out << (n ? "," : "") << '[' << n << ',' << std::uint64_t(p.live[i]) << ',' << std::uint64_t(p.pending[i]) << ',' << std::uint64_t(p.reserved[i]) << ',' << us << ']';
+    out << (n ? "," : "") << '[' << n << ',' << std::uint64_t(p.live[i]) << ',' << std::uint64_t(p.pending[i]) << ','
+        << std::uint64_t(p.reserved[i]) << ',' << us << ']';
   }
   out << "]";
   return out.str();
 }
 
 // Not under the checker: nothing here is a machine.
-bool has_browser() { return !std::getenv("WEIR_CHECK_RACES") && std::system("command -v chromium > /dev/null 2>&1") == 0; }
+bool has_browser() {
+  return !std::getenv("WEIR_CHECK_RACES") && std::system("command -v chromium > /dev/null 2>&1") == 0;
+}
 
 // What the page's own document says after `script` ran in it.
 std::string in_browser(std::string page, std::string const& script, char const* name, bool picture = false) {
   auto const folder = std::filesystem::temp_directory_path() / ("weir_page_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   std::size_t const body = page.find("<body>");
-  page.insert(body + 6, "<script>const failures = []; addEventListener('error', e => failures.push(e.message + ' at line ' + e.lineno));</script>");
+  page.insert(body + 6,
+              "<script>const failures = []; addEventListener('error', e => failures.push(e.message + ' at line ' + "
+              "e.lineno));</script>");
   page.insert(page.rfind("</body>"), "<pre id='answer'></pre><script>\n" + script + "\n</script>");
   auto const file = folder / (std::string(name) + ".html");
   std::ofstream(file, std::ios::binary) << page;
-  std::string const command = "chromium --headless --no-sandbox --disable-gpu --window-size=1440,1000 --virtual-time-budget=20000 --user-data-dir=" + (folder / "profile").string() +
-                              (picture ? " --screenshot=" + (folder / name).string() + ".png" : std::string(" --dump-dom")) + " file://" + file.string() + " 2> " + (folder / "log").string();
+  std::string const command =
+      "chromium --headless --no-sandbox --disable-gpu --window-size=1440,1000 --virtual-time-budget=20000 "
+      "--user-data-dir=" +
+      (folder / "profile").string() +
+      (picture ? " --screenshot=" + (folder / name).string() + ".png" : std::string(" --dump-dom")) + " file://" +
+      file.string() + " 2> " + (folder / "log").string();
   std::string out;
   if (FILE* const pipe = popen(command.c_str(), "r")) {
     char part[4096];
@@ -250,7 +271,8 @@ at("answer").textContent = failures.length ? failures.slice(0, 12).join("\n") : 
 )js";
 
 std::string script_for(made_up const& p, std::size_t from) {
-  return "const EXPECTED = " + expected(p, from) + ";\ntry {" + checks + "} catch (e) { document.getElementById('answer').textContent = e.stack; }";
+  return "const EXPECTED = " + expected(p, from) + ";\ntry {" + checks +
+         "} catch (e) { document.getElementById('answer').textContent = e.stack; }";
 }
 
 TEST(page, shows_what_happened_and_answers_to_pointer_and_keys) {
@@ -260,16 +282,22 @@ TEST(page, shows_what_happened_and_answers_to_pointer_and_keys) {
   for (std::size_t const from : {std::size_t{0}, entries / 2}) {
     SCOPED_TRACE("from entry " + std::to_string(from));
     device_snapshot const d = later_part(p, from);
-    std::string const answer = in_browser(page({&d, 1}, {}, "a <b>made up</b> & random program"), script_for(p, from), "page");
+    std::string const answer =
+        in_browser(page({&d, 1}, {}, "a <b>made up</b> & random program"), script_for(p, from), "page");
     std::printf("%s\n", answer.c_str());
     EXPECT_TRUE(answer.starts_with("well")) << answer;
   }
-  if (std::getenv("WEIR_TEST_KEEP")) (void)in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
+  if (std::getenv("WEIR_TEST_KEEP"))
+    (void)in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
 }
 
 TEST(page, of_nothing_says_so) {
   if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
-  EXPECT_EQ(in_browser(page({}, {}, ""), "document.getElementById('answer').textContent = failures.join() + document.getElementById('facts').textContent", "nothing"), "Nothing was recorded.");
+  EXPECT_EQ(in_browser(page({}, {}, ""),
+                       "document.getElementById('answer').textContent = failures.join() + "
+                       "document.getElementById('facts').textContent",
+                       "nothing"),
+            "Nothing was recorded.");
 }
 
 TEST(page, needs_no_network_and_names_cannot_end_its_script) {

@@ -26,7 +26,8 @@ TEST(pickle, numbers_take_the_shortest_opcode_that_the_viewer_knows) {
 }
 
 TEST(pickle, a_text_is_written_once) {
-  EXPECT_EQ(of([](pickle& p) { p.open_list().text("ab").text("ab").close_list(); }), "\x80\x02](X\x02\0\0\0abq\0h\0e."s);
+  EXPECT_EQ(of([](pickle& p) { p.open_list().text("ab").text("ab").close_list(); }),
+            "\x80\x02](X\x02\0\0\0abq\0h\0e."s);
 }
 
 TEST(pickle, the_257th_name_is_a_long_one) {
@@ -38,7 +39,9 @@ TEST(pickle, the_257th_name_is_a_long_one) {
   EXPECT_TRUE(all.ends_with("r\0\x01\0\0j\0\x01\0\0e."s));
 }
 
-TEST(pickle, dicts_hold_pairs) { EXPECT_EQ(of([](pickle& p) { p.open_dict().key("a").number(1).close_dict(); }), "\x80\x02}(X\x01\0\0\0aq\0K\x01u."s); }
+TEST(pickle, dicts_hold_pairs) {
+  EXPECT_EQ(of([](pickle& p) { p.open_dict().key("a").number(1).close_dict(); }), "\x80\x02}(X\x01\0\0\0aq\0K\x01u."s);
+}
 
 }  // namespace
 }  // namespace weir::report

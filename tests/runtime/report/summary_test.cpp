@@ -38,7 +38,8 @@ struct worked : ::testing::Test {
 TEST_F(worked, reserved_is_allocated_and_pending_and_cached_for_every_size) {
   auto const n = read();
   for (auto part : {&stat_by_size::all, &stat_by_size::small, &stat_by_size::large}) {
-    EXPECT_EQ((n.reserved_bytes.*part).current, (n.allocated_bytes.*part).current + (n.pending_bytes.*part).current + (n.cached_bytes.*part).current);
+    EXPECT_EQ((n.reserved_bytes.*part).current,
+              (n.allocated_bytes.*part).current + (n.pending_bytes.*part).current + (n.cached_bytes.*part).current);
   }
   EXPECT_EQ(n.active_bytes.all.current, n.allocated_bytes.all.current + n.pending_bytes.all.current);
 }
@@ -135,9 +136,11 @@ TEST_F(worked, flat_has_torchs_keys_in_torchs_order) {
   EXPECT_EQ(by_name.at("reserved_bytes.all.peak"), 1'000'000);
   EXPECT_EQ(by_name.at("active.large_pool.current"), 3);
   EXPECT_EQ(by_name.at("allocation.small_pool.freed"), 1);
-  EXPECT_EQ(by_name.at("inactive_split_bytes.all.current"), by_name.at("reserved_bytes.all.current") - by_name.at("active_bytes.all.current"));
-  for (char const* key : {"num_ooms", "num_alloc_retries", "num_sync_all_streams", "num_device_alloc", "num_device_free", "max_split_size", "oversize_allocations.current",
-                          "oversize_segments.peak", "segment.all.allocated", "requested_bytes.all.current", "inactive_split.large_pool.peak"}) {
+  EXPECT_EQ(by_name.at("inactive_split_bytes.all.current"),
+            by_name.at("reserved_bytes.all.current") - by_name.at("active_bytes.all.current"));
+  for (char const* key : {"num_ooms", "num_alloc_retries", "num_sync_all_streams", "num_device_alloc",
+                          "num_device_free", "max_split_size", "oversize_allocations.current", "oversize_segments.peak",
+                          "segment.all.allocated", "requested_bytes.all.current", "inactive_split.large_pool.peak"}) {
     EXPECT_TRUE(by_name.count(key)) << key;
   }
 }
