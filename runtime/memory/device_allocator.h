@@ -5,6 +5,7 @@
 // Invariant: charged = bytes of handles + bytes of growth under way + bytes the driver would not take back
 // yet.
 #pragma once
+#include <cstddef>
 #include <unordered_map>
 
 #include "runtime/base/call_site.h"
@@ -70,6 +71,11 @@ class stream_memory {
   // Frees on a foreign stream are fenced at once, so its memory has no caches.
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 };
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+static_assert(sizeof(base::owned_mutex) == 72 && offsetof(stream_memory, lock) == 32 && offsetof(stream_memory, home) == 104);
+static_assert(offsetof(stream_memory, pieces) == 128);
+#pragma GCC diagnostic pop
 
 // Holds a stream's memory, hears what its one cache has not told, counts the free pieces that come and go
 // meanwhile, and lists it by what it has then.

@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <boost/intrusive/set.hpp>
+#include <cstddef>
 #include <limits>
 #include <vector>
 
@@ -67,6 +68,8 @@ struct alignas(64) piece {
 
   address end() const noexcept { return at + bytes; }
 };
+static_assert(sizeof(piece) == 256 && offsetof(piece, bin_after) + sizeof(piece*) == 64 && offsetof(piece, freed) == 64);
+static_assert(offsetof(piece, marks) == 96 && offsetof(piece, turn) == 120 && offsetof(piece, span) == 144);
 
 struct lower {
   bool operator()(piece const& a, piece const& b) const noexcept { return a.at < b.at; }

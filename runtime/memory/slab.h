@@ -7,6 +7,7 @@
 // in which no slot is in use may go back to the arena. Whatever used a free slot is ordered before (home, the
 // slab's `freed`), as of a free piece of the arena.
 #pragma once
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <span>
@@ -219,6 +220,11 @@ struct alignas(64) slab {
     return p;
   }
 };
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+static_assert(sizeof(slab) == 192 && offsetof(slab, first) == 16 && offsetof(slab, owner) == 24 && offsetof(slab, way) == 42);
+static_assert(offsetof(slab, byte_shift) == 44 && offsetof(slab, lines) == 46 && offsetof(slab, run) == 48 && offsetof(slab, marks) == 176);
+#pragma GCC diagnostic pop
 
 namespace detail {
 struct lines_table {

@@ -9,6 +9,7 @@
 // need.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -140,6 +141,9 @@ class thread_cache {
     std::array<cached_slot, most_slots> slots; // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
+  static_assert(sizeof(cached_slot) == 16 && offsetof(magazine, slots) == 24);
+  static_assert(offsetof(magazine, head) == 0 && offsetof(magazine, least) == 10 && offsetof(magazine, most) == 11);
+  static_assert(offsetof(magazine, freed) == 12 && offsetof(magazine, cost) == 16);
   static_assert(sizeof(magazine) == std::size_t{64} * slab::lines_a_size);
   magazine& magazine_at(std::size_t lines) noexcept {
     return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
@@ -213,6 +217,9 @@ struct thread_table {
   static std::size_t user_of(clock::timeline const* line) noexcept { return way_of(line) % 8; }
   static thread_table& mine() noexcept;
 };
+static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::entry) == 32 && sizeof(thread_table::stretch) == 32);
+static_assert(offsetof(thread_table, world) == 0 && offsetof(thread_table, last) == 8 && offsetof(thread_table, blocks) == 40);
+static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
 inline constinit thread_table no_table{};  // of threads without caches: never holds, never written
 
 // The caches of one thread.
