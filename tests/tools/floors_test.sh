@@ -16,7 +16,8 @@ fresh() {  # a tree that keeps every rule
   echo '#include "weir/types.h"' > include/weir/stream.h
   printf '#include <atomic>\n#include <thread>\nstd::atomic<int> a; thread_local int b;\n' > runtime/base/sync.h
   printf '#include <sys/mman.h>\nint f() { return ::mmap(0); }\n' > runtime/base/os.cpp
-  printf '#include "../base/sync.h"\n' > runtime/driver/driver.h
+  printf '# a comment\nwhatnot names the thing itself\ngizmo texts device\n' > tools/retired_words.txt
+  printf '#include "../base/sync.h"\nint gizmo;  // whatnot, gizmos\n' > runtime/driver/driver.h
   printf '#include <cuda.h>\n#include "runtime/driver/driver.h"\n' > runtime/driver/cuda/work.cpp
   printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/timeline.h
   echo '#include <nccl.h>' > peer/nccl.cpp
@@ -81,6 +82,11 @@ broken "a system call at global scope" runtime/clock/fence.cpp '::open(' 'int f 
 broken "code after a comment that ends" runtime/clock/fence.cpp 'std::mutex' '/* one' 'two */ std::mutex m;'
 broken "a name that says nothing" runtime/clock/fence.cpp 'fence_manager' 'class fence_manager {'
 broken "a file that is too long" runtime/clock/fence.cpp 'has 501 lines' $(seq -f 'int_a%g;' 501)
+broken "a retired word in a name" runtime/clock/fence.cpp '"whatnot" is a retired word; say the thing itself' 'int the_whatnot_count;'
+broken "a retired word in a file's name" tensor/whatnot.h '"whatnot" is a retired word' 'int a;'
+broken "a retired word in a comment" tests/clock/timeline_test.cpp '"gizmo" is a retired word; say device' 'int a;  // One Gizmo.'
+broken "a retired word in a comment of several lines" runtime/clock/fence.cpp 'retired' '/* one' 'gizmo */ int a;'
+broken "a retired word in a document" docs/decisions/why.md 'retired' 'Each gizmo has one.'
 
 fresh
 echo 'long runtime/clock/fence.cpp 510' >> tools/floors.txt
@@ -93,6 +99,15 @@ for lines in 500 511; do
 done
 
 fresh
+echo 'runtime/clock/ 2' >> tools/floors.txt
+if "$root/tools/floors" "$work/t" > "$work/out" 2>&1 || ! grep -q 'runtime/clock/ does not say what it is for' "$work/out"; then fail "a room without a purpose"; fi
+printf '# rooms\nruntime/base/  0  locks and clocks\ninclude/weir/types.h 0\ntests/ 90  all tests\n' > tools/floors.txt
+[ "$("$root/tools/floors" --tree "$work/t")" = " 0  runtime/base/  locks and clocks
+90  tests/         all tests" ] || fail "the tree: $("$root/tools/floors" --tree "$work/t")"
+
+fresh
+echo 'whatnot nowhere x' > tools/retired_words.txt
+if "$root/tools/floors" "$work/t" > /dev/null 2>&1; then fail "a word that is retired nowhere"; fi
 rm tools/floors.txt
 if "$root/tools/floors" "$work/t" > /dev/null 2>&1; then fail "a tree without tools/floors.txt cannot be checked"; fi
 
