@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every name weir::… of the README and the docs is declared in include/weir, every test `suite.what_it_says…` they name is there;
-# and one that is not is found. Every variable WEIR_… that a test or a tool reads is one that the library does not warn of.
+# and one that is not is found. Their links and the paths they name lead to files. Every variable WEIR_… that a test or a tool reads is one that the library does not warn of.
 # Usage: names_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 root=$1
@@ -27,11 +27,22 @@ untested() {  # of the text on stdin: tests that are not there
     esac
   done
 }
+dangling() {  # dangling FOLDER: of the text on stdin, links (from FOLDER) and paths (from the root) that lead to no file
+  local text to
+  text=$(cat)
+  { grep -oE '\]\([^)#[:space:]]+' <<< "$text" || true; } | cut -c3- | sort -u | while IFS= read -r to; do
+    [[ $to == *:* ]] || [ -e "$1/$to" ] || echo "$to"
+  done
+  { grep -oE '`(bench|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools)/[a-z0-9_./*]*`' <<< "$text" || true; } |
+    tr -d '`' | sort -u | while IFS= read -r to; do compgen -G "$root/$to" > /dev/null || echo "$to"; done
+}
+[ "$(echo '[a](b.md#c), [d](e:f), [g](memory.md#h), `tests/*/names_test.sh`, `peer/nowhere.cpp`' | dangling "$root/docs" | xargs)" = 'b.md peer/nowhere.cpp' ] ||
+  { echo "a link that leads nowhere was not found"; exit 1; }
 [ "$(echo 'as `weir::empty_cash` does' | unknown)" = weir::empty_cash ] || { echo "a wrong name was not found"; exit 1; }
 [ "$(echo '`peers.a_cat_sat…`, `nobodys.*`, `peers.on_the_mat`' | untested | xargs)" = 'nobodys.* peers.a_cat_sat… peers.on_the_mat' ] || { echo "a test that is not there was not found"; exit 1; }
 failed=0
 for page in "$root"/README.md "$root"/docs/*.md "$root"/docs/*/*.md; do
-  wrong=$(unknown < "$page"; untested < "$page")
+  wrong=$(unknown < "$page"; untested < "$page"; dangling "$(dirname "$page")" < "$page")
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
 known=$(names < "$root/docs/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*.md | tests | wc -l)
