@@ -4,9 +4,9 @@
 #include <benchmark/benchmark.h>
 #include <malloc.h>
 
-#include "runtime/driver/check/check.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/machine/machine.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 

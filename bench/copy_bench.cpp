@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/parts.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
+#include "runtime/core/parts.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "weir/copy.h"
 #include "weir/peer.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "runtime/driver/driver.h"
-#include "runtime/driver/sim/machine.h"
+#include "simulator/machine/machine.h"
 
 namespace {
 

@@ -2,9 +2,9 @@
 // Threads: one. --benchmark_filter=share
 #include <benchmark/benchmark.h>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
 #include "weir/device.h"
 
 namespace {

@@ -210,6 +210,11 @@ if(TARGET tools_topology_test)
   target_sources(tools_topology_test PRIVATE ${PROJECT_SOURCE_DIR}/tools/weir/topology.cpp)
 endif()
 
+# The tool's reader of snapshots.
+if(TARGET tools_unpickle_test)
+  target_sources(tools_unpickle_test PRIVATE ${PROJECT_SOURCE_DIR}/tools/weir/unpickle.cpp)
+endif()
+
 # The rules of the house, and the tests of the script that holds them.
 add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)

@@ -1,8 +1,8 @@
 # weir_unity(target source...): compiles a folder's sources together, some ten at a time; the headers they share are read once for all of them.
 # Not these: a name of their own stands in another file of the folder too, and what a planted defect replaces must be a member of the library.
 set(weir_alone
-  peer/collective_streams.cpp peer/nvlinks.cpp runtime/base/os_socket.cpp runtime/driver/check/memory.cpp runtime/memory/window.cpp
-  runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/context.cpp streams/pinned_pages.cpp streams/staging.cpp
+  peer/collective/simulated_backend.cpp peer/link/nvlinks.cpp runtime/base/os_socket.cpp simulator/checker/checking_memory.cpp runtime/memory/blocks/arena_plan.cpp
+  runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/stream/context.cpp streams/pinned/pages.cpp streams/copy/staging.cpp
   tools/weir/bench_alloc.cpp tools/weir/bench_share.cpp tools/weir/bench_staged.cpp tools/weir/trace.cpp)
 
 function(weir_unity target)

@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
-#include "runtime/driver/check/check.h"
-#include "streams/context.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/stream/context.h"
 #include "tensor/state.h"
 
 namespace weir::tensors {

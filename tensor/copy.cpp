@@ -2,7 +2,7 @@
 // Threads: as weir/tensor.h.
 #include <cstring>
 
-#include "streams/context.h"
+#include "streams/stream/context.h"
 #include "tensor/number.h"
 #include "tensor/state.h"
 

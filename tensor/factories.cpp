@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "runtime/base/sync.h"
-#include "runtime/memory/allocator.h"
+#include "runtime/memory/device/allocator.h"
 #include "runtime/observe/history.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "tensor/state.h"
 
 namespace weir {

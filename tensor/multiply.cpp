@@ -10,8 +10,8 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tensor/number.h"
 #include "tensor/ops.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "runtime/base/byte_range.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
 #include "tensor/ops.h"
 #include "weir/tensor.h"
 

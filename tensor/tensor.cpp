@@ -5,10 +5,10 @@
 #include <new>
 
 #include "runtime/base/process.h"
-#include "runtime/driver/check/check.h"
-#include "runtime/memory/allocator.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
+#include "runtime/memory/device/allocator.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "tensor/state.h"
 #include "weir/peer.h"
 

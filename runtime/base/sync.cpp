@@ -7,7 +7,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_thread.h"
-#include "runtime/base/sync_relay.h"
+#include "simulator/threads/thread_scheduler.h"
 
 namespace weir::base {
 namespace detail {

@@ -2,7 +2,7 @@
 // so that one place can schedule them.
 // Threads: as each type says. CI refuses <atomic>, <mutex>, <thread> and clocks anywhere else in the library.
 //
-// Threads of a relay (sync_relay.h) run one at a time; every call here that another thread could notice is a
+// Threads of a relay (thread_scheduler.h) run one at a time; every call here that another thread could notice is a
 // switch point of theirs. All others pay one branch on a global for that.
 // Atomics are switch points in builds with WEIR_SCHEDULE_ATOMICS.
 #pragma once

@@ -1,7 +1,7 @@
 // Streams under capture: what is recorded and waited for inside one belongs to its graph,
 // and nothing is concluded from it.
 // Threads: any; no lock is held over a driver call.
-#include "runtime/clock/common.h"
+#include "runtime/clock/shared_state.h"
 
 namespace weir::clock {
 

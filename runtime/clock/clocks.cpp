@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "runtime/base/room.h"
-#include "runtime/clock/common.h"
+#include "runtime/clock/shared_state.h"
 
 namespace weir::clock {
 

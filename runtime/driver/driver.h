@@ -133,7 +133,7 @@ class driver {
   driver& operator=(driver const&) = delete;
 
   virtual driver* behind() noexcept { return nullptr; }      // of a driver that stands in front of another: that one
-  // who is told what calls do not show (witness.h). Null: nobody
+  // who is told what calls do not show (allocation_observer.h). Null: nobody
   virtual witness* watching() noexcept { return nullptr; }
 
   // Machine -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 
 namespace weir::report {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "runtime/observe/activity.h"
+#include "runtime/observe/span_recorder.h"
 
 namespace weir::report {
 

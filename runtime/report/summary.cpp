@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 
 namespace weir {
 namespace report {

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "runtime/base/text.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 
 namespace weir::report {
 namespace {

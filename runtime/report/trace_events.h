@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/observe/activity.h"
+#include "runtime/observe/span_recorder.h"
 #include "weir/observe.h"
 
 namespace weir::report {

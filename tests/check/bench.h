@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/call_site.h"
-#include "runtime/driver/check/check.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/driver/witness.h"
+#include "runtime/driver/allocation_observer.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::driver::check {
 

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "runtime/driver/check/check.h"
-#include "streams/context.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/stream/context.h"
 #include "tests/check/programs.h"
 #include "tests/support/seeds.h"
 #include "weir/sim.h"

@@ -1,11 +1,11 @@
 // Collectives before the checker: programs that are right,
 // and those that touch a buffer while a collective uses it.
 // Threads: one. It gives the parts of all ranks, which a simulated machine allows.
-#include "peer/collective.h"
+#include "peer/collective/group.h"
 #include "runtime/base/call_site.h"
-#include "runtime/driver/check/check.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/stream/context.h"
 #include "tests/check/programs.h"
 
 namespace weir::check_tests {

@@ -1,8 +1,8 @@
 // Device memory of a guarded machine is within reach of work that declares it,
 // while it runs, and of nobody else.
 // Threads: one, and the machine's.
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/check/programs.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -1,6 +1,6 @@
 // What reports call a stream: the same in all of them, and by the number that stream::id() counts.
 // Threads: one.
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
 #include "tests/check/programs.h"
 #include "weir/collective.h"
 

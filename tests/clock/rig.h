@@ -5,9 +5,9 @@
 #include <atomic>
 #include <functional>
 
-#include "runtime/clock/timeline.h"
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
+#include "runtime/clock/stream_clock.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::clock {
 

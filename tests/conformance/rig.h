@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "runtime/driver/driver.h"
-#include "runtime/driver/sim/machine.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::conformance {
 

@@ -14,10 +14,10 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/options.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "runtime/options/options.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "tests/defects/belongings.h"
 #include "weir/copy.h"
 #include "weir/observe.h"

@@ -7,8 +7,8 @@
 #include <set>
 #include <thread>
 
-#include "runtime/parts.h"
-#include "streams/pinned.h"
+#include "runtime/core/parts.h"
+#include "streams/pinned/pinned_memory.h"
 #include "tests/support/memory_bench.h"
 #include "weir/copy.h"
 #include "weir/observe.h"

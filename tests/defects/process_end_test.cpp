@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "tests/defects/belongings.h"
 #include "weir/copy.h"
 #include "weir/launch.h"

@@ -9,7 +9,7 @@
 #include <functional>
 #include <set>
 
-#include "runtime/driver/sim/machine.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::driver::sim {
 namespace {

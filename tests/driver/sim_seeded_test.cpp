@@ -10,7 +10,7 @@
 #include <random>
 #include <set>
 
-#include "runtime/driver/sim/machine.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::driver::sim {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::driver::sim {
 namespace {

@@ -6,7 +6,7 @@
 #pragma once
 #include <memory>
 
-#include "runtime/memory/thread_cache.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "tests/explore/filled.h"
 
 namespace weir::tests {

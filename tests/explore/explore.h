@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/driver/sim/tape.h"
+#include "simulator/machine/tape.h"
 #include "tests/support/memory_bench.h"
 
 namespace weir::tests {

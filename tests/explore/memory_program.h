@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "runtime/memory/thread_cache.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "tests/explore/explore.h"
 #include "tests/explore/policies.h"
 

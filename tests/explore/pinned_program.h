@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "peer/short_way.h"
-#include "streams/pinned.h"
+#include "peer/copy/fast_copy.h"
+#include "streams/pinned/pinned_memory.h"
 #include "tests/explore/filled.h"
 
 namespace weir::tests {

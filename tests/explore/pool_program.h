@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "peer/share_pool.h"
+#include "peer/share/shared_pool.h"
 #include "tests/explore/filled.h"
 
 namespace weir::tests {

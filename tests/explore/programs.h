@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "runtime/base/sync_relay.h"
+#include "simulator/threads/thread_scheduler.h"
 #include "tests/explore/ahead_program.h"
 #include "tests/explore/capture_program.h"
 #include "tests/explore/clocks_program.h"

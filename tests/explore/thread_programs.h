@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/observe/history.h"
-#include "streams/staging_crew.h"
+#include "streams/copy/copy_workers.h"
 #include "tests/explore/filled.h"
 
 namespace weir::tests {

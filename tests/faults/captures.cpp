@@ -3,8 +3,8 @@
 #include <array>
 #include <vector>
 
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/faults/scenario.h"
 #include "weir/copy.h"
 #include "weir/launch.h"

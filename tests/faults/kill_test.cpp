@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
 #include "tests/faults/trial.h"
 #include "tests/support/seeds.h"
 

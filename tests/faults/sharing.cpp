@@ -1,7 +1,7 @@
 // Memory shared with another process, both sides of it in one:
 // what is sent, opened, released, and sent again.
 // Threads: one.
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "tests/faults/scenario.h"
 #include "weir/copy.h"

@@ -10,11 +10,11 @@
 #include <numeric>
 #include <optional>
 
-#include "runtime/driver/check/check.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
-#include "streams/pinned.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/machine/machine.h"
+#include "streams/pinned/pinned_memory.h"
 #include "tests/faults/heap.h"
 #include "tests/support/memory_bench.h"
 #include "weir/copy.h"

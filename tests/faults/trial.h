@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/driver/faulty.h"
+#include "simulator/faults/fault_injector.h"
 #include "tests/faults/scenario.h"
 #include "tests/faults/system.h"
 

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "peer/chains.h"
+#include "peer/collective/copy_chains.h"
 #include "runtime/base/sync.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
 #include "tests/faults/heap.h"
 #include "tests/faults/scenario.h"
 #include "weir/collective.h"

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <string>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "tests/fuzz/player.h"
 #include "tests/support/seeds.h"
 

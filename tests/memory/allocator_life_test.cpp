@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 

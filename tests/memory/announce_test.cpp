@@ -6,9 +6,9 @@
 #include <map>
 #include <random>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "weir/memory.h"
 
 namespace weir {

@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
 
 namespace weir::memory {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
 #include "tests/support/sanitized.h"

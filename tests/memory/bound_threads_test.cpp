@@ -13,8 +13,8 @@
 #include <array>
 #include <iostream>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
+#include "simulator/faults/fault_injector.h"
 #include "tests/explore/explore.h"
 #include "tests/memory/names.h"
 #include "tests/support/sanitized.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"

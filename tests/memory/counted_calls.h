@@ -4,8 +4,8 @@
 #include <array>
 #include <initializer_list>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::tests {
 

@@ -3,8 +3,8 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
-#include "runtime/memory/device_allocator.h"
-#include "runtime/memory/thread_cache.h"
+#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 

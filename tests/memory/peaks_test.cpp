@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/memory/allocator.h"
-#include "runtime/memory/slab.h"
-#include "runtime/memory/thread_cache.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/blocks/slab.h"
+#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/heap/thread_cache.h"
+#include "streams/stream/context.h"
 #include "tests/support/seeds.h"
 #include "weir/memory.h"
 #include "weir/observe.h"

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "runtime/driver/check/check.h"
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
+#include "simulator/checker/race_checker.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"

@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
-#include "runtime/memory/arena.h"
-#include "runtime/memory/slab.h"
+#include "runtime/memory/blocks/arena.h"
+#include "runtime/memory/blocks/slab.h"
 #include "tests/support/seeds.h"
 
 namespace weir::memory {

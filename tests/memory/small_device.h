@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"

@@ -1,6 +1,6 @@
 // What counters say while threads allocate lies between what was true when they were asked and when they had
 // answered; at rest it is a recount; a peak is never below what was live at once, and above it by no more
-// than is stated in counters.h. Seeds as tests/support/seeds.h says. Threads:
+// than is stated in device_counters.h. Seeds as tests/support/seeds.h says. Threads:
 // several at once, on the machine's own clock.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/observe/counters.h"
+#include "runtime/observe/device_counters.h"
 #include "tests/support/seeds.h"
 #include "weir/memory.h"
 #include "weir/observe.h"

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/observe/counters.h"
+#include "runtime/observe/device_counters.h"
 
 namespace weir::observe {
 namespace {

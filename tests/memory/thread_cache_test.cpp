@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <random>
 
-#include "runtime/memory/device_allocator.h"
-#include "runtime/memory/thread_cache.h"
-#include "streams/context.h"
+#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/heap/thread_cache.h"
+#include "streams/stream/context.h"
 #include "tests/memory/small_device.h"
 
 namespace weir {

@@ -21,7 +21,7 @@
 #include <optional>
 #include <random>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "runtime/observe/history.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/memory/thread_cache.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "runtime/observe/history.h"
 #include "tests/explore/explore.h"
 

@@ -4,7 +4,7 @@
 #pragma once
 #include <random>
 
-#include "peer/chains.h"
+#include "peer/collective/copy_chains.h"
 #include "tests/model/verdict.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/observe.h"

@@ -9,7 +9,7 @@
 #include <optional>
 #include <random>
 
-#include "runtime/driver/sim/freedoms.h"
+#include "simulator/machine/freedoms.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/memory_bench.h"
 #include "weir/collective.h"

@@ -12,7 +12,7 @@
 #include <optional>
 #include <random>
 
-#include "runtime/memory/thread_cache.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "tests/model/policies.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"

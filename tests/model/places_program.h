@@ -6,7 +6,7 @@
 #pragma once
 #include <random>
 
-#include "runtime/memory/device_allocator.h"
+#include "runtime/memory/device/device_allocator.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
 

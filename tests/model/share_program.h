@@ -6,7 +6,7 @@
 #include <deque>
 #include <random>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "tests/model/verdict.h"
 #include "tests/peer/machine_fixture.h"

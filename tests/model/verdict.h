@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/driver/check/check.h"
+#include "simulator/checker/race_checker.h"
 
 namespace weir::tests {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/peer/ranks.h"
 #include "tests/support/on_purpose.h"
 #include "weir/launch.h"

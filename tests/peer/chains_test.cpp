@@ -1,12 +1,11 @@
 // Large broadcasts, scatters and gathers by weir's own copies:
 // every byte, in the order of all ranks' streams, whatever refuses.
 // Threads: a thread a rank.
-#include "peer/chains.h"
-
 #include <algorithm>
 #include <utility>
 
-#include "peer/links.h"
+#include "peer/collective/copy_chains.h"
+#include "peer/link/links.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/ranks.h"
 #include "weir/observe.h"

@@ -1,7 +1,5 @@
 // The arithmetic of collectives on a simulated machine, element by element;
 // and what of a refused one is left.
-#include "peer/collective_reduce.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,9 +12,10 @@
 #include <random>
 #include <vector>
 
-#include "peer/collective.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "peer/collective/group.h"
+#include "peer/collective/host_reduce.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/peer/ranks.h"
 #include "weir/sim.h"
 

@@ -3,10 +3,10 @@
 
 #include <future>
 
-#include "peer/collective.h"
-#include "runtime/clock/timeline.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "peer/collective/group.h"
+#include "runtime/clock/stream_clock.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 

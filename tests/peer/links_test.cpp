@@ -1,7 +1,7 @@
 // Links: claimed, proven, refused; memory opened to a peer when that was worth it.
-#include "peer/links.h"
+#include "peer/link/links.h"
 
-#include "peer/nvlinks.h"
+#include "peer/link/nvlinks.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/seeds.h"
 #include "weir/collective.h"

@@ -12,12 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
-#include "streams/staging.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
+#include "streams/copy/staging.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "tests/support/pattern.h"
 #include "tests/support/seeds.h"
 #include "weir/copy.h"

@@ -1,9 +1,9 @@
 // NCCL behind the communicator: what says that it is missing, and what large data shows on GPUs.
 #include <dlfcn.h>
 
-#include "peer/chains.h"
-#include "peer/collective.h"
-#include "runtime/parts.h"
+#include "peer/collective/copy_chains.h"
+#include "peer/collective/group.h"
+#include "runtime/core/parts.h"
 #include "tests/peer/ranks.h"
 #include "weir/peer.h"
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "peer/share_message.h"
+#include "peer/share/message.h"
 #include "runtime/base/os_socket.h"
 #include "weir/share.h"
 

@@ -1,7 +1,7 @@
 // What tests of sharing stand on: a small machine, two ends of a line, bytes written and read.
 // Threads: one.
 #pragma once
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/launch.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
 

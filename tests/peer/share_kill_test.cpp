@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
 

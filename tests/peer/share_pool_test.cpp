@@ -1,11 +1,10 @@
 // Pools of shared memory: many buffers in one handle, each of them lent as if it had one of its own.
 // Threads: one, and in one case four; the other process has its own.
-#include "peer/share_pool.h"
-
 #include <optional>
 #include <random>
 #include <thread>
 
+#include "peer/share/shared_pool.h"
 #include "tests/peer/other_process.h"
 #include "tests/peer/share_fixture.h"
 #include "tests/support/sanitized.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "tests/peer/machine_fixture.h"
 

@@ -1,6 +1,6 @@
 // Large copies over lent links: every byte, in stream order, whatever refuses.
 // Threads: one.
-#include "peer/stripes.h"
+#include "peer/copy/stripes.h"
 
 #include <cstdlib>
 

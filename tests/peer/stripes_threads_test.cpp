@@ -1,7 +1,7 @@
 // Large copies over lent links from several threads at once:
 // lanes are made, shared out and given back between them.
 // Threads: a thread a stream.
-#include "peer/stripes.h"
+#include "peer/copy/stripes.h"
 
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/sanitized.h"

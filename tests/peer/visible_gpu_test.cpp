@@ -5,7 +5,7 @@
 #include <iostream>
 #include <memory>
 
-#include "peer/links.h"
+#include "peer/link/links.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/observe.h"
 

@@ -3,7 +3,7 @@
 // Threads: one.
 #include <random>
 
-#include "peer/links.h"
+#include "peer/link/links.h"
 #include "tests/memory/counted_calls.h"
 #include "tests/peer/share_fixture.h"
 #include "tests/support/sanitized.h"

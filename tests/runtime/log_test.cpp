@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "weir/memory.h"
 #include "weir/sim.h"
 #include "weir/stream.h"

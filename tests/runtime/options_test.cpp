@@ -1,6 +1,6 @@
 // WEIR_CONF and WEIR_DEVICES: what is understood, and what a person reads when it is not.
 // Threads: one.
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -2,8 +2,8 @@
 // Threads: as the seam.
 #include "tests/soak/crooked.h"
 
-#include "runtime/driver/sim/machine.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
+#include "simulator/machine/machine.h"
 
 namespace weir::soak {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/driver/faulty.h"
+#include "simulator/faults/fault_injector.h"
 
 namespace weir::soak {
 

@@ -12,8 +12,8 @@
 #include <random>
 #include <thread>
 
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/soak/crooked.h"
 #include "tests/soak/gatekeeper.h"
 #include "tests/soak/stamp.h"

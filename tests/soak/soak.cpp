@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "simulator/machine/machine.h"
+#include "streams/stream/context.h"
 #include "tests/soak/worker.h"
 
 namespace weir::soak {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "streams/context.h"
+#include "streams/stream/context.h"
 
 namespace weir::soak {
 namespace {

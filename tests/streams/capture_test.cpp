@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <optional>
 
-#include "runtime/driver/sim/machine.h"
-#include "runtime/memory/allocator.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
+#include "runtime/memory/device/allocator.h"
+#include "simulator/machine/machine.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "tests/support/refused.h"
 #include "weir/copy.h"
 #include "weir/memory.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "runtime/base/process.h"
-#include "runtime/clock/timeline.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/clock/stream_clock.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
 #include "weir/copy.h"

@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/driver/check/check.h"
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
+#include "simulator/checker/race_checker.h"
+#include "runtime/memory/device/allocator.h"
+#include "runtime/core/parts.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"

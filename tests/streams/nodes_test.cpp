@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "runtime/base/os_numa.h"
-#include "streams/pinned_idle.h"
-#include "streams/staging_crews.h"
+#include "streams/copy/node_workers.h"
+#include "streams/pinned/idle.h"
 #include "tests/peer/machine_fixture.h"
 
 namespace weir {

@@ -1,6 +1,6 @@
 // Cached pinned memory: what goes back by itself, and what serves first where the host has several nodes.
 // Threads: one.
-#include "streams/pinned.h"
+#include "streams/pinned/pinned_memory.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/collective.h"
 

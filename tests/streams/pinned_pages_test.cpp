@@ -1,8 +1,6 @@
 // Pages for the pinned pool as the system sees them:
 // where they lie, that they are there, what was asked for, and how many the host spares.
 // Threads: those of take_pages.
-#include "streams/pinned_pages.h"
-
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,7 +13,8 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_memory.h"
-#include "streams/pinned.h"
+#include "streams/pinned/pages.h"
+#include "streams/pinned/pinned_memory.h"
 #include "tests/peer/machine_fixture.h"
 
 namespace weir {

@@ -1,13 +1,12 @@
 // The pinned pool on a simulated machine: what may be reused when, what is refused, what it counts.
 // Threads: order is proved by gates, never by time.
-#include "streams/pinned.h"
-
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
+#include "streams/pinned/pinned_memory.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/refused.h"
 #include "weir/collective.h"

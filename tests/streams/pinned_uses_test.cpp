@@ -1,10 +1,9 @@
 // What a thread remembers of pinned blocks that it copies again and again: it is never believed for longer
 // than it holds, and every use is noted as if nothing were remembered.
 // Threads: order is proved by gates, never by time.
-#include "streams/pinned_uses.h"
-
 #include <thread>
 
+#include "streams/pinned/use_cache.h"
 #include "tests/peer/machine_fixture.h"
 
 namespace weir {

@@ -1,5 +1,5 @@
 // Staging: bounded memory, slots that shrink, and refusals that say so.
-#include "streams/staging.h"
+#include "streams/copy/staging.h"
 
 #include "tests/memory/counted_calls.h"
 #include "tests/peer/machine_fixture.h"

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "runtime/driver/sim/machine.h"
-#include "streams/context.h"
+#include "simulator/machine/machine.h"
+#include "streams/stream/context.h"
 
 namespace weir {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/clock/timeline.h"
-#include "runtime/driver/sim/machine.h"
+#include "runtime/clock/stream_clock.h"
+#include "simulator/machine/machine.h"
 #include "tests/support/sanitized.h"
 #include "weir/sim.h"
 #include "weir/stream.h"

@@ -11,8 +11,8 @@
 #include <map>
 #include <random>
 
-#include "runtime/driver/sim/machine.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "simulator/machine/machine.h"
 #include "tests/support/seeds.h"
 #include "weir/collective.h"
 #include "weir/copy.h"

@@ -4,8 +4,8 @@
 #include <array>
 #include <memory>
 
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
 #include "tests/stress/programs.h"
 #include "weir/collective.h"
 #include "weir/copy.h"

@@ -1,7 +1,7 @@
 // What is left when a program of real threads has ended.
 // Threads: one.
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
 #include "tests/stress/programs.h"
 
 namespace weir::tests {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "runtime/clock/timeline.h"
+#include "runtime/clock/stream_clock.h"
 #include "tests/stress/programs.h"
 #include "weir/memory.h"
 #include "weir/observe.h"

@@ -2,8 +2,8 @@
 // by its own word alone. Both stand on a fence in every thread of the process, which no thread of a relay
 // needs: only real threads on real memory show that one is missing.
 // Threads: as programs.h.
-#include "runtime/memory/allocator.h"
-#include "runtime/parts.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
 #include "tests/stress/programs.h"
 #include "weir/memory.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "runtime/clock/timeline.h"
+#include "runtime/clock/stream_clock.h"
 #include "tests/stress/programs.h"
 #include "weir/copy.h"
 #include "weir/launch.h"

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "runtime/base/sync_relay.h"
+#include "simulator/threads/thread_scheduler.h"
 
 namespace weir::tests {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "runtime/driver/faulty.h"
+#include "simulator/faults/fault_injector.h"
 
 namespace weir::tests {
 

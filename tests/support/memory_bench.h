@@ -3,9 +3,9 @@
 #pragma once
 #include <string>
 
-#include "runtime/driver/faulty.h"
-#include "runtime/driver/sim/machine.h"
-#include "runtime/memory/allocator.h"
+#include "runtime/memory/device/allocator.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "tests/support/seeds.h"
 
 namespace weir::tests {

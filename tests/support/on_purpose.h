@@ -2,7 +2,7 @@
 // (ctest -L checked), and fail for reports that nobody took: these take theirs.
 // Threads: as race_reports().
 #pragma once
-#include "runtime/driver/check/check.h"
+#include "simulator/checker/race_checker.h"
 #include "weir/observe.h"
 
 namespace weir::tests {

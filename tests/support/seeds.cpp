@@ -13,7 +13,7 @@
 #include <map>
 #include <string_view>
 
-#include "runtime/driver/sim/habit.h"
+#include "simulator/machine/schedule_policy.h"
 
 namespace weir::tests {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/base/sync_relay.h"
+#include "simulator/threads/thread_scheduler.h"
 
 namespace weir::tests {
 namespace {

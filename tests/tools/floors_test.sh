@@ -9,7 +9,7 @@ failed=0
 
 fresh() {  # a tree that keeps every rule
   rm -rf "$work/t"
-  mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,peer,tensor,tests/clock}
+  mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,peer/link,peer/collective,tensor,tests/clock}
   cp "$root/tools/floors.txt" "$work/t/tools/"
   cd "$work/t"
   echo '#include <string>' > include/weir/types.h
@@ -19,11 +19,11 @@ fresh() {  # a tree that keeps every rule
   printf '# a comment\nwhatnot names the thing itself\ngizmo texts device\n' > tools/retired_words.txt
   printf '#include "../base/sync.h"\nint gizmo;  // whatnot, gizmos\n' > runtime/driver/driver.h
   printf '#include <cuda.h>\n#include "runtime/driver/driver.h"\n' > runtime/driver/cuda/work.cpp
-  printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/timeline.h
-  echo '#include <nccl.h>' > peer/nccl.cpp
-  echo '#include "weir/stream.h"' > peer/links.h
+  printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/stream_clock.h
+  echo '#include <nccl.h>' > peer/collective/nccl_backend.cpp
+  echo '#include "weir/stream.h"' > peer/link/links.h
   echo '#include <cublas_v2.h>' > tensor/ops.cu
-  printf '#include <mutex>\n#include "runtime/clock/timeline.h"\n' > tests/clock/timeline_test.cpp
+  printf '#include <mutex>\n#include "runtime/clock/stream_clock.h"\n' > tests/clock/timeline_test.cpp
   echo '#include <cuda_runtime.h>' > tests/clock/kernel_test.cu
 }
 
@@ -49,34 +49,35 @@ broken() {  # broken NAME PATH EXPECTED LINE...: with the lines in PATH, exactly
 fresh
 kept "a tree without a broken rule passes"
 
-broken "a back edge between folders" runtime/clock/fence.cpp 'floor 2 includes peer/links.h of floor 7' '#include "peer/links.h"'
-broken "a back edge beside the file" runtime/base/os.cpp 'floor 0 includes runtime/clock/timeline.h of floor 2' '#include "../clock/timeline.h"'
-broken "a back edge to a public header" runtime/clock/fence.cpp 'floor 2 includes include/weir/stream.h of floor 6' '#include <weir/stream.h>'
+broken "a back edge between folders" runtime/clock/fence.cpp 'floor 20 includes peer/link/links.h of floor 70' '#include "peer/link/links.h"'
+broken "a back edge beside the file" runtime/base/os.cpp 'floor 0 includes runtime/clock/stream_clock.h of floor 20' '#include "../clock/stream_clock.h"'
+broken "a back edge to a public header" runtime/clock/fence.cpp 'floor 20 includes include/weir/stream.h of floor 60' '#include <weir/stream.h>'
 broken "the longest prefix decides" include/weir/types.h 'floor 0 includes include/weir/stream.h' '#  include "weir/stream.h"'
 broken "an include that names nothing" runtime/clock/fence.cpp 'names no file' '#include "runtime/clock/absent.h"'
 broken "a file that no floor covers" runtime/elsewhere/a.h 'no prefix' 'int a;'
+broken "a folder that is no room" runtime/clock/inner/a.h 'runtime/clock/inner/ is no room' 'int a;'
 broken "CUDA on a floor above the driver" runtime/clock/fence.cpp '<cuda_runtime.h> is included' '#include <cuda_runtime.h>'
 broken "CUDA in a public header" include/weir/stream.h '<cuda.h> is included' '#include <cuda.h>'
-broken "NCCL beside its own file" peer/collective.cpp '<nccl.h> is included' '#include <nccl.h>'
+broken "NCCL beside its own file" peer/collective/communicator.cpp '<nccl.h> is included' '#include <nccl.h>'
 broken "cuBLAS in the tensor's other file" tensor/tensor.cpp '<cublas_v2.h> is included' '#include <cublas_v2.h>'
 broken "CUDA in a test that is no kernel" tests/clock/timeline_test.cpp '<cuda.h> is included' '#include <cuda.h>'
 broken "an atomic's header" runtime/clock/fence.cpp '<atomic> is included' '#include <atomic>'
-broken "a thread's header" peer/collective.cpp '<thread> is included' '#include <thread>'
+broken "a thread's header" peer/collective/communicator.cpp '<thread> is included' '#include <thread>'
 broken "an atomic" runtime/clock/fence.cpp 'std::atomic' 'std::atomic<int> a;'
 broken "an atomic of a named type" runtime/clock/fence.cpp 'std::atomic_int' 'std::atomic_int a;'
-broken "a lock" runtime/clock/timeline.h 'std::lock_guard' 'int a; std::lock_guard g(m); // why'
+broken "a lock" runtime/clock/stream_clock.h 'std::lock_guard' 'int a; std::lock_guard g(m); // why'
 broken "a condition" runtime/clock/fence.cpp 'std::condition_variable_any' 'std::condition_variable_any c;'
 broken "an atomic view of a plain word" runtime/clock/fence.cpp 'std::atomic_ref' 'int i = std::atomic_ref<int>(a).load();'
-broken "a semaphore's header" peer/collective.cpp '<semaphore> is included' '#include <semaphore>'
-broken "a sleep" peer/collective.cpp 'std::this_thread' 'std::this_thread::sleep_for(one);'
+broken "a semaphore's header" peer/collective/communicator.cpp '<semaphore> is included' '#include <semaphore>'
+broken "a sleep" peer/collective/communicator.cpp 'std::this_thread' 'std::this_thread::sleep_for(one);'
 broken "a lock of POSIX" runtime/clock/fence.cpp 'made by hand' 'pthread_mutex_t m; int e = __sync_fetch_and_add(&a, 1);'
 broken "a thread" tensor/tensor.cpp 'std::thread' '  std::thread t([] {});'
 broken "a clock" runtime/clock/fence.cpp 'steady_clock' 'auto t = std::chrono::steady_clock::now();'
-broken "a loop over what a lock guarded" peer/collective.cpp 'is gone before the first turn' 'void f() { for (auto& b : *all_.lock()) b.end(); }'
-broken "a thread_local" peer/collective.cpp 'thread_local is used' 'static thread_local int a;'
-broken "a builtin atomic" peer/collective.cpp 'made by hand' 'int b = __atomic_load_n(&a, 0);'
+broken "a loop over what a lock guarded" peer/collective/communicator.cpp 'is gone before the first turn' 'void f() { for (auto& b : *all_.lock()) b.end(); }'
+broken "a thread_local" peer/collective/communicator.cpp 'thread_local is used' 'static thread_local int a;'
+broken "a builtin atomic" peer/collective/communicator.cpp 'made by hand' 'int b = __atomic_load_n(&a, 0);'
 broken "a system call's header" runtime/clock/fence.cpp '<sys/mman.h> is included' '#include <sys/mman.h>'
-broken "a loader's header" peer/collective.cpp '<dlfcn.h> is included' '#include <dlfcn.h>'
+broken "a loader's header" peer/collective/communicator.cpp '<dlfcn.h> is included' '#include <dlfcn.h>'
 broken "a system call" runtime/clock/fence.cpp 'mmap(' 'void* p = mmap(nullptr, 1);'
 broken "a system call at global scope" runtime/clock/fence.cpp '::open(' 'int f = ::open("a");'
 broken "code after a comment that ends" runtime/clock/fence.cpp 'std::mutex' '/* one' 'two */ std::mutex m;'

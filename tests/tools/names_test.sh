@@ -48,7 +48,7 @@ done
 known=$(names < "$root/docs/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*.md | tests | wc -l)
 [ "$known" -gt 40 ] && [ "$tested" -gt 60 ] || { echo "only $known names and $tested tests were looked for"; failed=1; }
 
-sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
+sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
 read_by_tests() { (cd "$root" && grep -rhoE '(getenv|environment|number)\("WEIR_[A-Z_]+"|\$\{?WEIR_[A-Z_]+' tests tools bench examples run) | grep -oE 'WEIR_[A-Z_]+' | sort -u; }
 untold() { while IFS= read -r name; do awk -v name="$name" 'index(name, $0) == 1 { found = 1 } END { exit !found }' "$work/variables" || echo "$name"; done; }
 [ "$(echo WEIR_COLOUR | untold)" = WEIR_COLOUR ] || { echo "a variable that nobody knows was not found"; exit 1; }

@@ -22,7 +22,7 @@
 #include "runtime/base/os_cores.h"
 #include "runtime/base/os_library.h"
 #include "runtime/base/text.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "weir/device.h"
 #include "weir/memory.h"
 #include "weir/observe.h"

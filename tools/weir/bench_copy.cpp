@@ -14,9 +14,9 @@
 #include "commands.h"
 #include "runtime/base/os.h"
 #include "runtime/base/text.h"
-#include "runtime/options.h"
-#include "streams/context.h"
-#include "streams/pinned.h"
+#include "runtime/options/options.h"
+#include "streams/stream/context.h"
+#include "streams/pinned/pinned_memory.h"
 #include "weir/copy.h"
 
 namespace weir::tool {

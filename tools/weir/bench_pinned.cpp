@@ -1,5 +1,5 @@
 // The rows pin_… of weir bench copy: ways to make pages of the host ready for copy engines, with the time of
-// each part. What streams/pinned_pages does is one of them; which is best depends on the machine.
+// each part. What streams/pinned/pages does is one of them; which is best depends on the machine.
 // Threads: those of a way, joined before its round ends.
 #include <algorithm>
 #include <cstdio>
@@ -12,9 +12,9 @@
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
 #include "runtime/base/os_numa.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
-#include "streams/pinned_pages.h"
+#include "runtime/core/parts.h"
+#include "streams/pinned/pages.h"
+#include "streams/stream/context.h"
 #include "weir/device.h"
 
 namespace weir::tool {

@@ -12,7 +12,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "runtime/base/text.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "weir/observe.h"
 #include "weir/tensor.h"
 

@@ -5,9 +5,9 @@
 #include <exception>
 
 #include "bench_copy.h"
-#include "peer/chains.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "peer/collective/copy_chains.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "weir/collective.h"
 #include "weir/device.h"
 

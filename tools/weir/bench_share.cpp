@@ -19,7 +19,7 @@
 #include "commands.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/text.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "weir/device.h"
 
 extern char** environ;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "peer/share.h"
+#include "peer/share/exports.h"
 #include "raw_calls.h"
 #include "weir/share.h"
 

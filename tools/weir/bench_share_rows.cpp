@@ -8,8 +8,8 @@
 
 #include "runtime/base/os_socket.h"
 #include "runtime/base/sync.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
+#include "runtime/core/parts.h"
+#include "streams/stream/context.h"
 #include "weir/copy.h"
 
 namespace weir::tool {

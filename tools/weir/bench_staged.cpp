@@ -9,11 +9,11 @@
 
 #include "bench_copy.h"
 #include "runtime/base/os.h"
-#include "runtime/options.h"
-#include "runtime/parts.h"
-#include "streams/context.h"
-#include "streams/engine.h"
-#include "streams/staging.h"
+#include "runtime/core/parts.h"
+#include "runtime/options/options.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/copy/staging.h"
+#include "streams/stream/context.h"
 #include "weir/device.h"
 #include "weir/memory.h"
 

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <optional>
 
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 
 namespace weir::tool {
 

@@ -14,7 +14,7 @@
 #include "commands.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "weir/device.h"
 #include "weir/peer.h"
 

@@ -5,7 +5,7 @@
 
 #include "command_line.h"
 #include "commands.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "topology.h"
 
 namespace weir::tool {

@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "runtime/base/sync.h"
-#include "runtime/driver/faulty.h"
+#include "simulator/faults/fault_injector.h"
 
 namespace weir::tool {
 

@@ -11,9 +11,9 @@
 #include "command_line.h"
 #include "commands.h"
 #include "runtime/base/text.h"
-#include "runtime/options.h"
+#include "runtime/options/options.h"
 #include "runtime/report/page.h"
-#include "runtime/report/unpickle.h"
+#include "tools/weir/unpickle.h"
 
 namespace weir::tool {
 namespace {

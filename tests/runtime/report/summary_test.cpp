@@ -7,7 +7,7 @@
 #include <random>
 #include <sstream>
 
-#include "runtime/observe/counters.h"
+#include "runtime/observe/device_counters.h"
 #include "runtime/report/summary.h"
 
 namespace weir {

@@ -1,0 +1,467 @@
+// The communicator: checks what a rank asks for against its memory and against the other ranks,
+// and hands it to the carrier.
+// Threads: each rank by one thread at a time; abort by any.
+#include <algorithm>
+#include <cstdio>
+
+#include "peer/collective/group.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
+#include "streams/api/known_range.h"
+#include "streams/stream/context.h"
+#include "streams/stream/timed_work.h"
+
+namespace weir {
+namespace {
+
+constexpr char const* make_anew = "Make a new one with communicator::in_process";
+
+}  // namespace
+
+std::string_view name_of(reduction how) noexcept {
+  switch (how) {
+    case reduction::sum: return "sum";
+    case reduction::average: return "average";
+    case reduction::min: return "min";
+    case reduction::max: return "max";
+  }
+  return "unknown";
+}
+
+namespace peer {
+
+std::string_view name_of(verb what) noexcept {
+  switch (what) {
+    case verb::all_reduce: return "all_reduce";
+    case verb::broadcast: return "broadcast";
+    case verb::all_gather: return "all_gather";
+    case verb::reduce_scatter: return "reduce_scatter";
+    case verb::scatter: return "scatter";
+    case verb::gather: return "gather";
+  }
+  return "unknown";
+}
+
+bool request::matches(request const& other) const noexcept {
+  return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) &&
+         (!has_root() || root == other.root);
+}
+
+std::string request::text() const {
+  std::string s = std::string(name_of(what)) + " of " + std::to_string(count) + " " + std::string(weir::name_of(type));
+  if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
+  if (has_root()) s += (what == verb::gather ? " to rank " : " from rank ") + std::to_string(root);
+  return s;
+}
+
+request::own_touches request::touches(std::size_t ranks) const noexcept {
+  std::size_t const part = part_bytes(), all = part * ranks;
+  bool const reads_all = what == verb::reduce_scatter || what == verb::scatter,
+             writes_all = what == verb::all_gather || what == verb::gather;
+  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false},
+                  {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}},
+                in ? 0u : 1u,
+                2};
+  t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
+  return t;
+}
+
+std::string address_text(void const* p) {
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "%p", p);
+  return digits;
+}
+
+bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
+
+group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<carrier> by)
+    : runtime_(owner), devices_(std::move(devices)), carrier_(std::move(by)) {
+  auto s = shared_.lock();
+  s->next.resize(devices_.size());
+  s->gone.resize(devices_.size());
+  s->at_barrier.resize(devices_.size());
+}
+
+runtime::impl& group::owner(std::string_view operation, here at) const {
+  if (ended())
+    throw invalid_use(std::string(operation), "the communicator's runtime has ended",
+                      "A runtime outlives every use of it", at);
+  return runtime_;
+}
+
+void group::refuse_if_over(shared const& s, int rank, std::string const& operation, here at) const {
+  std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
+  if (s.aborted_by >= 0) {
+    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator",
+                       make_anew, at);
+  }
+  for (std::size_t other = 0; other < s.gone.size(); ++other) {
+    if (s.gone[other])
+      throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed",
+                        "Keep all ranks' communicators until the last collective was asked for", at);
+  }
+}
+
+std::uint64_t group::agree(int rank, request const& r, here at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
+  // for this one, and for one that withdraw() opens again
+  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
+  std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
+  std::size_t const place = static_cast<std::size_t>(next - s->closed);
+  if (place == s->open.size()) {
+    s->open.push_back({r, rank, at, 0});
+  } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
+    std::string const there =
+        first.at.file ? std::string(" at ") + first.at.file + ":" + std::to_string(first.at.line) : "";
+    throw invalid_use(std::string(name_of(r.what)),
+                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " +
+                          std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
+                      "All ranks ask for the same collectives in the same order", at);
+  }
+  ++s->open[place].ranks;
+  std::uint64_t const turn = next++;
+  if (s->open.front().ranks == size()) {  // only a front can be complete: this rank was the last of it
+    s->open.erase(s->open.begin());
+    ++s->closed;
+  }
+  return turn;
+}
+
+void group::withdraw(int rank, request const& r, here at) noexcept {
+  auto s = shared_.lock();
+  std::uint64_t const turn = --s->next[static_cast<std::size_t>(rank)];
+  if (turn < s->closed) {  // this rank had completed it: open it again for its second try
+    s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
+    --s->closed;
+    return;
+  }
+  std::size_t const place = static_cast<std::size_t>(turn - s->closed);
+  if (--s->open[place].ranks == 0) s->open.pop_back();  // nobody else got this far, so it is the last
+}
+
+stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
+  auto const refuse_if_broken = [&] {
+    if (std::string why = carrier_->broken(rank); !why.empty()) {
+      abort(rank);
+      throw driver_error(0, std::string(name_of(r.what)),
+                         "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
+    }
+  };
+  {
+    auto s = shared_.lock();
+    refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
+  }
+  refuse_if_broken();
+  on.set_carries_collectives(true);
+  if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
+    memory->fence_what_came_free(on);
+  on.count_collective();
+  std::uint64_t const turn = agree(rank, r, at);
+  try {
+    streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
+    carrier_->issue(rank, on, turn, r, at);
+  } catch (...) {
+    if (carrier_->broken(rank).empty()) {
+      withdraw(rank, r, at);
+    } else {
+      abort(rank);
+    }
+    throw;
+  }
+  return streams::public_stamp(on.now());
+}
+
+void group::barrier(int rank, base::time_limit limit, here at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, "barrier", at);
+  s->at_barrier[static_cast<std::size_t>(rank)] = true;
+  if (std::count(s->at_barrier.begin(), s->at_barrier.end(), true) == size()) {
+    std::fill(s->at_barrier.begin(), s->at_barrier.end(), false);
+    ++s->barriers;
+    changed_.notify_all();
+    return;
+  }
+  std::uint64_t const mine = s->barriers;
+  auto const over = [&] {
+    return s->barriers != mine || s->aborted_by >= 0 ||
+           std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
+  };
+  changed_.wait_for(s.lock(), limit, over);
+  if (s->barriers != mine) return;
+  std::string missing;
+  for (int other = 0; other < size(); ++other) {
+    if (!s->at_barrier[static_cast<std::size_t>(other)])
+      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
+                 " (gpu:" + std::to_string(device(other)) + ")";
+  }
+  s->at_barrier[static_cast<std::size_t>(rank)] = false;
+  refuse_if_over(*s, rank, "barrier", at);
+  throw timed_out(
+      "barrier",
+      "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
+      "See where the thread of that rank stands, or allow a longer limit", at);
+}
+
+void group::abort(int rank) noexcept {
+  {
+    auto s = shared_.lock();
+    if (s->aborted_by < 0) s->aborted_by = rank;
+  }
+  changed_.notify_all();
+  if (!ended()) carrier_->abort();
+}
+
+bool group::waits(int rank) const noexcept {
+  auto s = shared_.lock();
+  return s->aborted_by < 0 && s->next[static_cast<std::size_t>(rank)] > s->closed;
+}
+
+void group::leave(int rank) noexcept {
+  bool waits = false, over = false;
+  {
+    auto s = shared_.lock();
+    waits = !s->open.empty();  // for this rank, or for ranks that are refused from now on
+    over = s->aborted_by >= 0;
+    s->gone[static_cast<std::size_t>(rank)] = true;
+  }
+  changed_.notify_all();
+  if (waits && !over) abort(rank);
+  if (!ended()) carrier_->leave(rank);
+}
+
+void group::runtime_ends() noexcept {
+  auto const first_to_leave = [&](int rank, bool& waits) {
+    auto s = shared_.lock();
+    waits = !s->open.empty() && s->aborted_by < 0;
+    bool const already = s->gone[static_cast<std::size_t>(rank)];
+    s->gone[static_cast<std::size_t>(rank)] = true;
+    return !already;
+  };
+  for (int rank = 0; rank < size(); ++rank) {
+    bool waits = false;
+    if (!first_to_leave(rank, waits)) continue;
+    if (waits) abort(rank);
+    carrier_->leave(rank);
+  }
+  changed_.notify_all();
+  ended_.store(true, base::memory_order_release);
+}
+
+namespace {
+
+// The communicators of one runtime: a part. They are handed to threads, and may be kept longer than it lives.
+class groups {
+ public:
+  // Streams and pinned memory wait at their end for work, which a rank that nobody follows would hold up for
+  // ever. A rank that leaves asks the clocks and the memory.
+  explicit groups(runtime::impl& r) {
+    (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
+    r.before_the_end(this, [](void* self) noexcept {
+      auto const all = static_cast<groups*>(self)->all_.lock();
+      for (auto const& one : *all) {
+        if (auto const alive = one.lock()) alive->runtime_ends();
+      }
+    });
+  }
+  void add(std::shared_ptr<group> const& one) {
+    auto all = all_.lock();
+    std::erase_if(*all, [](auto const& g) { return g.expired(); });
+    all->push_back(one);
+  }
+
+ private:
+  base::guarded<std::vector<std::weak_ptr<group>>> all_;
+};
+
+}  // namespace
+
+void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
+  std::string const op(operation);
+  auto const role = [&] {
+    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) +
+           " at";
+  };
+  auto const named = [&] { return role() + " " + address_text(what.data); };
+  if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes))
+    throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
+  if (bytes == 0) return;
+  using streams::known_range;
+  auto const is = known_range::of(line.owner(), what.data, bytes);
+  bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
+  int device = is.device;
+  if (!known) {  // the program's own, of the driver
+    auto const found = line.owner().machine().find(what.data);
+    require(found.is, operation, named(), "The address is looked up in the driver", at);
+    if (found.value.in == driver::where::device) device = found.value.device;
+  }
+  if (device != line.device()) {
+    std::string const whose =
+        device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
+    throw invalid_use(op, named() + " is " + whose + "gpu:" + std::to_string(line.device()),
+                      "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
+  }
+  if (is.memory && is.block.home != &line) is.memory->mark(what.data, line, at);
+}
+
+}  // namespace peer
+
+communicator::state::~state() { all->leave(rank); }
+clock::timeline& communicator::state::line(std::string_view operation, here at) const {
+  return streams::current_line(all->owner(operation, at), all->device(rank), at);
+}
+
+communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
+communicator::communicator(communicator&&) noexcept = default;
+communicator& communicator::operator=(communicator&&) noexcept = default;
+communicator::~communicator() = default;
+
+std::vector<communicator> communicator::in_process(std::span<weir::device const> devices, here at) {
+  runtime::impl& owner = streams::current_runtime(at);
+  if (devices.empty()) throw invalid_use("communicator::in_process", "no devices", "Name a device for each rank", at);
+  std::vector<int> ordinals;
+  for (weir::device const d : devices) {
+    int const ordinal = streams::resolve(d, owner, "communicator::in_process", at);
+    if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
+      throw invalid_use("communicator::in_process", "gpu:" + std::to_string(ordinal) + " is named twice",
+                        "Each rank has its own device", at);
+    }
+    ordinals.push_back(ordinal);
+  }
+  for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
+  auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals)
+                                        : peer::carried_by_nccl(owner, ordinals, at);
+  by = peer::carried_in_chains(owner, ordinals, std::move(by),
+                               owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
+  auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
+  owner.part<peer::groups>().add(all);
+  std::vector<communicator> ranks;
+  for (int rank = 0; rank < all->size(); ++rank)
+    ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
+  return ranks;
+}
+
+int communicator::rank() const noexcept { return state_->rank; }
+int communicator::size() const noexcept { return state_->all->size(); }
+weir::device communicator::device() const noexcept { return weir::device(state_->all->device(state_->rank)); }
+
+namespace {
+
+void require_reducible(dtype type, std::string_view operation, here at) {
+  if (!peer::reducible(type)) {
+    throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+  }
+}
+
+void require_rank(int root, int ranks, std::string_view operation, here at) {
+  if (root < 0 || root >= ranks) {
+    throw invalid_use(std::string(operation),
+                      "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks",
+                      "Ranks count from 0 to " + std::to_string(ranks - 1), at);
+  }
+}
+
+// `part` is either exactly the rank's slice of `whole` or apart from it.
+void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, std::string_view operation, here at) {
+  std::string const op(operation);
+  if (whole.type != part.type) {
+    throw invalid_use(
+        op, "out and in are of " + std::string(name_of(whole.type)) + " and " + std::string(name_of(part.type)),
+        "Both sides have one element type", at);
+  }
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
+    throw invalid_use(op,
+                      "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) +
+                          " ranks do not make " + std::to_string(whole.count),
+                      "The whole holds as many parts as there are ranks", at);
+  }
+  auto const begin = [](span_of s) { return reinterpret_cast<std::uintptr_t>(s.data); };
+  auto const bytes = [](span_of s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.type); };
+  bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
+  bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
+  if (!apart && !slice) {
+    throw invalid_use(op,
+                      "the part at " + peer::address_text(part.data) + " overlaps the whole at " +
+                          peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
+                          "'s slice of it",
+                      "Give that slice, or memory apart", at);
+  }
+}
+
+}  // namespace
+
+stamp communicator::all_reduce(span_of what, reduction how, here at) {
+  require_reducible(what.type, "all_reduce", at);
+  clock::timeline& on = state_->line("all_reduce", at);
+  peer::use_on(on, what, "all_reduce", "the buffer", at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
+}
+
+stamp communicator::broadcast(span_of what, int root, here at) {
+  require_rank(root, size(), "broadcast", at);
+  clock::timeline& on = state_->line("broadcast", at);
+  peer::use_on(on, what, "broadcast", "the buffer", at);
+  return state_->all->issue(
+      state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
+}
+
+stamp communicator::scatter(span_of out, span_of in, int root, here at) {
+  require_rank(root, size(), "scatter", at);
+  clock::timeline& on = state_->line("scatter", at);
+  bool const mine = root == rank();
+  if (mine) {
+    require_slice_or_apart(in, out, rank(), size(), "scatter", at);
+    peer::use_on(on, in, "scatter", "in", at);
+  }
+  peer::use_on(on, out, "scatter", "out", at);
+  return state_->all->issue(
+      state_->rank, on,
+      {peer::verb::scatter, out.type, reduction::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+}
+
+stamp communicator::gather(span_of out, span_of in, int root, here at) {
+  require_rank(root, size(), "gather", at);
+  clock::timeline& on = state_->line("gather", at);
+  bool const mine = root == rank();
+  if (mine) {
+    require_slice_or_apart(out, in, rank(), size(), "gather", at);
+    peer::use_on(on, out, "gather", "out", at);
+  }
+  peer::use_on(on, in, "gather", "in", at);
+  return state_->all->issue(
+      state_->rank, on,
+      {peer::verb::gather, in.type, reduction::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+}
+
+stamp communicator::all_gather(span_of out, span_of in, here at) {
+  clock::timeline& on = state_->line("all_gather", at);
+  require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
+  peer::use_on(on, in, "all_gather", "in", at);
+  peer::use_on(on, out, "all_gather", "out", at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::all_gather, in.type, reduction::sum, 0, in.count, in.data, out.data}, at);
+}
+
+stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here at) {
+  require_reducible(in.type, "reduce_scatter", at);
+  clock::timeline& on = state_->line("reduce_scatter", at);
+  require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
+  peer::use_on(on, in, "reduce_scatter", "in", at);
+  peer::use_on(on, out, "reduce_scatter", "out", at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
+}
+
+void communicator::barrier(std::chrono::milliseconds limit, here at) {
+  (void)state_->all->owner("barrier", at);
+  state_->all->barrier(state_->rank, limit, at);
+}
+std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
+void communicator::abort() noexcept { state_->all->abort(state_->rank); }
+
+}  // namespace weir

@@ -1,0 +1,168 @@
+// The carrier before the others: ranks that ask for a large broadcast, scatter or gather meet on the host,
+// and the last of them has chains carry it, or lets all go on to the carrier behind.
+// Threads: each rank by one thread at a time; abort by any. A rank waits here for those of its turn.
+//
+// Invariant: while a meeting is full, none of its ranks' threads leaves before the last has given everything
+// to all their streams.
+#include <map>
+
+#include "peer/collective/copy_chains.h"
+#include "peer/link/links.h"
+#include "runtime/base/call_site.h"
+#include "runtime/core/parts.h"
+
+namespace weir::peer {
+namespace {
+
+struct meeting {
+  std::vector<rank_part> parts;
+  int came = 0;
+  bool over = false;
+  bool carried = false;
+  driver::status refused;
+  std::string way;  // in words
+};
+
+std::string size_text(std::size_t bytes) {
+  return bytes >> 20 ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes) + " B";
+}
+
+class chained_carrier final : public carrier {
+ public:
+  chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name,
+                  here at)
+      : runtime_(r),
+        chains_(r.part<chains>()),
+        devices_(std::move(devices)),
+        others_(std::move(others)),
+        name_(name),
+        said_(devices_.size()) {
+    if (devices_.size() < 2 || !chains_.ever()) return;
+    // later there may always be collectives under way, beside which nothing is tried
+    r.part<links>().prove_all(devices_, at);
+    lanes_ = chains_.lease(devices_, at);
+  }
+
+  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
+    auto& said = said_[static_cast<std::size_t>(rank)];
+    if (!r.has_root()) return others_->issue(rank, on, turn, r, at);
+    std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()),
+                      from = chains_.from(r.what, devices_.size());
+    if (bytes < from || !lanes_ || bytes == 0) {
+      said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for"
+                                                        : size_text(bytes) + " are less than " + size_text(from));
+      return others_->issue(rank, on, turn, r, at);
+    }
+    auto const met = meet(rank, {&on, r, on.captured().value}, turn, at);
+    if (!met)
+      throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
+                         "Make a new one with communicator::in_process", at);
+    said = met->way;
+    if (!met->carried) return others_->issue(rank, on, turn, r, at);
+    if (!met->refused.ok())
+      throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies",
+                    "The same call may be made again, by all ranks", at);
+  }
+
+  std::string broken(int rank) override {
+    if (int const device = lost_.load(); device >= 0)
+      return "gpu:" + std::to_string(device) + " is lost, and copies with it";
+    return others_->broken(rank);
+  }
+  void abort() noexcept override {
+    {
+      auto s = shared_.lock();
+      s->aborted = true;
+    }
+    changed_.notify_all();
+    others_->abort();
+  }
+  void leave(int rank) noexcept override {
+    if (left_.fetch_add(1) + 1 == static_cast<int>(devices_.size()) && lanes_) chains_.give_back(lanes_);
+    others_->leave(rank);
+  }
+  std::string said(int rank) const override { return said_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  struct shared {
+    std::map<std::uint64_t, std::shared_ptr<meeting>> open;  // by turn
+    bool aborted = false;
+  };
+
+  std::string by_others(std::string const& why) const { return std::string(name_) + ": " + why; }
+  std::string operands(int rank, request const& r) const {
+    return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
+           " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+  }
+
+  // Blocks: until all ranks are here, and the last of them has seen to it. Returns:
+  // null when somebody aborted before that.
+  std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, here at) {
+    std::shared_ptr<meeting> here_is;
+    {
+      auto s = shared_.lock();
+      if (s->aborted) return nullptr;
+      auto& open = s->open[turn];
+      if (!open) {  // without host memory there is none: who comes next makes it
+        auto made = std::make_shared<meeting>();
+        made->parts.resize(devices_.size());
+        open = std::move(made);
+      }
+      here_is = open;
+      here_is->parts[static_cast<std::size_t>(rank)] = mine;
+      if (++here_is->came < static_cast<int>(devices_.size())) {
+        changed_.wait(s.lock(), [&] {
+          return here_is->over || (s->aborted && here_is->came < static_cast<int>(devices_.size()));
+        });
+        return here_is->over ? here_is : nullptr;
+      }
+      s->open.erase(turn);
+    }
+    see_to(*here_is, at);
+    {
+      auto s = shared_.lock();
+      here_is->over = true;
+    }
+    changed_.notify_all();
+    return here_is;
+  }
+
+  void see_to(meeting& m, here at) noexcept {
+    auto const& what = m.parts.front().what;
+    base::call_site const in(runtime_.witness(), name_of(what.what).data(), at);
+    try {
+      std::string const why = chains_.why_not(m.parts, at);
+      m.way = why.empty() ? chains_.text_of(m.parts) : by_others(why);
+      m.carried = why.empty();
+    } catch (...) {}  // no memory for words
+    if (!m.carried) return;
+    m.refused = chains_.carry(*lanes_, m.parts, at);
+    if (m.refused.what != driver::code::lost) return;
+    auto const& clocks = runtime_.part<clock::clocks>();
+    for (int const device : devices_) {
+      if (clocks.lost(device)) lost_.store(device);
+    }
+    if (lost_.load() < 0) lost_.store(devices_[0]);
+  }
+
+  runtime::impl& runtime_;
+  chains& chains_;
+  std::vector<int> const devices_;
+  std::unique_ptr<carrier> const others_;
+  char const* const name_;
+  std::vector<std::string> said_;     // of each rank, by its thread
+  chains::lanes* lanes_ = nullptr;
+  base::atomic<int> lost_{-1};
+  base::atomic<int> left_{0};
+  base::guarded<shared> shared_;
+  base::condition changed_;
+};
+
+}  // namespace
+
+std::unique_ptr<carrier> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices,
+                                           std::unique_ptr<carrier> others, char const* name, here at) {
+  return std::make_unique<chained_carrier>(owner, devices, std::move(others), name, at);
+}
+
+}  // namespace weir::peer

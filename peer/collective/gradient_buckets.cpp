@@ -1,0 +1,260 @@
+// Gradient buckets: one block holds [parameters | gradients], both laid out from the last added to the first,
+// so that a bucket is one range: the gradients that a backward pass finishes together.
+// Threads: as the communicator.
+//
+// Invariant: buckets are reduced in the order of their ranges on every rank, each once a step.
+#include <algorithm>
+#include <exception>
+#include <optional>
+
+#include "peer/collective/group.h"
+#include "runtime/base/round_up.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/allocator.h"
+#include "runtime/observe/history.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+namespace {
+
+constexpr std::size_t gap = 512;  // each one begins at a multiple of this many bytes
+constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
+
+}  // namespace
+
+struct gradient_buckets::state {
+  struct one {
+    std::string name;
+    std::int64_t count;
+    dtype type;
+    std::size_t offset = 0;  // bytes, from the start of the parameters as of the gradients
+    int bucket = 0;
+    bool was_ready = false;
+  };
+  struct bucket {
+    dtype type;
+    std::size_t begin, end;  // bytes
+    int members = 0, missing = 0;
+    std::vector<clock::stamp> written;  // one a stream
+  };
+
+  std::shared_ptr<peer::group> all;
+  int rank;
+  bucket_options options;
+  std::vector<one> ones{};
+  std::vector<bucket> buckets{};
+  std::size_t half = 0;          // bytes of all parameters added, gaps included
+  std::byte* block = nullptr;    // null: not built
+  std::optional<stream> side{};  // carries the reductions
+  std::size_t started = 0;       // buckets of this step
+
+  memory::allocator& memory(here at) const {
+    return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
+  }
+  std::string named(int i) const {
+    return "\"" + ones[static_cast<std::size_t>(i)].name + "\" (gradient " + std::to_string(i) + ")";
+  }
+
+  ~state() {
+    if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
+    // A host without memory waits for whoever uses a block that is freed:
+    // not for a rank that this very thread may have to serve.
+    if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
+    try {
+      observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
+      memory(here::current()).deallocate(block, nullptr, here::current());
+    } catch (...) {  // a device that is lost: its memory went with it
+    }
+  }
+
+  void lay_out();
+  void start_full_buckets(here);
+  one& find(int i, std::string_view operation, here);
+};
+
+gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, here at) {
+  std::string const op(operation);
+  if (!block)
+    throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, none is built",
+                      "Call build() after the last add()", at);
+  if (i < 0 || static_cast<std::size_t>(i) >= ones.size()) {
+    throw invalid_use(op, "gradient " + std::to_string(i) + " of " + std::to_string(ones.size()),
+                      "add() returned their numbers, from 0", at);
+  }
+  return ones[static_cast<std::size_t>(i)];
+}
+
+void gradient_buckets::state::lay_out() {
+  std::size_t const full =
+      options.bucket_bytes ? options.bucket_bytes : std::clamp(half / 4, least_bucket, most_bucket);
+  std::size_t at = 0;
+  for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
+    if (buckets.empty() || buckets.back().type != o->type || buckets.back().end - buckets.back().begin >= full)
+      buckets.push_back({o->type, at, at, 0, 0, {}});
+    o->offset = at;
+    o->bucket = static_cast<int>(buckets.size()) - 1;
+    at += base::round_up(static_cast<std::size_t>(o->count) * size_of(o->type), gap);
+    buckets.back().end = at;
+    buckets.back().missing = ++buckets.back().members;
+  }
+}
+
+void gradient_buckets::state::start_full_buckets(here at) {
+  clock::timeline& on = streams::line_of(*side);
+  while (started < buckets.size() && buckets[started].missing == 0) {
+    bucket& b = buckets[started];
+    for (clock::stamp const s : b.written)
+      require(on.wait(s), "gradient_buckets::ready",
+              "bucket " + std::to_string(started) + " of rank " + std::to_string(rank), "", at);
+    std::byte* const data = block + half + b.begin;
+    std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
+    peer::use_on(on, {data, count, b.type}, "gradient_buckets::ready", "bucket " + std::to_string(started), at);
+    reduction const how = options.average ? reduction::average : reduction::sum;
+    all->issue(rank, on, {peer::verb::all_reduce, b.type, how, 0, count, data, data}, at);
+    ++started;
+  }
+}
+
+gradient_buckets::gradient_buckets(communicator& of, bucket_options o)
+    : state_(new state{of.state_->all, of.state_->rank, o}) {}
+gradient_buckets::gradient_buckets(gradient_buckets&&) noexcept = default;
+gradient_buckets& gradient_buckets::operator=(gradient_buckets&&) noexcept = default;
+gradient_buckets::~gradient_buckets() = default;
+
+int gradient_buckets::add(std::string name, std::int64_t count, dtype type, here at) {
+  if (state_->block)
+    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Add everything first", at);
+  constexpr std::int64_t most = std::int64_t{1} << 56;
+  if (count < 0 || count > most)
+    throw invalid_use("gradient_buckets::add", "\"" + name + "\" of " + std::to_string(count) + " elements",
+                      "Counts are of elements, from 0 up", at);
+  if (!peer::reducible(type))
+    throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
+  if (bytes > ~std::size_t{0} / 2 - state_->half) {
+    std::string const what = "\"" + name + "\" of " + std::to_string(count) + " " + std::string(name_of(type)) + " (" +
+                             std::to_string(bytes) + " B)";
+    throw invalid_use(
+        "gradient_buckets::add", what + " beside " + std::to_string(state_->half) + " B: twice as much has no address",
+        "One block holds all parameters and gradients: check the product that the count was made from", at);
+  }
+  state_->ones.push_back({std::move(name), count, type});
+  state_->half += bytes;
+  return static_cast<int>(state_->ones.size()) - 1;
+}
+
+void gradient_buckets::build(here at) {
+  state& s = *state_;
+  if (s.block) throw invalid_use("gradient_buckets::build", "a second build()", "Build once, after the last add()", at);
+  if (s.ones.empty()) throw invalid_use("gradient_buckets::build", "nothing is added", "add() each gradient first", at);
+  runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
+  runtime_guard const in(owner.facade());
+  int const device = s.all->device(s.rank);
+  clock::timeline& home = streams::current_line(owner, device, at);
+  s.buckets.clear();
+  s.lay_out();
+  s.side.emplace(weir::device(device), priority::high, at);
+  std::size_t const bytes = std::max(2 * s.half, gap);
+  void* const block = s.memory(at).allocate(home, bytes, gap, at);
+  try {
+    require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
+            std::to_string(bytes) + " B to be filled with zeros on gpu:" + std::to_string(device), "", at);
+    s.memory(at).mark(block, streams::line_of(*s.side), at);
+  } catch (...) {
+    s.memory(at).deallocate(block, nullptr, at);
+    throw;
+  }
+  s.block = static_cast<std::byte*>(block);
+  observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
+}
+
+int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }
+int gradient_buckets::bucket_count() const noexcept { return static_cast<int>(state_->buckets.size()); }
+
+span_of gradient_buckets::parameter(int i, here at) const {
+  state::one const& o = state_->find(i, "gradient_buckets::parameter", at);
+  return {state_->block + o.offset, o.count, o.type};
+}
+span_of gradient_buckets::gradient(int i, here at) const {
+  state::one const& o = state_->find(i, "gradient_buckets::gradient", at);
+  return {state_->block + state_->half + o.offset, o.count, o.type};
+}
+span_of gradient_buckets::parameters(here at) const {
+  state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
+  for (state::one const& o : state_->ones) {
+    if (o.type != first.type) {
+      throw invalid_use("gradient_buckets::parameters",
+                        "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name +
+                            "\" of " + std::string(name_of(o.type)),
+                        "Go through parameter(i) instead", at);
+    }
+  }
+  return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
+}
+span_of gradient_buckets::gradients(here at) const {
+  span_of const same = parameters(at);
+  return {state_->block + state_->half, same.count, same.type};
+}
+
+void gradient_buckets::ready(int i, stream_ref writer, here at) {
+  state& s = *state_;
+  state::one& o = s.find(i, "gradient_buckets::ready", at);
+  (void)s.all->owner("gradient_buckets::ready", at);
+  clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::ready", at);
+  if (line.device() != s.all->device(s.rank)) {
+    throw invalid_use("gradient_buckets::ready",
+                      s.named(i) + " from a stream of gpu:" + std::to_string(line.device()) +
+                          ", the rank's device is gpu:" + std::to_string(s.all->device(s.rank)),
+                      "Give the stream that wrote the gradient", at);
+  }
+  if (o.was_ready) {
+    throw invalid_use("gradient_buckets::ready", s.named(i) + " is ready twice in one step",
+                      "Say ready once, after the last write: when a layer is computed again or gradients accumulate, "
+                      "after the last pass",
+                      at);
+  }
+  s.memory(at).mark(s.block, line, at);
+  state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
+  clock::stamp const written = line.now();
+  auto const same =
+      std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
+  if (same == b.written.end()) {
+    b.written.push_back(written);
+  } else {
+    *same = written;
+  }
+  o.was_ready = true;
+  --b.missing;
+  s.start_full_buckets(at);
+}
+
+void gradient_buckets::finish(stream_ref reader, here at) {
+  state& s = *state_;
+  s.find(0, "gradient_buckets::finish", at);
+  (void)s.all->owner("gradient_buckets::finish", at);
+  clock::timeline& line = streams::line_or_throw(reader, "gradient_buckets::finish", at);
+  std::string missing;
+  int more = 0;
+  for (int i = 0; i < size(); ++i) {
+    if (s.ones[static_cast<std::size_t>(i)].was_ready) continue;
+    if (constexpr int named = 8; more++ < named) missing += (missing.empty() ? "" : ", ") + s.named(i);
+  }
+  if (more) {
+    throw invalid_use("gradient_buckets::finish",
+                      std::to_string(more) + " of " + std::to_string(size()) +
+                          " gradients never were ready: " + missing + (more > 8 ? ", …" : ""),
+                      "Every gradient is ready once a step, also one that is zero", at);
+  }
+  s.start_full_buckets(at);  // again, where a start was refused
+  clock::timeline& side = streams::line_of(*s.side);
+  require(line.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
+  for (state::one& o : s.ones) o.was_ready = false;
+  for (state::bucket& b : s.buckets) {
+    b.missing = b.members;
+    b.written.clear();
+  }
+  s.started = 0;
+}
+
+}  // namespace weir

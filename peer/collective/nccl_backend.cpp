@@ -1,0 +1,279 @@
+// Collectives on GPUs: NCCL, found at run time; the only file that sees its header.
+// Threads: each rank by one thread at a time; abort by any.
+// NCCL wants at most one thread at a time on communicators of one device.
+//
+// The environment is NCCL's own and is left as it is.
+#include "peer/collective/group.h"
+#include "runtime/base/call_site.h"
+#include "runtime/core/parts.h"
+
+#if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
+
+#include <nccl.h>
+
+#include "runtime/base/os_library.h"
+
+namespace weir::peer {
+namespace {
+
+// Every entry point used, by NCCL's own name and type.
+#define WEIR_NCCL_CALLS(X)                                                                                       \
+  X(GetVersion)                                                                                                  \
+  X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
+      X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
+
+struct library {
+#define X(call) decltype(&::nccl##call) call = nullptr;
+  WEIR_NCCL_CALLS(X)
+#undef X
+  std::string why;  // it cannot be used; "" when it can
+};
+
+// Older ones let GPUs of one process write straight into each other's user buffers, registered or not: mapped
+// memory that was never granted to the peer does not allow it.
+constexpr int oldest = 22600;
+
+library load() {
+  library found;
+  void* const so = os::load_library("libnccl.so.2");
+  if (!so) {
+    found.why = "libnccl.so.2 not found";
+    return found;
+  }
+  std::string missing;
+#define X(call)                                                                            \
+  found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
+  if (!found.call) missing += " nccl" #call;
+  WEIR_NCCL_CALLS(X)
+#undef X
+  int version = 0;
+  if (!missing.empty()) {
+    found.why = "libnccl.so.2 lacks" + missing;
+  } else if (found.GetVersion(&version) != ncclSuccess || version < oldest) {
+    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) +
+                " (2.26) or newer";
+  }
+  return found;
+}
+
+library const& nccl() {
+  static library const* const once = new library(load());  // never destroyed: communicators may be static
+  return *once;
+}
+
+ncclDataType_t type_of(dtype type) noexcept {
+  switch (type) {
+    case float32: return ncclFloat32;
+    case float16: return ncclFloat16;
+    case bfloat16: return ncclBfloat16;
+    case float64: return ncclFloat64;
+    case int8: return ncclInt8;
+    case uint8:
+    case int16:  // moved, never reduced: as bytes
+    case boolean: return ncclUint8;
+    case int32: return ncclInt32;
+    case int64: return ncclInt64;
+  }
+  return ncclUint8;
+}
+ncclRedOp_t operation_of(reduction how) noexcept {
+  switch (how) {
+    case reduction::sum: return ncclSum;
+    case reduction::average: return ncclAvg;
+    case reduction::min: return ncclMin;
+    case reduction::max: return ncclMax;
+  }
+  return ncclSum;
+}
+
+std::string words(ncclResult_t r, ncclComm_t on) {
+  std::string text = std::string(nccl().GetErrorString(r)) + " (" + std::to_string(static_cast<int>(r)) + ")";
+  if (char const* const last = nccl().GetLastError(on); last && *last) text += ": " + std::string(last);
+  return text;
+}
+
+class nccl_carrier final : public carrier {
+ public:
+  nccl_carrier(runtime::impl& r, std::vector<int> devices, here at)
+      : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
+    std::vector<ncclComm_t> made(devices_.size());
+    ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
+    if (answer != ncclSuccess) {
+      throw driver_error(static_cast<int>(answer), "communicator::in_process",
+                         std::to_string(devices_.size()) + " GPUs: NCCL answers " + words(answer, nullptr),
+                         "NCCL_DEBUG=INFO makes NCCL say more", at);
+    }
+    for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
+  }
+
+  ~nccl_carrier() override { abort(); }  // of ranks that have not left
+
+  void issue(int rank, clock::timeline& on, std::uint64_t, request const& r, here at) override {
+    if (r.count == 0) return;
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    driver::driver& machine = runtime_.machine();
+    auto const operands = [&] {
+      return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
+             " on gpu:" + std::to_string(on.device());
+    };
+    require(machine.make_current(on.device()), name_of(r.what), operands(), "", at);
+    auto const native = machine.native(on.device(), on.handle());
+    require(native.is, name_of(r.what), operands(), "", at);
+    ncclResult_t answer = ncclSuccess;
+    std::string text;
+    {
+      base::lock_guard const lock(mine.calls);
+      if (!mine.comm)
+        throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
+                           "Make a new one with communicator::in_process", at);
+      bool const bytes = !r.reduces();  // nothing is added: element types do not matter
+      std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
+      ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
+      switch (r.what) {
+        case verb::all_reduce:
+          answer = nccl().AllReduce(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          break;
+        case verb::broadcast:
+          answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value);
+          break;
+        case verb::all_gather: answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value); break;
+        case verb::reduce_scatter:
+          answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          break;
+        case verb::scatter:
+        case verb::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
+      }
+      if (answer != ncclSuccess) {
+        text = words(answer, mine.comm);
+        // an invalid argument changes nothing; all else ends the communicator
+        if (answer != ncclInvalidArgument) mine.failed = text;
+      }
+    }
+    if (answer == ncclSuccess) {
+      base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
+      machine.touched(on.device(), on.handle(), r.touches(devices_.size()));
+      mine.last.store(on.now().n, base::memory_order_relaxed);
+      mine.last_stream.store(on.id(), base::memory_order_relaxed);
+      return;
+    }
+    if (auto const s = on.captured().is; s.what == driver::code::lost)
+      throw_refusal(s, name_of(r.what), operands(), "", at);
+    throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text,
+                       "NCCL_DEBUG=INFO makes NCCL say more", at);
+  }
+
+  std::string broken(int rank) override {
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    base::lock_guard const lock(mine.calls);
+    if (!mine.comm) return "the communicator was aborted";
+    if (!mine.failed.empty()) return mine.failed;
+    ncclResult_t later = ncclSuccess;
+    ncclResult_t const answer = nccl().CommGetAsyncError(mine.comm, &later);
+    if (answer != ncclSuccess) later = answer;
+    if (later == ncclSuccess || later == ncclInProgress) return {};
+    return mine.failed = "NCCL reports " + words(later, mine.comm);
+  }
+
+  void abort() noexcept override {
+    if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+    auto const end = [](one& each) {
+      if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
+    };
+    for (one& each : ranks_) {
+      // its thread stands inside NCCL, perhaps connecting to a rank that never comes
+      if (!each.calls.try_lock()) continue;
+      end(each);
+      each.calls.unlock();
+    }
+    constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
+    std::int64_t const until = base::now_ns() + patience_ns;
+    for (one& each : ranks_) {  // and returns when the others are aborted
+      bool locked = each.calls.try_lock();
+      for (; !locked && base::now_ns() < until; locked = each.calls.try_lock()) base::sleep_ns(pause_ns);
+      end(each);
+      if (locked) each.calls.unlock();
+    }
+  }
+
+  void leave(int rank) noexcept override {
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    if (process_is_ending() || process_was_forked()) {
+      mine.comm = nullptr;  // the driver may be gone: the system takes all back
+      return;
+    }
+    driver::status done;
+    if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed)) {
+      done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
+    }
+    base::lock_guard const lock(mine.calls);
+    if (!mine.comm) return;
+    if (done.ok()) {
+      nccl().CommDestroy(mine.comm);
+    } else {
+      nccl().CommAbort(mine.comm);
+    }
+    mine.comm = nullptr;
+  }
+
+ private:
+  // The ranks' parts from or to the root, as one group of sends and receives.
+  // The root's own is one of them, unless it lies in its place.
+  ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
+    bool const scatters = r.what == verb::scatter;
+    ncclResult_t worst = nccl().GroupStart();
+    if (worst != ncclSuccess) return worst;
+    auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
+    auto const place = [&](void const* whole, std::size_t of) {
+      return static_cast<std::byte*>(const_cast<void*>(whole)) + of * bytes;
+    };
+    bool const in_place = rank == r.root && (scatters ? place(r.in, static_cast<std::size_t>(rank)) == r.out
+                                                      : place(r.out, static_cast<std::size_t>(rank)) == r.in);
+    for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
+      int const peer = static_cast<int>(other);
+      if (peer == rank && in_place) continue;
+      note(scatters ? nccl().Send(place(r.in, other), bytes, ncclUint8, peer, comm, on)
+                    : nccl().Recv(place(r.out, other), bytes, ncclUint8, peer, comm, on));
+    }
+    if (!in_place)
+      note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on)
+                    : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+    note(nccl().GroupEnd());
+    return worst;
+  }
+
+  struct one {
+    base::mutex calls;           // held inside every call on comm
+    ncclComm_t comm = nullptr;   // null: aborted, or left
+    std::string failed;          // under calls: what ended it
+    base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
+  };
+  runtime::impl& runtime_;
+  std::vector<int> const devices_;
+  std::vector<one> ranks_;
+};
+
+}  // namespace
+
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, here at) {
+  if (std::string const& why = nccl().why; !why.empty()) {
+    throw not_supported("communicator::in_process", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why,
+                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
+  }
+  return std::make_unique<nccl_carrier>(owner, devices, at);
+}
+
+}  // namespace weir::peer
+
+#else  // no toolkit or no NCCL header at build time
+
+namespace weir::peer {
+
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here at) {
+  throw not_supported("communicator::in_process",
+                      "NCCL for " + std::to_string(devices.size()) + " GPUs: this weir was built without <nccl.h>",
+                      "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
+}
+
+}  // namespace weir::peer
+
+#endif

@@ -1,0 +1,259 @@
+// Collectives of a simulated machine: each rank's part is three pieces of work on its own stream,
+// and no thread ever waits.
+// Threads: each rank by one thread at a time; abort by any. Parts run on the machine's workers.
+//
+//   arrive   says that this rank's buffers may be read and written
+//   share    when all have arrived: does this rank's share of the elements, for all ranks
+//   depart   when all shares are done, or none will be any more: this rank's stream goes on
+//
+// Invariant: a rank's buffers are touched by others only between its arrive and its depart.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "peer/collective/group.h"
+#include "peer/collective/host_reduce.h"
+#include "runtime/base/call_site.h"
+#include "runtime/core/parts.h"
+#include "runtime/driver/words.h"
+
+namespace weir::peer {
+namespace {
+
+// What all collectives of one communicator share with their parts, which may outlive it.
+struct fate {
+  base::atomic<bool> over{false};        // aborted, or a part was lost: what has not begun never will
+  base::atomic<int> lost_rank{-1};       // whose part was dropped before it ran
+  base::atomic<int> failed_rank{-1};     // whose part could be enqueued only in half
+};
+
+struct meeting {
+  meeting(request const& r, int ranks, std::shared_ptr<fate> f)
+      : what(r),
+        in(static_cast<std::size_t>(ranks)),
+        out(in.size()),
+        dropped(in.size()),
+        given(in.size()),
+        at(in.size()),
+        over(std::move(f)) {}
+  request const what;
+  std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
+  std::vector<void*> out;
+  // A part that is dropped before it ran was refused (its enqueue says so) or is lost. Of each rank: how many
+  // were dropped, and whether all have been enqueued, after which none is a refused one.
+  std::vector<base::atomic<int>> dropped;
+  std::vector<base::atomic<bool>> given;
+  std::vector<here> at;         // of each rank's call, written before its arrive is enqueued
+  std::shared_ptr<fate> const over;
+  base::atomic<int> arrived{0}, working{0}, done{0};
+
+  int ranks() const noexcept { return static_cast<int>(in.size()); }
+  bool all_arrived() const noexcept { return arrived.load() == ranks() || over->over.load(); }
+  bool all_done() const noexcept { return done.load() == ranks() || (over->over.load() && working.load() == 0); }
+  void do_share(int rank) const noexcept;
+  void lose(int rank) noexcept {
+    if (over->over.load()) return;
+    over->lost_rank.store(rank);
+    over->over.store(true);
+  }
+};
+
+void meeting::do_share(int rank) const noexcept {
+  std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type),
+                    part = static_cast<std::size_t>(what.count) * size;
+  if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
+  switch (what.what) {
+    case verb::all_reduce: {
+      constexpr std::int64_t line = 64;  // elements: shares do not meet within a cache line of any type
+      std::int64_t const lines = (what.count + line - 1) / line;
+      auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * line); };
+      return reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
+    }
+    case verb::reduce_scatter: {
+      std::vector<void const*> slices;
+      for (void const* const whole : in) slices.push_back(static_cast<std::byte const*>(whole) + r * part);
+      return reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
+    }
+    case verb::broadcast:
+      if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
+      return;
+    case verb::scatter:
+      if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part;
+          from != out[r])
+        std::memcpy(out[r], from, part);
+      return;
+    case verb::gather:
+      if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r])
+        std::memcpy(to, in[r], part);
+      return;
+    case verb::all_gather:
+      for (void* const whole : out) {
+        std::byte* const to = static_cast<std::byte*>(whole) + r * part;
+        if (to != in[r]) std::memcpy(to, in[r], part);
+      }
+      return;
+  }
+}
+
+struct part {
+  enum class step : std::uint8_t { arrive, share, depart };
+  std::shared_ptr<meeting> where;
+  int rank;
+  step does;
+  bool ran = false;
+
+  bool ready() const noexcept {
+    return does == step::arrive || (does == step::share ? where->all_arrived() : where->all_done());
+  }
+  void run() noexcept {
+    ran = true;
+    if (does == step::arrive) where->arrived.fetch_add(1);
+    if (does != step::share) return;
+    // before the look at `over`: a depart that saw `over` and nobody working is not overtaken
+    where->working.fetch_add(1);
+    if (!where->over->over.load()) {
+      where->do_share(rank);
+      where->done.fetch_add(1);
+    }
+    where->working.fetch_sub(1);
+  }
+  void drop() noexcept {
+    if (!ran) {
+      where->dropped[static_cast<std::size_t>(rank)].fetch_add(1);
+      if (where->given[static_cast<std::size_t>(rank)].load()) where->lose(rank);
+    }
+    delete this;
+  }
+
+  std::string name() const {
+    here const& at = where->at[static_cast<std::size_t>(rank)];
+    std::string_view const file = at.file ? at.file : "?";
+    return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" +
+           std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line) + ")";
+  }
+  bool needs(part const& other) const noexcept {
+    if (other.where != where || other.rank == rank || other.ran) return false;
+    return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
+  }
+  std::string missing() const {
+    std::string none;
+    for (int r = 0; r < where->ranks(); ++r) {
+      if (!where->given[static_cast<std::size_t>(r)].load())
+        none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
+    }
+    return none.empty() ? none : none + "'s part";
+  }
+};
+
+bool is_ready(void* p) { return static_cast<part*>(p)->ready(); }
+
+driver::sim::words const parts_words{
+    is_ready, [](void* p) { return static_cast<part*>(p)->name(); },
+    [](void* p, void* other) { return static_cast<part*>(p)->needs(*static_cast<part*>(other)); },
+    [](void* p) { return static_cast<part*>(p)->missing(); }};
+
+driver::work work_of(std::unique_ptr<part> p) {
+  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(),
+          is_ready};
+}
+
+class streams_carrier final : public carrier {
+ public:
+  streams_carrier(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
+
+  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
+    std::size_t const mine = static_cast<std::size_t>(rank);
+    std::unique_ptr<part> parts[3];  // all or none: a host without memory for the last has not given the first
+    for (auto const does : {part::step::arrive, part::step::share, part::step::depart})
+      parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
+    std::shared_ptr<meeting> where;
+    {
+      auto open = open_.lock();
+      entry& e = (*open)[turn];
+      if (!e.where) e.where = std::make_shared<meeting>(r, ranks(), fate_);
+      where = e.where;
+      where->in[mine] = r.in;
+      where->out[mine] = r.out;
+      where->at[mine] = at;
+      if (++e.issued == ranks()) open->erase(turn);
+    }
+    for (auto& p : parts) p->where = where;
+    auto const touches = r.touches(devices_.size());
+    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) {
+      return runtime_.machine().enqueue(on.device(), on.handle(), uses,
+                                        work_of(std::move(parts[static_cast<int>(does)])));
+    };
+    auto const operands = [&] {
+      return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() +
+             " on gpu:" + std::to_string(on.device());
+    };
+    // Declared by arrive: until it has run nobody else looks at them,
+    // so a machine may even fill them with nonsense before.
+    base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
+    driver::status s = enqueue(part::step::arrive, touches);
+    if (!s.ok()) {
+      take_back(rank, turn, where);
+      throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+    }
+    s = enqueue(part::step::share, {});
+    if (s.ok()) s = enqueue(part::step::depart, {});
+    if (s.ok()) {
+      where->given[mine].store(true);
+      if (where->dropped[mine].load() == 0) return;
+      where->lose(rank);  // its device was lost meanwhile
+      return runtime_.machine().recheck();
+    }
+    fate_->failed_rank.store(rank);
+    abort();
+    throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+  }
+
+  std::string broken(int) override {
+    if (!fate_->over.load()) return {};
+    if (int const rank = fate_->lost_rank.load(); rank >= 0)
+      return "a part of rank " + std::to_string(rank) +
+             " never ran: gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]) + " is lost";
+    if (int const rank = fate_->failed_rank.load(); rank >= 0)
+      return "a part of rank " + std::to_string(rank) +
+             " was refused by gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+    return "the communicator was aborted";
+  }
+
+  void abort() noexcept override {
+    fate_->over.store(true);
+    runtime_.machine().recheck();
+  }
+  void leave(int) noexcept override {}
+
+ private:
+  struct entry {
+    std::shared_ptr<meeting> where;
+    int issued = 0;
+  };
+  int ranks() const noexcept { return static_cast<int>(devices_.size()); }
+
+  // The rank's part of that turn was refused before any of it was enqueued.
+  void take_back(int rank, std::uint64_t turn, std::shared_ptr<meeting> const& where) {
+    auto open = open_.lock();
+    entry& e = (*open)[turn];
+    if (!e.where) e = {where, ranks()};  // it was the last
+    where->in[static_cast<std::size_t>(rank)] = nullptr;
+    where->out[static_cast<std::size_t>(rank)] = nullptr;
+    where->dropped[static_cast<std::size_t>(rank)].store(0);
+    if (--e.issued == 0) open->erase(turn);
+  }
+
+  runtime::impl& runtime_;
+  std::vector<int> const devices_;
+  std::shared_ptr<fate> const fate_ = std::make_shared<fate>();
+  base::guarded<std::map<std::uint64_t, entry>> open_;
+};
+
+}  // namespace
+
+std::unique_ptr<carrier> carried_by_streams(runtime::impl& owner, std::vector<int> const& devices) {
+  driver::sim::explain_work_with(&parts_words);
+  return std::make_unique<streams_carrier>(owner, devices);
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,469 @@
+// weir::copy: from two addresses to one way, and why; then onto the streams.
+// Threads: any; which route a guard forces is the thread's own.
+#include "weir/copy.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "peer/copy/endpoint.h"
+#include "peer/copy/fast_copy.h"
+#include "peer/copy/stripes.h"
+#include "peer/link/links.h"
+#include "runtime/observe/span_recorder.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/copy/staging.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+namespace peer {
+namespace {
+
+struct plan {
+  end dst, src;
+  std::size_t bytes = 0;
+  route by = route::automatic;
+  char const* reason = "";
+  bool dst_open = false, src_open = false;  // to the other end's device
+};
+
+std::string text_of(plan const& p) {
+  return "dst " + p.dst.text() + " <- src " + p.src.text() + ", " + std::to_string(p.bytes) + " B";
+}
+
+bool overlap(void const* a, void const* b, std::size_t bytes) {
+  auto const x = reinterpret_cast<driver::address>(a), y = reinterpret_cast<driver::address>(b);
+  return x < y ? y - x < bytes : x - y < bytes;
+}
+
+void choose(runtime::impl& r, plan& p) {
+  if (p.dst.on_host() && p.src.on_host()) {
+    p.by = route::host;
+    p.reason = "both are memory of the host: this thread copies once the stream is done";
+  } else if (p.dst.on_host() || p.src.on_host()) {
+    bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
+    p.by = pinned ? route::engine : route::staged;
+    p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
+                      : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
+    if (!pinned || p.bytes < stripes::worth) return;
+    auto const& lent = wished().lent;
+    if (lent.empty()) return;
+    if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
+      p.by = route::striped;
+      p.reason =
+          "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
+    } else {
+      p.reason = "pinned memory: the device's copy engine reaches it, and none of the lent devices reaches the device";
+    }
+  } else if (p.dst.device == p.src.device) {
+    p.by = route::same_device;
+    p.reason = "both lie on one device";
+  } else {
+    auto& all = r.part<links>();
+    auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
+    p.by = route::peer;
+    if (out == links::trust::wrong || in == links::trust::wrong) {
+      p.by = route::staged;
+      p.reason = "the link between these devices changed bytes when it was tried";
+      return;
+    }
+    if (out == links::trust::refused && in == links::trust::refused) {
+      p.by = route::staged;
+      p.reason = "the driver gives neither device access to the other";
+      return;
+    }
+    p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
+    p.reason =
+        p.dst_open || p.src_open
+            ? "device to device over the link: the memory is granted to the peer"
+            : "device to device by the driver: the memory is not granted to the peer until enough has been copied";
+  }
+}
+
+void force(plan& p, route by, here at) {
+  if (by == route::automatic || by == p.by) return;
+  bool const through_slots =
+      by == route::staged && (p.by == route::engine || p.by == route::striped || p.by == route::peer);
+  bool const straight = by == route::engine && p.by == route::striped;
+  bool const anyhow_peer = by == route::peer && p.by == route::staged && !p.dst.on_host() && !p.src.on_host();
+  if (!through_slots && !anyhow_peer && !straight) {
+    throw invalid_use(
+        "copy", text_of(p) + ", by route::" + std::string(name_of(by)),
+        "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)),
+        at);
+  }
+  p.by = by;
+  p.reason = "a route_guard of this thread says so";
+}
+
+// Requires: a.bytes > 0.
+plan look(runtime::impl& r, asked a, here at) {
+  plan p;
+  p.bytes = a.bytes;
+  p.dst = look_at(r, "copy", "dst", a.dst, a.bytes, at);
+  p.src = look_at(r, "copy", "src", a.src, a.bytes, at);
+  if (a.dst != a.src && overlap(a.dst, a.src, a.bytes))
+    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
+  choose(r, p);
+  force(p, wished().by, at);
+  return p;
+}
+
+// The same for a copy that is about to be made: devices that may see each other's memory do so from here on.
+plan meet_and_look(runtime::impl& r, asked a, here at) {
+  plan p = look(r, a, at);
+  bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
+  if (between && r.options().peer_visible && r.part<links>().meet(p.src.device, p.dst.device, at)) p = look(r, a, at);
+  return p;
+}
+
+// without one given; host to host: -1
+int device_of_stream(plan const& p) {
+  return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
+}
+
+void check_stream(plan const& p, clock::timeline const& line, here at) {
+  bool const is_host = p.by == route::host;
+  if (is_host || line.device() == p.dst.device || line.device() == p.src.device) return;
+  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()),
+                    "Pass a stream of a device that the memory lies on", at);
+}
+
+void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
+                 here at) {
+  auto waited = r.part<clock::clocks>().synchronize(s);
+  // The caller may free or reuse its memory once this throws:
+  // a refused wait is tried another way before that.
+  if (!waited.ok() && waited.what != driver::code::lost &&
+      r.machine().synchronize_stream(line.device(), line.handle()).ok())
+    waited = {};
+  if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
+}
+
+// The block is used by that stream, which is not its home.
+void mark(end const& e, clock::timeline& line, here at) {
+  if (e.memory && e.block->home != &line) e.memory->mark(e.at, line, at);
+}
+void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
+  if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().mark(e.at, line.now());
+}
+
+struct marks_host {  // whatever was enqueued uses it
+  runtime::impl& r;
+  plan const& p;
+  clock::timeline& line;
+  ~marks_host() {
+    mark_host(r, p.dst, line);
+    mark_host(r, p.src, line);
+  }
+};
+
+// Copies between a line's device and another one: they come after what the other's current stream was given
+// before this was made, and what that is given comes after them once it was made to follow.
+class between {
+ public:
+  between(runtime::impl& r, plan const& first, clock::timeline& line, here at)
+      : r_(r),
+        line_(line),
+        other_(streams::current_line(r, far(first, line).device, at)),
+        alone_(needs_no_order(first, line)) {
+    if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok())
+      refused(before, first, at);
+  }
+  static bool concerns(plan const& p) {
+    return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged);
+  }
+  bool serves(plan const& p) const {
+    return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_;
+  }
+
+  void copy(plan const& p, asked a, here at) {
+    if (p.by == route::staged) {
+      staged(p, a, at);
+    } else {
+      mark(p.src, line_, at);
+      mark(p.dst, line_, at);
+      streams::enqueue_peer_copy(line_, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
+    }
+    given_ = true;
+  }
+  // Once something is enqueued the streams must come out ordered:
+  // if a wait is refused, the host waits for them instead.
+  void other_follows(plan const& last, here at) {
+    if (!alone_ && given_) order_after(other_, line_, last, at);
+  }
+  void count(plan const& p, std::size_t bytes, here at) const {  // towards opening the memory
+    auto const& there = far(p, line_);
+    bool const open = &there == &p.dst ? p.dst_open : p.src_open;
+    if (there.memory && p.by == route::peer && !open)
+      r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
+  }
+
+ private:
+  static end const& far(plan const& p, clock::timeline const& line) {
+    return line.device() == p.src.device ? p.dst : p.src;
+  }
+  // Another process's memory is ordered by what the two say to each other: no stream of its device here has
+  // to do with it, and work given there would make two processes take turns on that device (0.1 ms each
+  // time).
+  static bool needs_no_order(plan const& p, clock::timeline const& line) {
+    return far(p, line).foreign && p.by == route::peer;
+  }
+  [[noreturn]] void refused(driver::status s, plan const& p, here at) const {
+    throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
+                  "The streams of both devices could not be ordered: the same call may be made again", at);
+  }
+  void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, here at) const {
+    if (later.wait(earlier.now()).ok()) return;
+    if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done, p, at);
+  }
+  void staged(plan const& p, asked a, here at) {
+    bool const from_here = line_.device() == p.src.device;
+    auto& from = from_here ? line_ : other_;
+    auto& to = from_here ? other_ : line_;
+    if (auto const before = other_.wait(line_.now()); !before.ok()) refused(before, p, at);
+    mark(p.src, from, at);
+    mark(p.dst, to, at);
+    try {
+      r_.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
+    } catch (device_lost const&) {
+      throw;
+    } catch (...) {
+      order_after(line_, other_, p, at);
+      order_after(other_, line_, p, at);
+      throw;
+    }
+    order_after(line_, other_, p, at);
+  }
+
+  runtime::impl& r_;
+  clock::timeline &line_, &other_;
+  bool const alone_;
+  bool given_ = false;
+};
+
+// The first of them, and those after it that lie between the same two devices. Returns:
+// how many, with those of zero bytes among them.
+std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
+                            std::span<copy_item const> items, here at) {
+  between both(r, plans.front(), line, at);
+  std::size_t n = 0, last = 0;
+  try {
+    for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n) {
+      if (items[n].bytes) both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
+    }
+  } catch (...) {
+    both.other_follows(plans[last], at);
+    throw;
+  }
+  both.other_follows(plans[last], at);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (items[i].bytes) both.count(plans[i], items[i].bytes, at);
+  }
+  return n;
+}
+
+// Returns: what of it will still come to pageable memory.
+streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at,
+                                   bool caller_waits = false) {
+  streams::staging::coming later;
+  if (a.dst == a.src) return later;
+  observe::host_span const call("copy", at, a.bytes, line.id());  // one, in however many parts it goes
+  if (between::concerns(p)) {
+    copy_item const alone{a.dst, a.src, a.bytes};
+    between_devices(r, {&p, 1}, line, {&alone, 1}, at);
+    return later;
+  }
+  switch (p.by) {
+    case route::host:
+      synchronize(r, line, line.now(), "copy", p, at);
+      driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
+      driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
+      std::memcpy(a.dst, a.src, a.bytes);
+      break;
+    case route::striped:
+    case route::engine:
+    case route::same_device:
+      mark(p.dst, line, at);
+      mark(p.src, line, at);
+      {
+        marks_host const at_the_end{r, p, line};
+        bool const carried =
+            p.by == route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
+        if (!carried) streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
+      }
+      break;
+    case route::staged:
+      mark(p.dst.on_host() ? p.src : p.dst, line, at);
+      if (p.dst.on_host() && caller_waits) {
+        r.part<streams::staging>().to_waiting_host(line, a.dst, a.src, a.bytes, at);
+      } else if (p.dst.on_host()) {
+        later = r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
+      } else {
+        r.part<streams::staging>().to_device(line, a.dst, a.src, a.bytes, at);
+      }
+      mark_host(r, p.dst, line);
+      break;
+    case route::peer:
+    case route::automatic: break;
+  }
+  return later;
+}
+
+stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, here at) {
+  auto const done = line.now();
+  if (host_waits || r.options().launch_blocking) synchronize(r, line, done, "copy", last, at);
+  return streams::public_stamp(done);
+}
+
+stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, here const& at) {
+  auto const done = way.line->now();
+  if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
+  plan p;  // for what is said of a refusal
+  p.bytes = a.bytes;
+  p.dst.at = a.dst;
+  p.src.at = a.src;
+  p.dst.in = p.src.in = driver::where::device;
+  p.dst.device = p.src.device = way.line->device();
+  if (way.pinned.last) (way.up ? p.src : p.dst).in = driver::where::pinned;
+  synchronize(r, *way.line, done, "copy", p, at);
+  return streams::public_stamp(done);
+}
+
+stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here const& at) {
+  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
+  if (short_way way; way.find(r, given, a, at)) [[likely]] {
+    auto const enqueued = way.enqueue(a, at);
+    if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.line, a.dst, a.src, a.bytes, at);
+    return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
+  }
+  plan const p = meet_and_look(r, a, at);
+  if (given) check_stream(p, *given, at);
+  int const device = device_of_stream(p);
+  auto& line = given ? *given : device < 0 ? streams::current_line(r, at) : streams::current_line(r, device, at);
+  auto const later = carry_out(r, p, line, a, at, b == blocking::yes || r.options().launch_blocking);
+  try {
+    return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
+  } catch (...) {  // the caller may free its memory now
+    later.cancel();
+    throw;
+  }
+}
+
+}  // namespace
+}  // namespace peer
+
+std::string_view name_of(route by) noexcept {
+  switch (by) {
+    case route::automatic: return "automatic";
+    case route::same_device: return "same_device";
+    case route::engine: return "engine";
+    case route::peer: return "peer";
+    case route::staged: return "staged";
+    case route::host: return "host";
+    case route::striped: return "striped";
+  }
+  return "unknown";
+}
+
+stamp copy(void* dst, void const* src, size_t bytes, blocking b, here at) {
+  return peer::copy_one(streams::current_runtime(at), nullptr, {dst, src, bytes}, b, at);
+}
+
+stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, here at) {
+  auto& line = streams::line_or_throw(s, "copy", at);
+  return peer::copy_one(line.owner(), &line, {dst, src, bytes}, b, at);
+}
+
+stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
+  auto& line = streams::line_or_throw(s, "copy", at);
+  auto& r = line.owner();
+  if (peer::short_ways all; all.find(r, line, items, at)) [[likely]] {
+    std::size_t done = 0;
+    bool const host_waits = b == blocking::yes && all.of_host();
+    if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
+      auto const& [dst, src, bytes] = items[done];
+      // the caller may touch the host's memory now
+      if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
+      streams::throw_refused_copy(refused, line, dst, src, bytes, at);
+    }
+    return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
+  }
+  std::vector<peer::plan> plans;
+  plans.reserve(items.size());
+  bool host_waits = false;
+  for (auto const& item : items) {
+    if (item.bytes == 0) {
+      plans.emplace_back();
+      continue;
+    }
+    plans.push_back(peer::meet_and_look(r, {item.dst, item.src, item.bytes}, at));
+    auto const& p = plans.back();
+    peer::check_stream(p, line, at);
+    host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
+  }
+  std::vector<streams::staging::coming> later;
+  later.reserve(items.size());
+  try {
+    for (std::size_t i = 0; i < items.size();) {
+      auto const& item = items[i];
+      if (item.bytes && peer::between::concerns(plans[i])) {
+        i += peer::between_devices(r, std::span(plans).subspan(i), line, items.subspan(i), at);
+        continue;
+      }
+      if (item.bytes) later.push_back(peer::carry_out(r, plans[i], line, {item.dst, item.src, item.bytes}, at));
+      ++i;
+    }
+    return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
+  } catch (...) {  // the caller may touch the host's memory now: those before it are done first, or never will be
+    if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
+    for (auto const& one : later) one.cancel();
+    throw;
+  }
+}
+
+stamp set(void* dst, std::byte value, size_t bytes, here at) {
+  auto& r = streams::current_runtime(at);
+  if (bytes == 0) return streams::public_stamp(streams::current_line(r, at).now());
+  peer::plan p;
+  p.bytes = bytes;
+  if (auto* const line = peer::find_to_set(r, dst, bytes, at)) [[likely]] {
+    p.dst.at = dst;
+    p.dst.in = driver::where::device;
+    p.dst.device = line->device();
+    streams::enqueue_fill(*line, dst, value, bytes, at);
+    return peer::finish(r, p, *line, false, at);
+  }
+  p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
+  auto& line = p.dst.on_host() ? streams::current_line(r, at) : streams::current_line(r, p.dst.device, at);
+  if (p.dst.on_host()) {
+    peer::synchronize(r, line, line.now(), "set", p, at);
+    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "set", at);
+    std::memset(dst, static_cast<int>(value), bytes);
+  } else {
+    peer::mark(p.dst, line, at);
+    streams::enqueue_fill(line, dst, value, bytes, at);
+  }
+  return peer::finish(r, p, line, false, at);
+}
+
+route_choice explain_copy(void const* dst, void const* src, size_t bytes, here at) {
+  if (bytes == 0) return {route::automatic, "nothing to copy"};
+  auto const p = peer::look(streams::current_runtime(at), {const_cast<void*>(dst), src, bytes}, at);
+  return {p.by, p.reason};
+}
+
+route_guard::route_guard(route by) : found_(std::exchange(peer::wished().by, by)) {}
+route_guard::~route_guard() { peer::wished().by = found_; }
+
+lend_links::lend_links(std::span<device const> lent, here at) {
+  auto& r = streams::current_runtime(at);
+  std::vector<int> ordinals;
+  for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "lend_links", at));
+  found_ = std::exchange(peer::wished().lent, std::move(ordinals));
+}
+lend_links::~lend_links() { peer::wished().lent = std::move(found_); }
+
+}  // namespace weir

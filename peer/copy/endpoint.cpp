@@ -1,0 +1,64 @@
+// Looking at addresses: what weir knows first; then the driver is asked.
+// Threads: any.
+#include "peer/copy/endpoint.h"
+
+#include <cstdio>
+
+namespace weir::peer {
+namespace {
+
+std::string pointer_text(void const* p) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", p);
+  return text;
+}
+
+}  // namespace
+
+std::string end::text() const {
+  std::string const where = in == driver::where::device   ? "gpu:" + std::to_string(device)
+                            : in == driver::where::pinned ? "pinned"
+                                                          : "pageable";
+  return where + " " + pointer_text(at);
+}
+
+end look_at(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
+            here where) {
+  end found;
+  found.at = at;
+  auto const refuse = [&](std::string const& what, char const* remedy) {
+    throw invalid_use(std::string(operation),
+                      std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where);
+  };
+  if (!at) refuse("is null", "Pass memory, or zero bytes");
+  using streams::known_range;
+  auto const is = known_range::of(r, at, bytes);
+  if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
+    found.in = is.device >= 0 ? driver::where::device : driver::where::pinned;
+    found.device = is.device;
+    if (is.memory || is.pinned) found.block = is.block;
+    found.memory = is.memory;
+    found.foreign = is.imported;
+    found.readers = is.readers;
+    return found;
+  }
+  auto const ask = [&](void const* one) {  // pages of the program's own, too: they count whole
+    auto const answer = r.machine().find(one);
+    require(answer.is, operation, std::string(role) + " " + pointer_text(one),
+            "The driver could not say where this lies", where);
+    return answer.value;
+  };
+  auto const first = ask(at);
+  found.in = first.in;
+  found.device = first.device;
+  if (first.in == driver::where::unknown_device)
+    refuse(pointer_text(at) + " is device memory of no device of this runtime",
+           "Copy with the runtime whose memory it is");
+  if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to an engine
+    auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
+    if (last.in != driver::where::pinned) found.in = driver::where::pageable;
+  }
+  return found;
+}
+
+}  // namespace weir::peer

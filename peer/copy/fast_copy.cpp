@@ -1,0 +1,81 @@
+// Which copies go the short way: each test is a few loads, the blocks are found once.
+// Threads: any.
+#include "peer/copy/fast_copy.h"
+
+#include "peer/copy/stripes.h"
+
+namespace weir::peer {
+
+wishes& make_wishes() {
+  static auto* const of_thread = new base::per_thread<wishes>;
+  return *(wishes::own::value = &of_thread->get());
+}
+
+bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, here const& at) {
+  auto& mine = wished();
+  if (mine.by != route::automatic || (a.bytes >= stripes::worth && !mine.lent.empty())) return false;
+  driver::address const to = number(a.dst), from = number(a.src);
+  if (to + a.bytes < a.bytes || from + a.bytes < a.bytes) return false;
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  if (!devices) return false;
+  memory::allocator* on = given ? devices->if_made(given->device()) : devices->owner(a.dst);
+  if (!given && !on) on = devices->owner(a.src);
+  if (!on) return false;
+  line = given ? given : &streams::current_line(r, on->device(), at);
+
+  up = !mine.down;  // mostly as the last one
+  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *line), !in_device(up ? a.dst : a.src, a.bytes); up = !up) {
+    if (++looks == 2) return false;
+  }
+  mine.down = !up;
+  void const* const other = up ? a.src : a.dst;
+  if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {
+    auto const* spot = mine.known.find(pool, line->id(), number(other), a.bytes);
+    if (!spot) spot = pool->look(other, a.bytes, line->id(), mine.known);
+    if (spot) {
+      pinned = *spot;
+      return true;
+    }
+  }
+  pinned.last = nullptr;  // within the device, or no case
+  return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
+}
+
+clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, here const& at) {
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
+  if (!on) return nullptr;
+  auto& line = streams::current_line(r, on->device(), at);
+  auto const block = on->use(dst, line);
+  base::byte_range const held{reinterpret_cast<driver::address>(block.base), block.bytes};
+  return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &line : nullptr;
+}
+
+bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items, here const& at) {
+  for (auto const& item : items) {
+    asked const a{item.dst, item.src, item.bytes};
+    if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))) continue;
+    if (!all_.emplace_back().find(r, &line, a, at)) return false;
+    of_host_ |= all_.back().pinned.last != nullptr;
+  }
+  return !all_.empty();
+}
+
+driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t& done, here const& at) {
+  struct notes {
+    decltype(all_) const& of;
+    ~notes() {
+      for (auto const& one : of) one.note_use();
+    }
+  } const at_the_end{all_};
+  for (done = 0; done < items.size(); ++done) {
+    auto const& item = items[done];
+    if (!item.bytes) continue;
+    if (auto const answer = streams::try_copy(*all_.back().line, item.dst, item.src, item.bytes, at); !answer.ok())
+        [[unlikely]]
+      return answer;
+  }
+  return {};
+}
+
+}  // namespace weir::peer

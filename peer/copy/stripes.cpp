@@ -1,0 +1,287 @@
+// Lanes over lent devices: making them, sharing a copy out among them, and bringing it together again.
+// Threads: any. The lock is held over no driver call.
+#include "peer/copy/stripes.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "peer/link/internal_stream.h"
+#include "peer/link/links.h"
+#include "runtime/base/round_up.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/pinned/pinned_memory.h"
+
+namespace weir::peer {
+namespace {
+
+std::byte* at(void const* base, std::size_t offset) {
+  return const_cast<std::byte*>(static_cast<std::byte const*>(base)) + offset;
+}
+
+}  // namespace
+
+struct stripes::state {
+  // Of one lent device, for one device that copies go to or come from.
+  struct lane {
+    lane(runtime::impl& r, int lent, int device, here where)
+        : near(r, lent, "copy", where),
+          far(r, device, "copy", where),
+          memory(r.part<memory::device_memory>().on(lent, where)),
+          room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
+      try {
+        memory.mark(room, far.line(), where);
+      } catch (...) {
+        give_back();
+        throw;
+      }
+    }
+    ~lane() { give_back(); }
+    lane(lane const&) = delete;
+    lane& operator=(lane const&) = delete;
+    void give_back() noexcept {
+      try {
+        memory.deallocate(room, nullptr, here::current());
+      } catch (...) {}
+    }
+    void* slot() const noexcept { return at(room, next * largest_chunk); }
+
+    own_stream near, far;
+    memory::allocator& memory;
+    void* room;
+    std::size_t next = 0;
+    std::array<clock::stamp, slots> emptied{};
+    bool works = true, given = false;  // in this copy
+  };
+  struct set {  // what one copy needs
+    int device = -1;
+    std::vector<int> lent;
+    std::vector<std::unique_ptr<lane>> lanes;
+    clock::stamp last;  // of the copy's stream, after its copy
+    bool whole = true;  // no lane has refused
+  };
+  struct kept {
+    std::vector<std::unique_ptr<set>> idle;
+    std::vector<int> made;  // sets of each device
+  };
+
+  explicit state(runtime::impl& r)
+      : owner(r), clocks(r.part<clock::clocks>()), pinned(r.part<streams::pinned_memory>()), ways(r.part<links>()) {
+    static_cast<void>(r.part<memory::device_memory>());
+    static_cast<void>(r.part<streams::stream_pool>());
+    in.lock()->made.resize(static_cast<std::size_t>(r.device_count()));
+  }
+
+  runtime::impl& owner;
+  clock::clocks& clocks;
+  streams::pinned_memory& pinned;
+  links& ways;
+  base::guarded<kept> in;
+
+  std::vector<int> usable(int device, std::span<int const> lent) {
+    std::vector<int> all;
+    for (int const one : lent) {
+      if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end()) continue;
+      auto const known = ways.known(device, one);
+      if ((known == links::trust::claimed || known == links::trust::proven) && ways.may_be_opened(one))
+        all.push_back(one);
+    }
+    return all;
+  }
+
+  bool is_over(set const& one, clock::timeline& line) const {
+    return line.covers(one.last) || clocks.complete(one.last);
+  }
+
+  // One whose last copy is over, or ordered before the line anyway.
+  std::unique_ptr<set> idle_for(clock::timeline& line, std::vector<int> const& lent) {
+    std::vector<clock::stamp> busy;
+    for (bool asked : {false, true}) {
+      for (clock::stamp const s : busy) static_cast<void>(clocks.poll(s));
+      auto all = in.lock();
+      for (auto& one : all->idle) {
+        if (one->device != line.device() || one->lent != lent || !one->whole) continue;
+        if (is_over(*one, line)) {
+          auto found = std::move(one);
+          std::erase(all->idle, nullptr);
+          return found;
+        }
+        if (!asked) busy.push_back(one->last);
+      }
+      if (busy.empty()) break;
+    }
+    return nullptr;
+  }
+
+  // Sets that refused, and of too many those for other lent devices, once nothing runs on them.
+  // No lock is held while they go.
+  void let_go_of_useless(int device, std::vector<int> const& lent) {
+    std::vector<std::unique_ptr<set>> over;
+    auto all = in.lock();
+    for (auto& one : all->idle) {
+      bool const in_the_way =
+          one->device == device && one->lent != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
+      if ((one->whole && !in_the_way) || !clocks.complete(one->last)) continue;
+      --all->made[static_cast<std::size_t>(one->device)];
+      over.push_back(std::move(one));
+    }
+    std::erase(all->idle, nullptr);
+  }
+
+  // Returns: null when there are enough, or none of these devices can be used now.
+  std::unique_ptr<set> make(int device, std::vector<int> const& lent, here where) {
+    let_go_of_useless(device, lent);
+    if (!ways.may_try()) return nullptr;  // what follows may wait for devices, and they for ranks of this thread
+    {
+      auto all = in.lock();
+      int& made = all->made[static_cast<std::size_t>(device)];
+      if (made >= most_copies) return nullptr;
+      ++made;
+    }
+    auto fresh = std::make_unique<set>();
+    try {
+      fresh->device = device;
+      fresh->lent = lent;
+      for (int const one : lent) {
+        try {
+          if (ways.prove(device, one, where) != links::trust::proven) continue;
+          auto made = std::make_unique<lane>(owner, one, device, where);
+          if (made->memory.grant(made->room, device).ok()) fresh->lanes.push_back(std::move(made));
+        } catch (error const&) {}  // the others carry, or the copy goes straight
+      }
+    } catch (...) {}
+    if (!fresh->lanes.empty()) {
+      try {
+        fresh->lent = usable(device, lent);  // a link that was just found wrong is asked for no more
+      } catch (...) {}
+      return fresh;
+    }
+    forget(device);
+    return nullptr;
+  }
+
+  void forget(int device) noexcept { --in.lock()->made[static_cast<std::size_t>(device)]; }
+
+  void keep(std::unique_ptr<set> one) noexcept {
+    int const device = one->device;
+    try {
+      in.lock()->idle.push_back(std::move(one));
+    } catch (...) {
+      forget(device);
+    }
+  }
+};
+
+namespace {
+
+// One copy under way: what was given to which lane, and the line's part.
+template <class Lane>
+struct sharing {
+  runtime::impl& owner;
+  clock::clocks& clocks;
+  streams::pinned_memory& pinned;
+  clock::timeline& line;
+  end const &dst, &src;
+  here where;
+  bool up() const noexcept { return src.on_host(); }
+  end const& host() const noexcept { return up() ? src : dst; }
+  end const& far_end() const noexcept { return up() ? dst : src; }
+
+  void begin(Lane& l) {
+    l.given = false;
+    l.works = l.near.line().wait(line.now()).ok() && l.far.line().wait(line.now()).ok();
+    if (l.works && far_end().memory) far_end().memory->mark(far_end().at, l.far.line(), where);
+  }
+
+  // Returns: false when the lane refused: that chunk is not on its way.
+  bool pass(Lane& l, std::size_t offset, std::size_t bytes) noexcept {
+    auto &first = up() ? l.near.line() : l.far.line(), &second = up() ? l.far.line() : l.near.line();
+    clock::stamp& emptied = l.emptied[l.next];
+    void* const slot = l.slot();
+    try {
+      if (!first.wait(emptied).ok()) return false;
+      l.given = true;
+      if (up()) streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
+      else streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), line.device(), bytes, where);
+      emptied = first.now();  // until the next line says more
+      if (!second.wait(first.now()).ok()) return false;
+      if (up())
+        streams::enqueue_peer_copy(second, at(dst.at, offset), line.device(), slot, l.memory.device(), bytes, where);
+      else streams::enqueue_copy(second, at(dst.at, offset), slot, bytes, where);
+      emptied = second.now();
+      l.next = (l.next + 1) % l.emptied.size();
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  // The line comes after all the lane was given, or the host waits for it.
+  // Returns: what stood in the way of both.
+  driver::status join(Lane& l) noexcept {
+    driver::status worst;
+    if (!l.given) return worst;
+    if (host().block) pinned.mark(host().at, l.near.line().now());
+    for (auto const* one : {up() ? &l.far : &l.near, up() ? &l.near : &l.far}) {
+      driver::status done = line.wait(one->line().now());
+      if (!done.ok()) done = clocks.synchronize(one->line().now());
+      if (!done.ok()) worst = done;
+    }
+    return worst;
+  }
+};
+
+}  // namespace
+
+stripes::stripes(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+stripes::~stripes() {
+  // nothing to give back any more
+  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
+}
+
+bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
+
+bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
+                    here where) {
+  auto& my = *state_;
+  auto const captured = my.owner.machine().capturing(line.device(), line.handle());
+  if (!captured.ok() || captured.value) return false;
+  auto const usable = my.usable(line.device(), lent);
+  if (usable.empty()) return false;
+  auto lanes = my.idle_for(line, usable);
+  if (!lanes) lanes = my.make(line.device(), usable, where);
+  if (!lanes) return false;
+  sharing<state::lane> all{my.owner, my.clocks, my.pinned, line, dst, src, where};
+  driver::status failed;
+  std::exception_ptr thrown;
+  try {
+    for (auto& one : lanes->lanes) all.begin(*one);
+    std::size_t const shares = lanes->lanes.size() + 1;
+    std::size_t const fair = base::round_up(bytes / (4 * shares), smallest_chunk);
+    std::size_t const chunk = std::clamp(fair, smallest_chunk, largest_chunk);
+    for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+      std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;
+      auto* const by = whose ? lanes->lanes[whose - 1].get() : nullptr;
+      if (by && by->works && (by->works = all.pass(*by, offset, n))) continue;
+      streams::enqueue_copy(line, at(dst.at, offset), at(src.at, offset), n, where);
+    }
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  for (auto& one : lanes->lanes) {
+    if (auto const joined = all.join(*one); !joined.ok()) failed = joined;
+    lanes->whole &= one->works && failed.ok();
+  }
+  // the host may touch its memory now
+  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(line.device(), line.handle()));
+  lanes->last = line.now();
+  my.keep(std::move(lanes));
+  if (thrown) std::rethrow_exception(thrown);
+  if (!failed.ok())
+    throw_refusal(failed, "copy",
+                  streams::range_text(dst.at, bytes) + " <- " + streams::range_text(src.at, bytes) + " over lent links",
+                  "Bytes that a lent device carried are lost: copy again without it", where);
+  return true;
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,34 @@
+// A stream of weir's own, with its clock: leased from the pool that the program's streams come from, so that
+// one that could not be given back to the driver is nobody's loss.
+// Threads: any; its end blocks until what it was given is done.
+//
+// Requires: the part it belongs to asks for the pool when it is made, and so ends before it.
+#pragma once
+#include <string_view>
+
+#include "runtime/clock/stream_clock.h"
+#include "streams/stream/stream_pool.h"
+
+namespace weir::peer {
+
+class own_stream {
+ public:
+  own_stream(runtime::impl& r, int device, std::string_view operation, here where)
+      : pool_(r.part<streams::stream_pool>()) {
+    r.open(device, operation, where);
+    line_ = &pool_.lease(device, priority::normal, where);
+  }
+  ~own_stream() {
+    static_cast<void>(line_->synchronize());  // a lost device's answers at once
+    pool_.give_back(*line_);
+  }
+  own_stream(own_stream const&) = delete;
+  own_stream& operator=(own_stream const&) = delete;
+  clock::timeline& line() const noexcept { return *line_; }
+
+ private:
+  streams::stream_pool& pool_;
+  clock::timeline* line_ = nullptr;
+};
+
+}  // namespace weir::peer

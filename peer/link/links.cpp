@@ -1,0 +1,505 @@
+// Links: asking the driver, trying them out, granting what is worth it; and weir/peer.h.
+// Threads: any. No lock is held over a driver call but the one that lets a single thread try links out.
+#include "peer/link/links.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "peer/link/nvlinks.h"
+#include "peer/share/exports.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
+#include "weir/peer.h"
+
+namespace weir::peer {
+namespace {
+
+constexpr std::size_t proof_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_flows = 4096;
+
+// Bytes that no stuck line, shifted copy or stale page looks like.
+void write_pattern(void* to, std::uint64_t salt) {
+  auto* const words = static_cast<std::uint64_t*>(to);
+  for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
+}
+
+std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
+
+class device_block {
+ public:
+  device_block(memory::allocator& m, clock::timeline& home, here at)
+      : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
+  ~device_block() {
+    try {
+      memory_.deallocate(data_, nullptr, here::current());
+    } catch (...) {}
+  }
+  device_block(device_block const&) = delete;
+  device_block& operator=(device_block const&) = delete;
+  void* data() const noexcept { return data_; }
+
+ private:
+  memory::allocator& memory_;
+  void* const data_;
+};
+
+class pinned_block {
+ public:
+  pinned_block(streams::pinned_memory& m, here at) : memory_(m), data_(m.allocate(proof_bytes, 0, at)) {}
+  ~pinned_block() {
+    try {
+      memory_.deallocate(data_, here::current());
+    } catch (...) {}
+  }
+  pinned_block(pinned_block const&) = delete;
+  pinned_block& operator=(pinned_block const&) = delete;
+  void* data() const noexcept { return data_; }
+
+ private:
+  streams::pinned_memory& memory_;
+  void* const data_;
+};
+
+}  // namespace
+
+struct links::state {
+  struct pair {
+    bool asked = false;
+    driver::peer_info told{};
+    trust is = trust::claimed;
+  };
+  struct flow {
+    memory::allocator const* of;
+    void const* block;
+    int from;
+    friend bool operator==(flow const&, flow const&) = default;
+  };
+  struct hash_of_flow {
+    std::size_t operator()(flow const& f) const noexcept {
+      return reinterpret_cast<std::size_t>(f.block) / 64 * 31 + static_cast<std::size_t>(f.from);
+    }
+  };
+  struct known_pairs {
+    std::vector<pair> pairs;
+    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
+    std::vector<std::uint64_t> connected{};  // by device: the peers that memory was opened with, a bit each
+    std::vector<bool> met{};  // pairs: all memory of `to` is open to `from`, or never will be
+    std::vector<std::uint64_t> open{};  // by device: to whom all its memory is, or is about to be
+    std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
+  };
+  struct trial_page {
+    mapped_handle memory;
+    int from, to;
+  };
+  struct look {  // at a stream that was not done with its collectives
+    clock::stamp at;       // what it had been given
+    std::uint64_t given;   // collectives, by then
+  };
+
+  explicit state(runtime::impl& r)
+      : owner(r),
+        clocks(r.part<clock::clocks>()),
+        pinned(r.part<streams::pinned_memory>()),
+        memory(r.part<memory::device_memory>()),
+        devices(r.device_count()),
+        lines(static_cast<std::size_t>(devices)) {
+    auto p = in.lock();
+    p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
+    p->connected.resize(static_cast<std::size_t>(devices));
+    p->met.resize(p->pairs.size());
+    p->open.resize(p->connected.size());
+    p->maps.resize(p->connected.size());
+  }
+
+  weir::runtime::impl& owner;
+  clock::clocks& clocks;
+  streams::pinned_memory& pinned;
+  memory::device_memory& memory;
+  int const devices;
+  base::guarded<known_pairs> in;
+  base::guarded<std::vector<look>> looks;
+  base::mutex trying;                   // held by the thread that tries a link out
+  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+  std::vector<clock::timeline*> lines;
+  std::vector<trial_page> pages;        // under trying: between trials those that the driver did not take back
+  base::atomic<std::size_t> left_over{0};  // how many these are
+  base::atomic<std::uint64_t> trier{0};    // the thread that has `trying`, while it tries
+  std::uint64_t callback = 0;
+
+  std::size_t index(int from, int to) const noexcept {
+    return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
+  }
+
+  // As it is once the driver was asked.
+  driver::result<pair> look_at(int from, int to) {
+    {
+      auto p = in.lock();
+      if (auto const& one = p->pairs[index(from, to)]; one.asked) return {{}, one};
+    }
+    auto const answer = owner.machine().peer(from, to);
+    if (!answer.ok()) return {answer.is, {}};
+    auto p = in.lock();
+    auto& one = p->pairs[index(from, to)];
+    one.asked = true;
+    one.told = answer.value;
+    return {{}, one};
+  }
+
+  // Through a switch every device is reached, however many there are.
+  bool switched(int from, int to) const {
+    auto& machine = owner.machine();
+    if (devices <= most_peers + 1 || machine.simulated()) return false;
+    auto const on_fabric = [&](int device) {
+      auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
+      return std::any_of(ends.begin(), ends.end(),
+                         [](nvlink_end const& e) { return e.what == nvlink_end::is::fabric; });
+    };
+    return on_fabric(from) && on_fabric(to);
+  }
+
+  // One connection serves both ways, and stays. false: one of the two has as many as it can.
+  bool connect(int from, int to) {
+    auto const bit = [](int device) { return std::uint64_t{1} << (device & 63); };
+    bool const any_number = switched(from, to);
+    auto p = in.lock();
+    auto &near = p->connected[static_cast<std::size_t>(from)], &far = p->connected[static_cast<std::size_t>(to)];
+    if (near & bit(to)) return true;
+    if (!any_number && (std::popcount(near) >= most_peers || std::popcount(far) >= most_peers)) return false;
+    near |= bit(to), far |= bit(from);
+    return true;
+  }
+
+  // A stream that stands idle is answered for at once. One that never does is asked about what it had been
+  // given at an earlier look: a stamp of now would be behind new work at each.
+  bool under_way(clock::timeline& line, std::vector<look>& before) const {
+    auto const settled = [](driver::result<bool> const& done) {
+      return done.ok() ? done.value : done.is.what == driver::code::lost;
+    };
+    std::uint64_t const given = line.collectives();
+    look const now{line.now(), given};
+    auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
+    bool const idle = settled(line.query());
+    if (!idle && last != before.end() && !settled(clocks.poll(last->at))) return true;
+    bool const answered = idle || (last != before.end() && last->given == given);
+    if (last == before.end()) before.push_back(now);
+    else if (idle || !answered) *last = now;
+    return !answered;
+  }
+
+  bool collectives_under_way() {
+    std::vector<look> before = std::exchange(*looks.lock(), {});
+    bool any = false;
+    for (clock::stamp s : clocks.collectives_given()) {
+      if (auto* const line = clock::find(s.stream)) any |= under_way(*line, before);
+    }
+    if (any) *looks.lock() = std::move(before);  // what is answered stays so until there is another collective
+    return any;
+  }
+
+  clock::timeline& line_on(int device, here at) {
+    auto& line = lines[static_cast<std::size_t>(device)];
+    if (!line) {
+      owner.open(device, "links", at);
+      auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
+      if (!made.ok()) throw_refusal(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
+      try {
+        line = &clocks.make(device, made.value, clock::life::own);
+      } catch (...) {
+        static_cast<void>(owner.machine().destroy_stream(device, made.value));
+        throw;
+      }
+    }
+    return *line;
+  }
+
+  // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of
+  // which nobody knows what it does.
+  driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
+    auto& machine = owner.machine();
+    auto const made = machine.create(to, bytes);
+    if (!made.ok()) return made.is;
+    page = mapped_handle(machine, made.value, bytes);
+    auto s = page.map(bytes);
+    if (s.ok()) s = page.grant(to);
+    return s.ok() ? page.grant(from) : s;
+  }
+
+  // What others only keep goes when memory is short.
+  driver::status make_page(mapped_handle& page, int to, int from, here at) {
+    auto const its = owner.machine().info(to);
+    if (!its.ok()) return its.is;
+    std::size_t const bytes = its.value.granularity;
+    for (int spared = 0;; ++spared) {
+      auto const s = map_page(page, bytes, to, from);
+      if (s.what != driver::code::out_of_memory) return s;
+      if (spared == 2 || !page.give_back()) break;
+      auto* const lent = owner.part_if_made<exports>();
+      spared == 0 ? memory.on(to).empty_cache() : lent ? lent->forget_idle() : 0;
+    }
+    memory_report r = memory.on(to).report();
+    r.requested = proof_bytes;
+    r.rounded = bytes;
+    throw out_of_memory(std::move(r), at);
+  }
+
+  // Blocks: until the work of trials whose pages are still here is done, on streams that have no other.
+  void give_pages_back() noexcept {
+    auto const idle = [&](int device) {
+      auto* const line = lines[static_cast<std::size_t>(device)];
+      auto const is = line ? owner.machine().synchronize_stream(device, line->handle()) : driver::status{};
+      return is.ok() || is.what == driver::code::lost;
+    };
+    std::erase_if(pages, [&](trial_page& p) { return idle(p.from) && idle(p.to) && p.memory.give_back(); });
+    left_over.store(pages.size());
+  }
+
+  // For who is short of memory. Not for a trial that is: its page is not over.
+  bool give_left_over_back() noexcept {
+    if (left_over.load() == 0 || trier.load() == base::this_thread_id()) return false;
+    base::lock_guard const alone(trying);
+    std::size_t const before = pages.size();
+    give_pages_back();
+    return pages.size() < before;
+  }
+
+  // Writes from `from` into memory of `to`, reads it back on both.
+  trust try_out(int from, int to, here at) {
+    auto& near = line_on(from, at);
+    auto& far = line_on(to, at);
+    struct trial {
+      state& of;
+      ~trial() { of.give_pages_back(), of.trier.store(0); }
+    } const its_end{*this};
+    trier.store(base::this_thread_id());
+    device_block const start(memory.on(from), near, at), back(memory.on(from), near, at);
+    pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
+    auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
+    mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
+    if (auto const made = make_page(page, to, from, at); !made.ok()) {
+      if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return trust::refused;
+      must(made);
+    }
+    void* const there = page.data();
+    write_pattern(sent.data(), index(from, to));
+    std::memset(came_back.data(), 0, proof_bytes);
+    std::memset(arrived.data(), 0, proof_bytes);
+    must(near.wait(far.now()));
+    for (auto const* one : {&sent, &came_back}) pinned.mark(one->data(), near);
+    pinned.mark(arrived.data(), far);
+    streams::enqueue_copy(near, start.data(), sent.data(), proof_bytes, at);
+    streams::enqueue_peer_copy(near, there, to, start.data(), from, proof_bytes, at);
+    streams::enqueue_peer_copy(near, back.data(), from, there, to, proof_bytes, at);
+    streams::enqueue_copy(near, came_back.data(), back.data(), proof_bytes, at);
+    must(far.wait(near.now()));
+    streams::enqueue_copy(far, arrived.data(), there, proof_bytes, at);
+    must(clocks.synchronize(far.now()));
+    bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) &&
+                       !std::memcmp(arrived.data(), sent.data(), proof_bytes);
+    return right ? trust::proven : trust::wrong;
+  }
+};
+
+links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {
+  state_->callback = state_->memory.add_callback(
+      [](void* self, memory_report const&) { return static_cast<state*>(self)->give_left_over_back(); }, state_.get(),
+      -1);
+}
+
+links::~links() {
+  state_->memory.remove_callback(state_->callback);
+  if (weir::process_is_ending() || process_was_forked()) return;
+  state_->give_pages_back();
+  for (auto* line : state_->lines) {
+    if (!line) continue;
+    state_->clocks.retire(*line);
+    static_cast<void>(state_->owner.machine().destroy_stream(line->device(), line->handle()));
+  }
+}
+
+driver::result<driver::peer_info> links::told(int from, int to) {
+  auto const seen = state_->look_at(from, to);
+  return {seen.is, seen.value.told};
+}
+
+links::trust links::known(int from, int to) {
+  if (from == to) return trust::proven;
+  auto const seen = state_->look_at(from, to).value;
+  return seen.told.access ? seen.is : trust::refused;
+}
+
+links::trust links::prove(int from, int to, here at) {
+  if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
+  auto is = known(from, to);
+  if (is != trust::claimed || !may_be_opened(to)) return is;
+  auto& my = *state_;
+  base::lock_guard const alone(my.trying);
+  is = known(from, to);
+  if (is != trust::claimed || !my.connect(from, to)) return is;
+  is = my.try_out(from, to, at);
+  my.in.lock()->pairs[my.index(from, to)].is = is;
+  return is;
+}
+
+bool links::wants_to_meet(int from, int to) {
+  auto& my = *state_;
+  return my.owner.options().peer_visible && from != to && !my.in.lock()->met[my.index(from, to)];
+}
+void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
+std::uint64_t links::readers(int device) { return state_->in.lock()->open[static_cast<std::size_t>(device)]; }
+
+driver::status links::open_all(int to, std::uint64_t readers) {
+  auto& r = state_->owner;
+  if (auto const s = memory_of(to).open_to(nullptr, readers); !s.ok()) return s;
+  std::uint64_t news = 0;
+  {
+    auto p = state_->in.lock();
+    news = readers &
+           ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
+  }
+  driver::status s;
+  if (auto* const own = r.part_if_made<exports>()) s = own->open_to(to, readers);
+  if (auto* const others = s.ok() ? r.part_if_made<imports>() : nullptr) s = others->open_to(to, readers);
+  if (!s.ok()) state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
+  return s;
+}
+
+memory::allocator& links::memory_of(int device) { return state_->memory.on(device); }
+bool links::may_be_opened(int device) {
+  auto const at = static_cast<std::size_t>(device);
+  if (auto const said = state_->in.lock()->maps[at]) return *said;
+  auto const info = state_->owner.machine().info(device);
+  if (info.ok()) state_->in.lock()->maps[at] = info.value.maps;
+  return !info.ok() || info.value.maps;  // else whoever opens it finds out
+}
+
+bool links::may_try() { return !state_->collectives_under_way(); }
+
+void links::must_reach(int from, int to, std::string_view operation, here at) {
+  auto const is = prove(from, to, at);
+  if (is == trust::proven) return;
+  std::string const why =
+      is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
+      : is == trust::refused ? "These devices do not reach each other: copy instead"
+      : !may_be_opened(to)
+          ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
+          : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
+  throw not_supported(std::string(operation), pair_text(from, to), why, at);
+}
+
+void links::prove_all(std::span<int const> devices, here at) noexcept {
+  for (int const from : devices) {
+    for (int const to : devices) {
+      try {
+        if (known(from, to) == trust::claimed && may_try()) prove(from, to, at);
+      } catch (...) {}  // another time
+      if (from < to) (void)meet(from, to, at);
+    }
+  }
+}
+
+void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes, here at) noexcept {
+  auto& my = *state_;
+  state::flow const key{&of, block.base, from};
+  try {
+    {
+      auto p = my.in.lock();
+      if (p->flows.size() >= most_flows) p->flows.clear();
+      auto& so_far = p->flows[key];
+      so_far += bytes;
+      if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
+    }
+    // A trial waits. Streams that share a connection would make it wait for ranks that may wait for this
+    // thread: another time.
+    if (known(from, of.device()) == trust::claimed && my.collectives_under_way()) return;
+    // what is refused now, or lies at this address later, is asked for after as much again
+    my.in.lock()->flows.erase(key);
+    if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
+  } catch (...) {}  // copies work without
+}
+
+}  // namespace weir::peer
+
+namespace weir {
+namespace {
+peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
+}  // namespace
+
+std::vector<link> links(here at) {
+  auto& r = streams::current_runtime(at);
+  auto& all = links_of(r);
+  std::vector<link> table;
+  std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
+  std::vector<std::vector<peer::nvlink_end>> ends(buses.size());
+  for (std::size_t i = 0; i < buses.size() && buses.size() > 1 && !r.machine().simulated(); ++i) {
+    buses[i] = r.machine().info(static_cast<int>(i)).value.pci_bus_id;
+    ends[i] = peer::nvlink_ends(buses[i]);
+  }
+  for (int from = 0; from < r.device_count(); ++from) {
+    for (int to = 0; to < r.device_count(); ++to) {
+      if (from == to) {
+        table.push_back({device(from), device(to), link::kind::self, 0, true, true, true});
+        continue;
+      }
+      auto is = peer::links::trust::claimed;
+      try {
+        is = all.prove(from, to, at);
+      } catch (out_of_memory const&) {}  // not now
+      auto told = all.told(from, to).value;
+      auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
+      if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
+      auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
+      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics,
+                       is == peer::links::trust::proven, is == peer::links::trust::wrong});
+    }
+  }
+  return table;
+}
+
+bool can_access_peer(device from, device to, here at) {
+  auto& r = streams::current_runtime(at);
+  int const reader = streams::resolve(from, r, "can_access_peer", at),
+            owner = streams::resolve(to, r, "can_access_peer", at);
+  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
+  auto const known = links_of(r).known(reader, owner);
+  return known == peer::links::trust::claimed || known == peer::links::trust::proven;
+}
+
+void grant_access(void const* block, device reader, here at) {
+  auto& r = streams::current_runtime(at);
+  int const from = streams::resolve(reader, r, "grant_access", at);
+  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
+  auto* const memory = r.part<memory::device_memory>().owner(block);
+  auto const found = memory ? memory->find(block) : std::nullopt;
+  auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();
+  if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
+    if (from == its->device || its->device < 0) return;
+    links_of(r).must_reach(from, its->device, "grant_access", at);
+    links_of(r).meet(from, its->device, at);
+    bool const own = its->kind == observe::sharing::exported;
+    require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from),
+            "grant_access", "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+            "Copy instead, or try again", at);
+    return;
+  }
+  if (!found) {
+    throw invalid_use("grant_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+                      "Pass a live block of this runtime: other memory is opened by whoever made it", at);
+  }
+  int const to = memory->device();
+  if (from == to) return;
+  links_of(r).must_reach(from, to, "grant_access", at);
+  links_of(r).meet(from, to, at);
+  if (memory->granted(block, from)) return;
+  require(memory->grant(block, from), "grant_access",
+          streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
+          "Copy instead, or try again", at);
+}
+
+}  // namespace weir

@@ -1,0 +1,424 @@
+// Blocks that this process lends: making them, keeping those that came back, and when one may serve again.
+// Threads: any.
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "peer/link/links.h"
+#include "peer/share/shared_pool.h"
+#include "runtime/base/call_site.h"
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
+#include "runtime/driver/allocation_observer.h"
+
+namespace weir::peer {
+
+mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
+  machine_ = other.machine_;
+  handle_ = std::exchange(other.handle_, driver::memory_handle::none);
+  at_ = std::exchange(other.at_, 0);
+  bytes_ = other.bytes_;
+  readers_.store(other.readers_.exchange(0));
+  mapped_ = std::exchange(other.mapped_, false);
+  books_ = std::exchange(other.books_, nullptr);
+  counted_for_ = other.counted_for_;
+  counted_as_ = other.counted_as_;
+  return *this;
+}
+
+void mapped_handle::known_to(observe::memory_beside& books, int device, observe::sharing as) noexcept {
+  books_ = &books, counted_for_ = device, counted_as_ = as;
+  books.appeared(device, as, at_, bytes_);
+}
+
+driver::status mapped_handle::map(std::size_t alignment) {
+  auto const at = machine_->reserve(bytes_, alignment);
+  if (!at.ok()) return at.is;
+  at_ = at.value;
+  driver::status const s = machine_->map(at_, bytes_, handle_);
+  mapped_ = s.ok();
+  return s;
+}
+
+driver::status mapped_handle::grant(int device) {
+  if (granted(device)) return {};
+  driver::status const s = machine_->grant(at_, bytes_, device);
+  if (s.ok()) readers_.store(readers_.load() | std::uint64_t{1} << device);
+  if (s.ok() && books_) books_->opened(at_, device);
+  return s;
+}
+
+bool mapped_handle::give_back() noexcept {
+  try {
+    if (mapped_ && !machine_->unmap(at_, bytes_).ok()) return false;
+    mapped_ = false;
+    readers_.store(0);
+    if (auto* const books = std::exchange(books_, nullptr)) books->vanished(counted_for_, counted_as_, at_, bytes_);
+    if (at_ && !machine_->unreserve(at_, bytes_).ok()) return false;
+    at_ = 0;
+    if (handle_ != driver::memory_handle::none && !machine_->release(handle_).ok()) return false;
+    handle_ = driver::memory_handle::none;
+    return true;
+  } catch (...) {
+    return false;  // no memory for a driver's books: later
+  }
+}
+
+os::heard say(owned_file const& life, word w) noexcept {
+  std::array const text{static_cast<std::byte>(w)};
+  return os::send_message(life.get(), text, {}, {});
+}
+
+// An importer has two words to say: one that goes on talking is not listened to for ever.
+void loan::listen() noexcept {
+  for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
+    std::array<std::byte, 8> text{};
+    os::received const got = os::receive_message(life_.get(), text, {});
+    if (got.is == os::heard::closed) closed_ = true;
+    if (got.is != os::heard::message) return;
+    opened_ |= static_cast<word>(text[0]) == word::opened;
+    released_ |= static_cast<word>(text[0]) == word::released;
+  }
+}
+
+driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
+  if (int const there = file.load(base::memory_order_acquire); there >= 0) return {{}, there};
+  auto made = machine.export_handle(pages.handle());
+  int before = -1;
+  if (!made.ok() || file.compare_exchange(before, made.value)) return made;
+  os::close_file(made.value);  // another thread was faster
+  return {{}, before};
+}
+
+void exported::close_descriptor() noexcept {
+  if (int const there = file.exchange(-1); there >= 0) os::close_file(there);
+}
+
+bool loan::watched() noexcept {
+  listen();
+  if (released_ && !closed_) closed_ = os::has_hung_up(life_.get());
+  return !closed_;
+}
+
+exports::exports(runtime::impl& r)
+    : runtime_(r),
+      clocks_(r.part<clock::clocks>()),
+      memory_(r.part<memory::device_memory>()),
+      books_(r.part<observe::memory_beside>()),
+      origin_(os::random_number()) {
+  callback_ = memory_.add_callback(
+      [](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
+}
+
+exports::~exports() {
+  for (auto const& pool : pools()) pool->end();
+  memory_.remove_callback(callback_);
+  bool const gone = process_is_ending() || process_was_forked();
+  std::vector<std::shared_ptr<exported>> all;
+  std::swap(all, *all_.lock());
+  for (auto const& b : all) {
+    b->ended = true;
+    if (gone) continue;
+    b->close_descriptor();
+    auto const idle = machine().synchronize_device(b->device);
+    // else nobody knows what still runs: they stay
+    if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();
+    b->loans.clear();
+  }
+}
+
+void exports::set(exported& b, exported::state to) noexcept {
+  auto const hold = all_.lock();
+  b.is = to;
+}
+
+std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
+  auto all = all_.lock();
+  for (auto const& b : *all) {
+    if (b->serial <= after || b->is != exported::state::idle || b->guests > 0) continue;
+    b->is = exported::state::looked_at;
+    return b;
+  }
+  return nullptr;
+}
+
+bool exports::complete(exported const& b) noexcept {
+  base::unpromised const own_affair(runtime_.witness());
+  return std::all_of(b.last_uses.begin(), b.last_uses.end(), [&](clock::stamp s) {
+    if (clocks_.complete(s)) return true;
+    try {
+      auto const asked = clocks_.poll(s);
+      return asked.ok() && asked.value;
+    } catch (...) {
+      return false;
+    }
+  });
+}
+
+bool exports::forget(exported& b) noexcept {
+  b.going = true;
+  b.loans.clear();  // importers keep what they have mapped
+  b.close_descriptor();
+  if (!b.pages.give_back()) return false;
+  std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
+  return true;
+}
+
+bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
+  base::unpromised const own_affair(runtime_.witness());
+  bool const collectives = !clocks_.collectives_given().empty();
+  return std::ranges::all_of(uses, [&](clock::stamp s) {
+    return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok();
+  });
+} catch (...) {
+  return false;
+}
+
+bool exports::wait_for_kept(int device) noexcept try {
+  std::vector<std::vector<clock::stamp>> all;
+  {
+    auto const every = all_.lock();
+    for (auto const& b : *every) {
+      if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
+    }
+  }
+  for (auto const& pool : pools()) {
+    if (pool->device() == device) pool->add_held(all);
+  }
+  std::erase_if(all, [&](auto const& uses) {
+    return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); });
+  });
+  return std::ranges::count_if(all, [&](auto const& uses) { return wait_for(uses); }) > 0;
+} catch (...) {
+  return false;
+}
+
+std::size_t exports::forget_idle() noexcept {
+  try {
+    for (auto const& pool : pools()) pool->let_go();
+  } catch (...) {}
+  std::size_t bytes = 0;
+  std::uint64_t last = 0;
+  while (auto const b = next_idle(last)) {
+    last = b->serial;
+    std::size_t const its = b->pages.bytes();
+    if (complete(*b) && forget(*b)) bytes += its;
+    else set(*b, exported::state::idle);
+  }
+  return bytes;
+}
+
+// Of those that were given back, one that nobody uses any more. On the way, what never will be usable goes.
+std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noexcept {
+  std::uint64_t last = 0;
+  while (auto b = next_idle(last)) {
+    last = b->serial;
+    for (loan& l : b->loans) l.listen();
+    bool const lost_sight = std::any_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.broken(); });
+    bool const free = std::all_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.over(); });
+    std::size_t const more = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
+    bool const fits = !b->going && b->device == device && b->pages.bytes() >= bytes &&
+                      more < std::max(bytes / 8, std::size_t{2} << 20);
+    bool const usable = free && fits, useless = lost_sight || b->going;
+    if ((usable || useless) && complete(*b)) {
+      if (usable) return b;
+      if (forget(*b)) continue;
+    }
+    set(*b, exported::state::idle);
+  }
+  return nullptr;
+}
+
+driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t alignment) {
+  auto const made = machine().create_shared(b.device, handle_bytes);
+  if (!made.ok()) return made.is;
+  b.pages = mapped_handle(machine(), made.value, handle_bytes);
+  if (auto const s = b.pages.map(alignment); !s.ok()) return s;
+  b.pages.known_to(books_, b.device, observe::sharing::exported);
+  return b.pages.grant(b.device);
+}
+
+driver::status exports::grant(exported& b, int reader) {
+  if (auto const s = machine().open(reader); !s.ok()) return s;
+  base::lock_guard const alone(granting_);
+  return b.pages.grant(reader);
+}
+
+driver::status exports::grant_all(exported& b, std::uint64_t readers) {
+  for (; readers; readers &= readers - 1) {
+    int const reader = std::countr_zero(readers);
+    if (clocks_.lost(reader)) continue;
+    if (auto const s = grant(b, reader); !s.ok()) return s;
+  }
+  return {};
+}
+
+// Invariant: who opens a device's memory has noted so before he looks at what there is;
+// this looks at the note once the handle is there.
+void exports::open_as_device(exported& b, here at) {
+  auto* const ways = runtime_.part_if_made<links>();
+  for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
+    auto const s = grant_all(b, left & (~left + 1));
+    // a link that has vanished since, a reader that is lost
+    if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
+    require(s, "shared_buffer",
+            "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again",
+            at);
+  }
+}
+
+template <class Which>
+driver::status exports::open_some(std::uint64_t readers, Which which) {
+  std::vector<std::shared_ptr<exported>> some;
+  {
+    auto const all = all_.lock();
+    some.reserve(all->size());
+    for (auto const& b : *all) {
+      if (b->is != exported::state::looked_at && !b->going && which(*b)) some.push_back(b), ++b->guests;
+    }
+  }
+  driver::status worst;
+  for (auto const& b : some) {
+    if (auto const s = grant_all(*b, readers); !s.ok()) worst = s;
+    auto const all = all_.lock();
+    --b->guests;
+  }
+  return worst;
+}
+
+driver::status exports::open_to(int device, std::uint64_t readers) {
+  return open_some(readers, [&](exported const& b) { return b.device == device; });
+}
+
+driver::status exports::open_to(void const* inside, int reader) {
+  auto const at = reinterpret_cast<std::uintptr_t>(inside);
+  return open_some(std::uint64_t{1} << reader, [&](exported const& b) {
+    return at - reinterpret_cast<std::uintptr_t>(b.pages.data()) < b.pages.bytes();
+  });
+}
+
+driver::device_info exports::about(int device, char const* operation, here at) const {
+  auto const info = machine().info(device);
+  require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
+  if (!info.value.maps)
+    throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory",
+                        "Copy through the host instead", at);
+  return info.value;
+}
+
+void exports::remember(std::weak_ptr<pool_books> one) {
+  auto all = pools_.lock();
+  std::erase_if(*all, [](auto const& p) { return p.expired(); });
+  all->push_back(std::move(one));
+}
+
+std::vector<std::shared_ptr<pool_books>> exports::pools() const {
+  std::vector<std::shared_ptr<pool_books>> out;
+  auto const all = pools_.lock();
+  for (auto const& one : *all) {
+    if (auto pool = one.lock()) out.push_back(std::move(pool));
+  }
+  return out;
+}
+
+void exports::keep(exported& b, bool going) noexcept {
+  auto const hold = all_.lock();
+  b.going |= going;
+  b.is = exported::state::idle;
+}
+
+std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, here at) {
+  std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
+  auto const its = about(device, "shared_buffer", at);
+  std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
+  auto made = std::make_shared<exported>();
+  made->device = device;
+  made->home = this;
+  std::copy_n(its.uuid.begin(), std::min(its.uuid.size(), made->uuid.size() - 1), made->uuid.begin());
+  {
+    auto all = all_.lock();
+    made->serial = next_serial_.fetch_add(1);
+    all->push_back(made);
+  }
+  driver::status is;
+  try {
+    for (int spared = 0; spared < 4; ++spared) {
+      is = place(*made, handle_bytes, page);
+      if (is.what != driver::code::out_of_memory || !made->pages.give_back()) break;
+      if (spared == 1) memory_.on(device).empty_cache();
+      if (spared == 2 && (then == when_short::refuses || !wait_for_kept(device))) break;
+      if (spared != 1) forget_idle();
+    }
+  } catch (...) {
+    is = {driver::code::failed};
+    if (!forget(*made)) set(*made, exported::state::idle);
+    throw;
+  }
+  if (is.ok()) {
+    set(*made, exported::state::lent_out);
+    try {
+      open_as_device(*made, at);
+    } catch (...) {
+      set(*made, exported::state::idle);
+      throw;
+    }
+    return made;
+  }
+  if (!forget(*made)) set(*made, exported::state::idle);
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, "shared_buffer", what, "Try again", at);
+  memory_report r = memory_.on(device).report();
+  r.requested = bytes;
+  r.rounded = handle_bytes;
+  throw out_of_memory(std::move(r), at);
+}
+
+std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, here at) {
+  auto b = find_idle(home.device(), bytes);
+  bool const kept = b != nullptr;
+  if (!b) b = make(home.device(), bytes, when_short::waits, at);
+  b->loans.clear();
+  b->users.clear();
+  b->last_uses.clear();
+  set(*b, exported::state::lent_out);
+  try {
+    if (kept) open_as_device(*b, at);
+    b->users.reserve(1);
+    b->last_uses.reserve(1);
+  } catch (...) {
+    set(*b, exported::state::idle);
+    throw;
+  }
+  b->users.push_back(&home);
+  b->bytes = bytes;
+  begun(*b, home, at);
+  return b;
+}
+
+void exports::begun(exported& b, clock::timeline& home, here at) noexcept {
+  auto const first = reinterpret_cast<driver::address>(b.data());
+  if (auto* const w = runtime_.witness()) [[unlikely]]
+    w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
+  books_.taken(first, b.rounded(), b.bytes, at);
+}
+
+// For a checker: whose work the next owner comes after.
+void exports::tell_freed(exported& b) noexcept {
+  constexpr here its_end{"the end of its shared_buffer", "", 0};  // nobody's line
+  try {
+    std::vector<driver::witness::user> behind;
+    for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});
+    runtime_.witness()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
+  } catch (...) {}  // it is not heard of
+}
+
+void exports::give_back(std::shared_ptr<exported> b) noexcept {
+  if (!b || process_was_forked() || b->handle().ended) return;
+  if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
+  for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
+  b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
+  if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
+  b->home->set(*b, exported::state::idle);
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,283 @@
+// Blocks of other processes: each mapped once, however often it is opened,
+// and kept until its owner has it no more.
+// Threads: any.
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "peer/link/links.h"
+#include "peer/share/exports.h"
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+
+namespace weir::peer {
+namespace {
+
+constexpr char const* operation = "share_line::receive";
+
+[[noreturn]] void refuse(std::string what, here at) {
+  throw invalid_use(operation, std::move(what),
+                    "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
+}
+[[noreturn]] void is_gone(std::string const& name, here at) {
+  throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it",
+                  at);
+}
+[[noreturn]] void cannot_talk(std::string const& name, here at) {
+  throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again",
+                     at);
+}
+
+// handles that stay mapped for the next time: each is a descriptor of three kinds
+constexpr std::size_t most_unused = 256;
+
+}  // namespace
+
+imports::imports(runtime::impl& r)
+    : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) {
+  static_cast<void>(r.part<links>());
+}
+
+imports::~imports() {
+  bool const gone = process_is_ending() || process_was_forked();
+  std::vector<std::shared_ptr<imported>> all;
+  std::swap(all, *all_.lock());
+  for (auto const& b : all) {
+    b->ended = true;
+    if (gone) continue;
+    bool at_rest = true;
+    for (int d = 0; d < runtime_.device_count(); ++d) {
+      if (!b->pages.granted(d)) continue;
+      auto const idle = runtime_.machine().synchronize_device(d);
+      at_rest &= idle.ok() || idle.what == driver::code::lost;
+    }
+    if (at_rest) b->pages.give_back();
+  }
+}
+
+int imports::device_named(std::string const& uuid, here at) {
+  while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
+    int const d = static_cast<int>(uuids_.size());
+    auto info = runtime_.machine().info(d);
+    require(info.is, operation, "gpu:" + std::to_string(d), "Try again", at);
+    uuids_.push_back(std::move(info.value.uuid));
+  }
+  auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
+  if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
+  throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see",
+                      "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
+}
+
+// Names in a message prove nothing: the kernel must say that the two descriptors are the same open file.
+// Where it cannot, memory that came over the same line under the same names serves: its peer had it to give.
+std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t line, int device) {
+  auto const all = all_.lock();
+  auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
+    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->going) return false;
+    auto const is = os::same_open_file(b->file.get(), memory.get());
+    return is == os::sameness::same || (is == os::sameness::unknown && b->line == line);
+  });
+  return found == all->end() ? nullptr : *found;
+}
+
+// Ensures: no other importer opens this loan.
+void imports::take_word(loaned& with, std::string const& name, here at) {
+  if (with.taken) return;
+  std::array<std::byte, 8> text{};
+  auto const got = os::receive_message(with.life.get(), text, {});
+  if (got.is == os::heard::closed) is_gone(name, at);
+  if (got.is == os::heard::too_late) refuse(name + ": a stale message, it was opened before", at);
+  if (got.is != os::heard::message) cannot_talk(name, at);
+  if (got.bytes != 1 || got.file_count > 0 || static_cast<word>(text[0]) != word::lent)
+    refuse(name + ": a damaged loan, its owner says something else", at);
+  with.taken = true;
+}
+
+void imports::sweep() noexcept {
+  std::shared_ptr<imported> b;
+  do {
+    b = nullptr;
+    {
+      auto const all = all_.lock();
+      std::size_t unused = 0;
+      std::shared_ptr<imported> oldest;
+      for (auto const& one : *all) {
+        if (one->uses > 0) continue;
+        if (!one->going && (!one->life.is_open() || os::has_hung_up(one->life.get()))) one->going = true;
+        if (one->going && !b) b = one;
+        if (one->going) continue;
+        ++unused;
+        if (!oldest || one->last_closed < oldest->last_closed) oldest = one;
+      }
+      if (!b && unused > most_unused) oldest->going = true, b = std::move(oldest);
+    }
+    if (!b || !b->pages.give_back()) return;
+    std::erase(*all_.lock(), b);
+  } while (b);
+}
+
+std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device, here at) {
+  auto const text = std::to_string(m.handle_bytes) + " B of gpu:" + std::to_string(device);
+  auto& machine = runtime_.machine();
+  auto const info = machine.info(device);
+  require(info.is, operation, text, "Try again", at);
+  if (m.handle_bytes > info.value.total_memory)
+    refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
+  auto made = std::make_shared<imported>();
+  made->origin = m.origin;
+  made->serial = m.serial;
+  made->device = device;
+  made->going = true;  // until all of it is there
+  all_.lock()->push_back(made);
+  auto const h = machine.import_handle(device, m.handle_bytes, memory.get());
+  driver::status is = h.is;
+  if (is.ok()) {
+    made->pages = mapped_handle(machine, h.value, m.handle_bytes);
+    is = made->pages.map(info.value.granularity);
+    if (is.ok()) made->pages.known_to(books_, device, observe::sharing::imported), is = made->pages.grant(device);
+  }
+  if (is.ok()) return made;
+  sweep();
+  if (is.what == driver::code::invalid) {
+    char const* const why = machine.simulated() ? os::unfit_to_map(memory.get(), m.handle_bytes) : nullptr;
+    refuse(text + ": the descriptor that came with it is " + (why ? why : "none of such memory"), at);
+  }
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, operation, text, "Try again", at);
+  memory_report r{};
+  r.on = weir::device(device);
+  r.requested = m.bytes;
+  r.rounded = m.handle_bytes;
+  throw out_of_memory(std::move(r), at);
+}
+
+void imports::make_reachable(imported& b, int reader, here at) {
+  if (b.pages.granted(reader)) return;
+  std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
+  runtime_.open(reader, operation, at);
+  auto const is = runtime_.part<links>().prove(reader, b.device, at);
+  if (is != links::trust::proven)
+    throw not_supported(
+        operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"),
+        "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair,
+          "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
+}
+
+std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader, here at) {
+  auto &memory = with.memory, &life = with.life;
+  base::lock_guard const alone(opening_);
+  int const device = device_named(uuid_of(m), at);
+  runtime_.open(device, operation, at);
+  auto made = std::make_unique<opening>();
+  std::string const name = "a buffer in handle " + std::to_string(m.serial) + " of its owner";
+  if (!os::is_message_socket(life.get()))
+    refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
+  take_word(with, name, at);
+  auto b = find(m, memory, line, device);
+  if (b && b->pages.bytes() != m.handle_bytes)
+    refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " +
+               std::to_string(b->pages.bytes()) + " B",
+           at);
+  switch (os::has_hung_up(life.get()) ? os::heard::closed
+          : with.opened               ? os::heard::message
+                                      : say(life, word::opened)) {
+    case os::heard::message: break;
+    case os::heard::closed: is_gone(name, at);
+    case os::heard::too_late: refuse(name + ": a damaged loan, its owner hears nothing", at);
+    case os::heard::refused: cannot_talk(name, at);
+  }
+  with.opened = true;
+  auto const drop = [&] {
+    if (b && b->uses == 0) b->going = true;
+    sweep();
+  };
+  try {
+    if (!b) b = bring_in(m, memory, device, at);
+    make_reachable(*b, reader, at);
+    auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
+    if (opened.what != driver::code::not_supported)
+      require(opened, operation, name, "Try again: it is still the next", at);
+  } catch (std::logic_error const&) {  // never: no work has seen it
+    static_cast<void>(say(life, word::released));
+    drop();
+    throw;
+  } catch (not_supported const&) {
+    static_cast<void>(say(life, word::released));
+    drop();
+    throw;
+  } catch (...) {
+    drop();
+    throw;
+  }
+  if (b->file.is_open()) memory.close();
+  else b->file = std::move(memory), b->line = line;
+  {
+    auto const hold = all_.lock();
+    ++b->uses;
+    b->going = false;
+    // How much of the handle its owner holds for it is not said:
+    // all, if it begins there and nothing else has room behind it.
+    bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
+    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes,
+                 m.bytes, at);
+  }
+  made->of = std::move(b);
+  made->home = this;
+  made->life = std::move(life);
+  made->bytes = m.bytes;
+  made->offset = m.offset;
+  made->reader = reader;
+  sweep();
+  return made;
+}
+
+driver::status imports::grant_all(imported& b, std::uint64_t readers) {
+  driver::status worst;
+  for (; readers; readers &= readers - 1) {
+    int const reader = std::countr_zero(readers);
+    if (clocks_.lost(reader) || b.pages.granted(reader)) continue;
+    auto s = runtime_.machine().open(reader);
+    if (s.ok()) s = b.pages.grant(reader);
+    if (!s.ok() && s.what != driver::code::lost) worst = s;
+  }
+  return worst;
+}
+
+driver::status imports::open_to(int device, std::uint64_t readers) {
+  base::lock_guard const alone(opening_);  // nobody comes or goes
+  std::vector<std::shared_ptr<imported>> const all = *all_.lock();
+  driver::status worst;
+  for (auto const& b : all) {
+    if (auto const s = b->device == device && !b->going ? grant_all(*b, readers) : driver::status{}; !s.ok()) worst = s;
+  }
+  return worst;
+}
+
+driver::status imports::open_to(void const* inside, int reader) {
+  base::lock_guard const alone(opening_);
+  std::vector<std::shared_ptr<imported>> const all = *all_.lock();
+  auto const at = reinterpret_cast<std::uintptr_t>(inside);
+  for (auto const& b : all) {
+    if (!b->going && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes())
+      return grant_all(*b, std::uint64_t{1} << reader);
+  }
+  return {driver::code::invalid};
+}
+
+bool imports::at_rest(imported const& b) {
+  for (int d = 0; d < runtime_.device_count(); ++d) {
+    if (b.pages.granted(d) && !clocks_.synchronize_device(d).ok()) return false;
+  }
+  return true;
+}
+
+void imports::close(opening& o) noexcept {
+  if (o.of->ended || process_was_forked()) return;
+  // before its owner may put another one there
+  books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
+  static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
+  auto const hold = all_.lock();
+  if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,345 @@
+// weir/share.h: owners of shared memory, and the line between two processes.
+// Threads: as the header says.
+#include "peer/share/shared_pool.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/os_socket.h"
+#include "runtime/base/process.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+
+peer_gone::peer_gone(std::string operation, std::string operands, std::string remedy, here at)
+    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy +
+                         (at.file ? std::string(" [") + at.file + ":" + std::to_string(at.line) + "]" : "")),
+      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+
+namespace {
+void check_size(char const* operation, size_t bytes, here at) {
+  if (bytes == 0) throw invalid_use(operation, "0 B", "Ask for at least one byte: nothing else can be passed on", at);
+  if (bytes > ~size_t{0} / 4)
+    throw invalid_use(operation, std::to_string(bytes) + " B",
+                      "The size has overflowed: check the product it was made from", at);
+}
+}  // namespace
+
+// Shared ----------------------------------------------------------------------------------------------------
+
+shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
+  auto& r = streams::current_runtime(at);
+  int const device = streams::resolve(on, r, "shared_buffer", at);
+  check_size("shared_buffer", bytes, at);
+  auto& home = streams::current_line(r, device, at);
+  is_ = r.part<peer::exports>().take(home, bytes, at);
+}
+
+shared_buffer::shared_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
+shared_buffer::shared_buffer(shared_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+shared_buffer& shared_buffer::operator=(shared_buffer&& other) noexcept {
+  if (this != &other) reset(), is_ = std::move(other.is_);
+  return *this;
+}
+void shared_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
+void* shared_buffer::data() const noexcept { return is_ && !is_->handle().ended ? is_->data() : nullptr; }
+size_t shared_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device shared_buffer::device() const { return weir::device(is_->device); }
+
+int shared_buffer::importers() const {
+  if (!is_ || is_->handle().ended || process_was_forked()) return 0;
+  for (auto& l : is_->loans) l.listen();
+  return static_cast<int>(std::count_if(is_->loans.begin(), is_->loans.end(), [](auto const& l) { return l.alive(); }));
+}
+
+void shared_buffer::record_stream(stream_ref s, here at) const {
+  auto& line = streams::line_or_throw(s, "shared_buffer::record_stream", at);
+  if (!is_ || is_->ended)
+    throw invalid_use("shared_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held", at);
+  auto& users = is_->users;
+  if (std::find(users.begin(), users.end(), &line) != users.end()) return;
+  if (&line.owner().machine() != &is_->home->machine())
+    throw invalid_use("shared_buffer::record_stream", "a stream of another runtime",
+                      "Use streams of the runtime whose buffer it is", at);
+  is_->last_uses.reserve(users.size() + 1);
+  users.push_back(&line);
+}
+
+// Opened ----------------------------------------------------------------------------------------------------
+
+opened_buffer::opened_buffer() noexcept = default;
+opened_buffer::~opened_buffer() { reset(); }
+opened_buffer::opened_buffer(opened_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+opened_buffer& opened_buffer::operator=(opened_buffer&& other) noexcept {
+  if (this != &other) reset(), is_ = std::move(other.is_);
+  return *this;
+}
+void* opened_buffer::data() const noexcept {
+  return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr;
+}
+size_t opened_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device opened_buffer::device() const { return weir::device(is_->of->device); }
+
+void opened_buffer::release(stream_ref last_use, here at) {
+  auto& line = streams::line_or_throw(last_use, "opened_buffer::release", at);
+  if (!is_ || is_->of->ended) return is_.reset();
+  require(is_->home->clocks().synchronize(line.now()), "opened_buffer::release", streams::describe(line),
+          "It is still open: try again, or let it end", at);
+  is_->home->close(*is_);
+  is_.reset();
+}
+
+// What cannot be waited for stays mapped, and its owner hears nothing:
+// the memory is not used for anything else.
+void opened_buffer::reset() noexcept {
+  auto const is = std::move(is_);
+  if (!is || is->of->ended || process_was_forked()) return;
+  try {
+    if (is->home->at_rest(*is->of)) is->home->close(*is);
+  } catch (...) {}
+}
+
+// Pools -----------------------------------------------------------------------------------------------------
+
+share_pool::share_pool(share_pool_options o, here at) {
+  auto& r = streams::current_runtime(at);
+  int const device = streams::resolve(o.on, r, "share_pool", at);
+  r.open(device, "share_pool", at);
+  auto& exports = r.part<peer::exports>();
+  is_ = std::make_shared<peer::pool_books>(exports, r, device, o, at);
+  exports.remember(is_);
+}
+share_pool::~share_pool() = default;
+share_pool::share_pool(share_pool&&) noexcept = default;
+share_pool& share_pool::operator=(share_pool&&) noexcept = default;
+
+namespace {
+peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
+  constexpr char const* operation = "share_pool::allocate";
+  if (!is || is->ended())
+    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
+  if (process_was_forked()) streams::throw_forked(operation, at);
+  return *is;
+}
+}  // namespace
+
+shared_buffer share_pool::allocate(size_t bytes, here at) {
+  auto const& pool = live(is_, at);
+  check_size("share_pool::allocate", bytes, at);
+  return shared_buffer(
+      peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
+}
+
+shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
+  constexpr char const* operation = "share_pool::allocate";
+  auto& line = streams::line_or_throw(home, operation, at);
+  if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
+    throw invalid_use(operation, streams::describe(line) + ", the pool is of gpu:" + std::to_string(device),
+                      "Pass a stream of the pool's device", at);
+  }
+  check_size(operation, bytes, at);
+  return shared_buffer(peer::pool_books::allocate(is_, line, bytes, at));
+}
+
+share_pool_statistics share_pool::statistics() const {
+  return is_ && !is_->ended() && !process_was_forked() ? is_->statistics() : share_pool_statistics{};
+}
+size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked() ? is_->let_go_to_driver() : 0; }
+
+// The line --------------------------------------------------------------------------------------------------
+
+struct share_line::state {
+  peer::owned_file socket;
+  std::chrono::milliseconds lease;
+  struct arrived {
+    peer::message what;
+    peer::imports::loaned with;
+  };
+  std::optional<arrived> next;  // judged, and not yet taken
+  std::uint64_t of_process = os::fork_generation();
+  std::uint64_t const id = next_id();
+
+  static std::uint64_t next_id() noexcept {
+    static constinit base::atomic<std::uint64_t> ids{0};
+    return ids.fetch_add(1) + 1;
+  }
+  std::string lease_text() const { return "nothing for " + std::to_string(lease.count()) + " ms"; }
+
+  void send(char const* operation, peer::message& m, std::span<int const> files, here at) {
+    m.checksum = peer::checksum_of(m);
+    switch (os::send_message(socket.get(), peer::bytes_of(m), files, lease)) {
+      case os::heard::message: return;
+      case os::heard::too_late:
+        throw timed_out(operation, "the other process has heard " + lease_text(),
+                        "It may be stopped: try again, or end the line", at);
+      case os::heard::closed:
+        throw peer_gone(operation, "the other process has ended, or closed its end",
+                        "Nothing was sent: start another one", at);
+      case os::heard::refused: break;
+    }
+    throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
+  }
+
+  // Ensures: `next` is there, and of that kind.
+  void expect(char const* operation, peer::said kind, here at) {
+    if (!next) next = receive(operation, at);
+    if (next->what.kind == kind) return;
+    bool const buffer = kind == peer::said::number;
+    throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first",
+                      buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
+  }
+
+  arrived receive(char const* operation, here at) const {
+    arrived out;
+    os::received got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
+    switch (got.is) {
+      case os::heard::message: break;
+      case os::heard::too_late:
+        throw timed_out(operation, "the other process has said " + lease_text(),
+                        "It may be stopped: try again, or end the line", at);
+      case os::heard::closed:
+        throw peer_gone(operation, "the other process has ended, or closed its end",
+                        "All it said was heard: start another one", at);
+      case os::heard::refused: throw driver_error(0, operation, "the system does not receive it", "Try again", at);
+    }
+    if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
+      throw invalid_use(
+          operation, wrong,
+          "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
+    }
+    out.with = {std::move(got.files[0]), std::move(got.files[1])};
+    return out;
+  }
+};
+
+namespace {
+void check_lease(char const* operation, std::chrono::milliseconds lease, here at) {
+  if (lease.count() <= 0)
+    throw invalid_use(operation, "a lease of " + std::to_string(lease.count()) + " ms",
+                      "Say how long to wait for the other process", at);
+}
+}  // namespace
+
+share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
+  if (!os::is_message_socket(socket)) {
+    throw invalid_use("share_line",
+                      "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart",
+                      "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
+  }
+  check_lease("share_line", lease, at);
+  state_ = std::make_unique<state>();
+  state_->socket = peer::owned_file(socket);
+  state_->lease = lease;
+}
+share_line::~share_line() = default;
+share_line::share_line(share_line&&) noexcept = default;
+share_line& share_line::operator=(share_line&&) noexcept = default;
+
+share_line::state& share_line::live(char const* operation, here at) const {
+  if (!state_) throw invalid_use(operation, "a line that was moved from", "Use the one it was moved to", at);
+  if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
+  return *state_;
+}
+
+std::chrono::milliseconds share_line::lease(here at) const { return live("share_line::lease", at).lease; }
+void share_line::set_lease(std::chrono::milliseconds lease, here at) {
+  state& is = live("share_line::set_lease", at);
+  check_lease("share_line::set_lease", lease, at);
+  is.lease = lease;
+}
+
+namespace {
+void wait_for(clock::timeline& line, char const* operation, here at) {
+  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line),
+          "Nothing was sent: try again", at);
+}
+}  // namespace
+
+void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
+  constexpr char const* operation = "share_line::send";
+  state& own = live(operation, at);
+  if (!b.data())
+    throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
+  wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
+  peer::exported &is = *b.is_, &whole = is.handle();
+  if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
+    for (auto& l : is.loans) l.listen();
+    auto const last = std::prev(is.loans.end());
+    is.loans.erase(std::remove_if(is.loans.begin(), last, [](auto const& l) { return l.over(); }), last);
+  }
+  is.loans.reserve(is.loans.size() + 1);
+  auto const no_files = [&] {
+    throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)",
+                       at);
+  };
+  auto const [mine, theirs] = os::make_sockets();
+  peer::loan ours{peer::owned_file(mine)};
+  peer::owned_file const life(theirs);
+  if (mine < 0) no_files();
+  if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
+  auto const memory = whole.descriptor(is.home->machine());
+  if (memory.is.what == driver::code::out_of_memory) no_files();
+  require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device),
+          "Try again", at);
+  peer::message m{.kind = peer::said::buffer,
+                  .bytes = is.bytes,
+                  .handle_bytes = whole.pages.bytes(),
+                  .offset = is.offset,
+                  .origin = is.home->origin(),
+                  .serial = whole.serial};
+  m.device = whole.uuid;
+  own.send(operation, m, std::array{memory.value, life.get()}, at);
+  is.loans.emplace_back(std::move(ours));
+}
+
+opened_buffer share_line::receive(device reader, here at) {
+  constexpr char const* operation = "share_line::receive";
+  state& own = live(operation, at);
+  auto& r = streams::current_runtime(at);
+  int const device = streams::resolve(reader, r, operation, at);
+  own.expect(operation, peer::said::buffer, at);
+  auto& all = r.part<peer::imports>();
+  auto const forget = [&] { own.next.reset(); };
+  opened_buffer out;
+  try {
+    out.is_ = all.open(own.next->what, own.next->with, own.id, device, at);
+  } catch (peer_gone const&) {
+    forget();
+    throw;
+  } catch (not_supported const&) {
+    forget();
+    throw;
+  } catch (std::logic_error const&) {
+    forget();
+    throw;
+  }  // of all else it stays the next
+  forget();
+  return out;
+}
+
+void share_line::signal(std::uint64_t number, stream_ref after, here at) {
+  constexpr char const* operation = "share_line::signal";
+  state& own = live(operation, at);
+  wait_for(streams::line_or_throw(after, operation, at), operation, at);
+  peer::message m{.number = number};
+  own.send(operation, m, {}, at);
+}
+
+void share_line::signal(std::uint64_t number, event const& after, here at) {
+  constexpr char const* operation = "share_line::signal";
+  state& own = live(operation, at);
+  after.synchronize(at);
+  peer::message m{.number = number};
+  own.send(operation, m, {}, at);
+}
+
+std::uint64_t share_line::wait(here at) {
+  constexpr char const* operation = "share_line::wait";
+  state& own = live(operation, at);
+  own.expect(operation, peer::said::number, at);
+  std::uint64_t const number = own.next->what.number;
+  own.next.reset();
+  return number;
+}
+
+}  // namespace weir

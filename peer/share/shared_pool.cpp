@@ -1,0 +1,399 @@
+// Cutting handles into blocks, and when a range serves again.
+// Threads: any.
+#include "peer/share/shared_pool.h"
+
+#include <algorithm>
+
+#include "peer/link/links.h"
+#include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
+#include "streams/stream/context.h"
+
+namespace weir::peer {
+namespace {
+
+constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
+constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
+
+std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
+  if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
+  throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes),
+                    "The size has overflowed: check the product it was made from", at);
+}
+
+}  // namespace
+
+pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
+    : exports_(e),
+      runtime_(r),
+      device_(device),
+      page_(e.about(device, "share_pool", at).granularity),
+      handle_bytes_(whole_pages(o.handle_bytes, page_, at)),
+      limit_(o.limit) {
+  for (weir::device const one : o.readers) {
+    int const reader = streams::resolve(one, r, "share_pool", at);
+    if (reader == device) continue;
+    std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(device);
+    r.open(reader, "share_pool", at);
+    if (r.part<links>().prove(reader, device, at) != links::trust::proven)
+      throw not_supported("share_pool", "a reader without a link: " + pair,
+                          "Leave it out: copies reach it all the same", at);
+    readers_.push_back(reader);
+  }
+}
+
+pool_books::~pool_books() {
+  if (ended_.load() || process_was_forked()) return;
+  auto b = books_.lock();
+  for (auto const& one : b->held) hand_down(*one, *b->handles.at(one->within->serial).pages);
+  for (auto& [serial, h] : b->handles) exports_.keep(*h.pages, h.spoilt);
+}
+
+// What the block waits for, its handle waits for from now on.
+void pool_books::hand_down(exported& from, exported& to) noexcept {
+  try {
+    to.last_uses.insert(to.last_uses.end(), from.last_uses.begin(), from.last_uses.end());
+    std::move(from.loans.begin(), from.loans.end(), std::back_inserter(to.loans));
+  } catch (...) {
+    to.going = true;  // nobody can say when it might serve again
+  }
+}
+
+bool pool_books::tighter::operator()(range const& a, range const& b) const noexcept {
+  if (a.bytes != b.bytes) return a.bytes < b.bytes;
+  return a.of == b.of ? a.offset < b.offset : a.of->pages->serial < b.of->pages->serial;
+}
+
+bool pool_books::cut(books& b, exported& block) {
+  auto const best = b.free.lower_bound(block.room, tighter{});
+  if (best == b.free.end()) return false;
+  range& r = *best;
+  handle& in = *r.of;
+  if (r.bytes > block.room) {
+    range& rest =
+        in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true})
+            .first->second;
+    b.free.erase(best);
+    b.free.insert(rest);
+    r.bytes = block.room;
+  } else {
+    b.free.erase(best);
+  }
+  r.free = false;
+  block.within = in.pages;
+  block.offset = r.offset;
+  ++in.blocks, ++b.live;
+  b.allocated += block.room, b.requested += block.bytes;
+  return true;
+}
+
+// Beside what is free next to it. No memory is asked for: the range is there already.
+void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
+  auto at = h.ranges.find(offset);
+  auto const leave = [&](range& r) {
+    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+  };
+  if (auto const after = std::next(at); after != h.ranges.end() && after->second.free) {
+    leave(after->second);
+    at->second.bytes += after->second.bytes;
+    h.ranges.erase(after);
+  }
+  if (at != h.ranges.begin() && std::prev(at)->second.free) {
+    auto const before = std::prev(at);
+    leave(before->second);
+    before->second.bytes += at->second.bytes;
+    h.ranges.erase(at);
+    at = before;
+  }
+  at->second.free = true;
+  if (!h.spoilt) b.free.insert(at->second);
+}
+
+// It serves nobody from now on.
+void pool_books::shut(books& b, handle& h) noexcept {
+  for (auto& [offset, r] : h.ranges) {
+    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+  }
+}
+
+// Requires: nobody else looks at it.
+pool_books::now pool_books::look(exported& b) noexcept {
+  for (loan& l : b.loans) l.listen();
+  if (!exports_.complete(b)) return now::in_use;
+  if (std::any_of(b.loans.begin(), b.loans.end(), [](loan const& l) { return l.broken(); })) return now::lost;
+  if (!std::all_of(b.loans.begin(), b.loans.end(), [](loan const& l) { return l.over(); })) return now::in_use;
+  std::erase_if(b.loans, [](loan& l) { return !l.watched(); });
+  return now::free;
+}
+
+void pool_books::collect() noexcept try {
+  std::vector<std::pair<std::shared_ptr<exported>, now>> all;
+  {
+    auto b = books_.lock();
+    all.reserve(b->held.size());
+    for (auto const& one : b->held) {
+      if (one->is == exported::state::idle) one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
+    }
+    ++b->in_motion;
+  }
+  for (auto& [one, is] : all) is = look(*one);
+  std::vector<handle> over;
+  {
+    auto b = books_.lock();
+    --b->in_motion;
+    moved_.notify_all();
+    for (auto& [one, is] : all) {
+      b->changes += is != now::in_use;
+      settle(*b, *one, is);
+    }
+    std::erase_if(b->held, [](auto const& one) { return one->is == exported::state::lent_out; });
+    b->look_again = 2 * b->held.size() + 32;
+    take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
+  }
+  for (handle const& h : over) exports_.keep(*h.pages, true);
+} catch (...) {}  // no memory to look with: what was looked at is not looked at again, and goes with its pool
+
+// lent_out: it is held no more.
+void pool_books::settle(books& b, exported& block, now is) noexcept {
+  block.is = is == now::in_use ? exported::state::idle : exported::state::lent_out;
+  if (is == now::in_use) return;
+  handle& h = b.handles.at(block.within->serial);
+  --h.blocks;
+  b.held_bytes -= block.room;
+  if (is == now::lost) {
+    h.spoilt = true;
+    shut(b, h);
+    b.lost += block.room, h.lost += block.room;
+  } else {
+    set_free(b, h, block.offset);
+    hand_down(block, *h.pages);  // importers see by the last loans that the memory is still there
+    auto& kept = h.pages->loans;
+    if (kept.size() > h.most_kept) {
+      std::erase_if(kept, [](loan& l) { return !l.watched(); });
+      h.most_kept = 2 * kept.size() + 32;
+    }
+    h.pages->last_uses.clear();  // they are complete
+  }
+}
+
+template <class Which>
+void pool_books::take_out(books& b, std::vector<handle>& into, Which which) {
+  into.reserve(b.handles.size());
+  for (auto it = b.handles.begin(); it != b.handles.end();) {
+    if (!which(it->second)) {
+      ++it;
+      continue;
+    }
+    b.reserved -= it->second.pages->pages.bytes(), b.lost -= it->second.lost;
+    shut(b, it->second);
+    into.push_back(std::move(it->second));
+    it = b.handles.erase(it);
+  }
+}
+
+std::size_t pool_books::let_go() noexcept try {
+  collect();
+  std::vector<handle> over;
+  {
+    auto b = books_.lock();
+    take_out(*b, over, [](handle const& h) { return h.blocks == 0; });
+  }
+  std::size_t bytes = 0;
+  for (handle const& h : over) {
+    bytes += h.pages->pages.bytes();
+    exports_.keep(*h.pages, h.spoilt);
+  }
+  return bytes;
+} catch (...) {
+  return 0;
+}
+
+void pool_books::refuse(std::size_t bytes, std::size_t reserved, here at) {
+  memory_report r = exports_.report(device_);
+  r.requested = bytes;
+  r.rounded = base::round_up(bytes, page_);
+  r.limit = limit_;
+  r.reserved = reserved;
+  throw out_of_memory(std::move(r), at);
+}
+
+void pool_books::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
+  for (auto const& one : b.held) {
+    if (one->is == exported::state::idle && std::ranges::all_of(one->loans, &loan::over)) all.push_back(one->last_uses);
+  }
+}
+
+bool pool_books::has_more(base::guarded<books>::access& b, search& s) {
+  moved_.wait(b.lock(), [&] { return b->in_motion == 0 || b->changes != s.seen; });
+  return b->changes != s.seen && ++s.rounds < most_rounds;
+}
+
+bool pool_books::wait_for_held(search& s) noexcept try {
+  if (++s.rounds > most_rounds) return false;
+  std::vector<std::vector<clock::stamp>> all;
+  {
+    auto b = books_.lock();
+    if (has_more(b, s)) return true;
+    add_held(*b, all);  // in one look: nobody is in motion, so what is held is all there
+  }
+  return std::ranges::any_of(all, [&](auto const& uses) { return exports_.wait_for(uses); });
+} catch (...) {
+  return false;
+}
+
+void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
+  std::size_t const least = base::round_up(room, page_);
+  std::size_t want = 0;
+  {
+    auto b = books_.lock();
+    want =
+        std::max(least, handle_bytes_ ? handle_bytes_
+                                      : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
+    std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
+    if (left < least) {
+      if (least <= limit_ && has_more(b, s)) return;
+      std::size_t const reserved = b->reserved;
+      b.lock().unlock();  // a report looks at the device
+      refuse(bytes, reserved, at);
+    }
+    want = std::min(want, left / page_ * page_);
+    b->reserved += want;
+    ++b->in_motion;
+  }
+  struct leaves {
+    pool_books& of;
+    ~leaves() {
+      auto b = of.books_.lock();
+      ++b->changes, --b->in_motion;
+      of.moved_.notify_all();
+    }
+  } const at_the_end{*this};
+  auto const refund = [&](std::size_t bytes) { books_.lock()->reserved -= bytes; };
+  std::shared_ptr<exported> made;
+  try {
+    try {
+      made = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
+    } catch (out_of_memory const&) {
+      if (want == least) throw;
+      refund(want - least);
+      want = least;
+      made = exports_.make(device_, want, s.then, at);
+    }
+    for (int const reader : readers_)
+      require(exports_.grant(*made, reader), "share_pool",
+              "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
+    auto b = books_.lock();
+    auto& h = b->handles[made->serial];
+    try {
+      h.ranges.try_emplace(0, range{&h, 0, want, true});
+    } catch (...) {
+      b->handles.erase(made->serial);
+      throw;
+    }
+    h.pages = made;
+    b->free.insert(h.ranges.at(0));
+  } catch (...) {
+    refund(want);
+    if (made) exports_.keep(*made, false);
+    throw;
+  }
+}
+
+std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const& self, clock::timeline& home,
+                                               std::size_t bytes, here at) {
+  auto made = std::make_shared<exported>();
+  exported& b = *made;
+  b.device = self->device_;
+  b.bytes = bytes;
+  b.room = base::round_up(bytes, granule);
+  b.home = &self->exports_;
+  b.users.reserve(1);
+  b.last_uses.reserve(1);
+  b.users.push_back(&home);
+  search s;
+  for (bool collects = true;; collects = !collects) {
+    bool had = false, many = false;
+    {
+      auto books = self->books_.lock();
+      books->held.reserve(books->held.size() + books->live + 1);  // put_back() asks for no memory
+      had = self->cut(*books, b);
+      many = books->held.size() > books->look_again;
+      if (collects) s.seen = books->changes;
+    }
+    if (had && many) self->collect();
+    if (had) break;
+    if (collects) {
+      self->collect();
+      continue;
+    }
+    try {
+      self->grow(bytes, b.room, s, at);
+    } catch (out_of_memory const&) {
+      // what is held of it by this process's own work is waited for; then what is kept elsewhere
+      bool const never = self->limit_ && base::round_up(b.room, self->page_) > self->limit_;
+      if (never ||
+          (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
+        throw;
+    }
+  }
+  b.is = exported::state::lent_out;
+  b.pool = self;
+  self->exports_.begun(b, home, at);
+  return made;
+}
+
+void pool_books::put_back(std::shared_ptr<exported> block) noexcept {
+  auto b = books_.lock();
+  --b->live;
+  b->allocated -= block->room, b->requested -= block->bytes, b->held_bytes += block->room;
+  block->is = exported::state::idle;
+  b->held.push_back(std::move(block));
+  ++b->changes;
+}
+
+share_pool_statistics pool_books::statistics() {
+  collect();
+  auto const b = books_.lock();
+  return {.handles = b->handles.size(),
+          .buffers = b->live,
+          .reserved = b->reserved,
+          .requested = b->requested,
+          .allocated = b->allocated,
+          .held = b->held_bytes,
+          .cached = b->reserved - b->allocated - b->held_bytes - b->lost,
+          .lost = b->lost};
+}
+
+std::vector<std::string> pool_books::validate() const {
+  auto const b = books_.lock();
+  std::vector<std::string> wrong;
+  std::size_t reserved = 0, free = 0, taken = 0;
+  for (auto const& [serial, h] : b->handles) {
+    std::size_t next = 0;
+    bool last_free = false;
+    for (auto const& [offset, r] : h.ranges) {
+      if (offset != next || r.offset != offset || r.of != &h)
+        wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
+      if (r.free && last_free)
+        wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " +
+                        std::to_string(offset));
+      if (r.size.is_linked() != (r.free && !h.spoilt))
+        wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " +
+                        std::to_string(offset));
+      next = offset + r.bytes;
+      (r.free ? free : taken) += r.bytes;
+      last_free = r.free;
+    }
+    if (next != h.pages->pages.bytes())
+      wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
+    reserved += h.pages->pages.bytes();
+  }
+  if (reserved != b->reserved)
+    wrong.push_back("reserved " + std::to_string(b->reserved) + ", handles have " + std::to_string(reserved));
+  if (taken != b->allocated + b->held_bytes + b->lost)
+    wrong.push_back("taken " + std::to_string(taken) + " is not allocated + held + lost");
+  if (reserved != taken + free) wrong.push_back("reserved is not taken + free");
+  return wrong;
+}
+
+}  // namespace weir::peer

@@ -1,0 +1,354 @@
+// Records, waits and polls of one stream, and what is concluded from them.
+// Threads: any; no lock is held over a driver call.
+#include "runtime/clock/stream_clock.h"
+
+#include <algorithm>
+
+#include "runtime/clock/shared_state.h"
+#include "runtime/core/log.h"
+
+namespace weir::clock {
+
+using driver::code;
+using driver::result;
+using driver::status;
+
+namespace {
+// The clocks throw nothing: a host without memory is a status, so that whoever has another way takes it.
+template <class Answer, class Act>
+Answer or_out_of_memory(Act act) noexcept {
+  try {
+    return act();
+  } catch (...) {
+    return {status{code::out_of_memory}};
+  }
+}
+}  // namespace
+
+// No call was needed, for the answer was known: a witness is told.
+void timeline::rely_on(timeline const* other) const {
+  if (!common_->witness || !other || &other->runtime_ != &runtime_) [[likely]] return;
+  common_->witness->relied_on({device_, handle()}, {other->device_, other->handle()});
+}
+void timeline::know_complete() const {
+  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle()});
+}
+
+driver::status timeline::note(status s) const noexcept {
+  if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok())
+    log(log_level::error, {device_, id()}, "the device is lost to this process");
+  return common_->note(device_, s);
+}
+
+driver::status timeline::open_for_work() const {
+  if (alive() == life::retired) return {code::invalid};
+  return common_->state_of(device_);
+}
+
+driver::status timeline::usable() const {
+  if (auto const s = open_for_work(); !s.ok()) return s;
+  auto const inside = captured();
+  if (!inside.ok()) return inside.is;
+  return inside.value ? status{code::not_permitted} : status{};
+}
+
+// A record increments next before the driver call: a stamp read after this is not covered by the fence being
+// recorded. A fence carries the frontier as it was before its record:
+// what is merged meanwhile may be ordered after the record.
+timeline::begun timeline::begin() {
+  base::lock_guard const hold(lock_);
+  return {next_.fetch_add(1, base::memory_order_acq_rel), frontier_};
+}
+
+result<fence_ref> timeline::record(event_ref const& event, fence_ref const& before) {
+  if (auto const s = open_for_work(); !s.ok()) return {s, {}};
+  auto const inside = captured();
+  if (!inside.ok()) return {inside.is, {}};
+  if (inside.value) return record_inside(event, before);
+  auto f = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
+  if (!f.ok()) return f;
+  f.value->event = event;
+  f.value->of = hold();
+  if (auto const s = record_outside(*f.value, before); !s.ok()) return {s, {}};
+  publish(f.value);
+  return f;
+}
+
+status timeline::record_outside(clock::fence& f, fence_ref const& before) {
+  bool const was_stale = before && before->stale.exchange(true);
+  begun b = begin();
+  f.n = b.n;
+  f.seen = std::move(b.seen);
+  if (auto const s = note(common_->machine.record(device_, handle(), f.event->handle())); !s.ok()) {
+    if (before) before->stale.store(was_stale);
+    return s;
+  }
+  common_->fences.fetch_add(1, base::memory_order_relaxed);
+  return {};
+}
+
+void timeline::publish(fence_ref const& f) {
+  fence_list::dropped dropped;
+  base::unique_lock hold(lock_);
+  try {
+    if (!f->event->given_away()) fences_.publish(f, dropped);
+  } catch (...) {}  // no memory: a fence that nobody but the caller finds
+  hold.unlock();
+}
+
+result<fence_ref> timeline::record_fence(bool asked) {
+  if (auto const s = usable(); !s.ok()) return {s, {}};
+  auto f = or_out_of_memory<result<fence_ref>>([&] { return common_->events->take_fence(device_); });
+  if (!f.ok()) return {note(f.is), {}};
+  f.value->asked = asked;
+  if (auto const s = record_outside(*f.value, nullptr); !s.ok()) return {s, {}};
+  // A capture that began meanwhile may have the record inside: whoever asked about the event would spoil it.
+  if (auto const inside = captured(); !inside.ok() || inside.value)
+    return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
+  publish(f.value);
+  return f;
+}
+
+result<stamp> timeline::fence() {
+  auto f = record_fence(false);
+  if (!f.ok()) return {f.is, {}};
+  return {{}, {id(), f.value->n}};
+}
+
+result<fence_ref> timeline::fence_for(std::uint64_t n) {
+  auto listed = or_out_of_memory<result<fence_ref>>([&] {
+    fence_list::dropped dropped;
+    base::lock_guard const hold(lock_);
+    return result<fence_ref>{{}, fences_.covering(n, dropped)};
+  });
+  return !listed.ok() || listed.value ? listed : record_fence(true);
+}
+
+std::uint64_t timeline::fence_covering(std::uint64_t n) {
+  return or_out_of_memory<result<std::uint64_t>>([&] {
+           fence_list::dropped dropped;
+           base::lock_guard const hold(lock_);
+           auto const f = fences_.covering(last_wanted(n), dropped);
+           return result<std::uint64_t>{{}, f ? f->n : 0};
+         }).value;
+}
+
+snapshot timeline::knowledge() const {
+  base::lock_guard const hold(lock_);
+  return frontier_;
+}
+
+bool timeline::knows(stamp s) const {
+  base::lock_guard const hold(lock_);
+  return frontier_ && frontier_->of(s.stream) >= s.n;
+}
+
+void timeline::merge(timeline const& from, clock::fence const& f) {
+  static frontier const nothing;
+  auto const known_complete = [this](frontier::entry const& e) {
+    timeline const* const there = find(e.stream);
+    return e.stream == id() || !there || there->passed(e.n);
+  };
+  snapshot old;  // let go of after the lock
+  base::lock_guard const hold(lock_);
+  try {
+    auto next = std::make_shared<frontier const>(
+        (frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
+    old = std::exchange(frontier_, std::move(next));
+  } catch (...) {}  // no memory: it is ordered, and not known to be
+}
+
+status timeline::wait(fence_ref const& f, timeline& from) {
+  if (f->captured) return wait_inside(f->event->handle(), from);
+  if (!f->event->given_away() && covers({from.id(), f->n})) {
+    rely_on(&from);
+    return {};
+  }
+  if (&from.runtime_ != &runtime_) return {code::invalid};
+  return wait_for(f, from);
+}
+
+// A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
+status timeline::wait_for(fence_ref const& f, timeline& from) {
+  bool const relied_on = !f->event->given_away();
+  if (auto const s = usable(); !s.ok()) return s;
+  if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+  auto const s = common_->machine.wait(device_, handle(), f->event->handle());
+  if (!s.ok()) {
+    if (s.what == code::lost) {  // whose loss was it?
+      note(common_->machine.query_stream(device_, handle()));
+      from.note(common_->machine.query_event(f->event->handle()));
+    }
+    return s;
+  }
+  common_->waits.fetch_add(1, base::memory_order_relaxed);
+  if (!relied_on) return {};
+  if (f->stale.load()) return {code::not_ready};  // the event was recorded again: the wait was for that
+  merge(from, *f);
+  return {};
+}
+
+status timeline::wait(stamp wanted, bool* behind_all) {
+  for (;;) {
+    if (covers(wanted)) {
+      rely_on(find(wanted.stream));
+      return {};
+    }
+    timeline& from = *find(wanted.stream);
+    if (&from.runtime_ != &runtime_) return {code::invalid};
+    if (auto const s = open_for_work(); !s.ok()) return s;  // whether it is captured is asked right before the wait
+    if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+    auto f = from.fence_for(from.last_wanted(wanted.n));
+    if (!f.ok()) return f.is;
+    if (behind_all) *behind_all = f.value->asked;
+    auto const s = wait_for(f.value, from);
+    if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle()))) continue;
+    if (s.what != code::not_ready) return s;
+  }
+}
+
+// A whole capture passed between the questions before and after the record, and has it:
+// nobody can ask about that event, or wait for it.
+bool timeline::in_vain(clock::fence& f, status answer) {
+  if (answer.what != code::invalid) return false;
+  f.stale.store(true);
+  return true;
+}
+
+// Completion is transitive: a complete fence completes all that it was ordered after.
+void timeline::observe(std::uint64_t n, snapshot const& seen) {
+  if (seen) {
+    for (auto const& e : seen->entries()) {
+      if (timeline* const there = find(e.stream)) there->done_.raise(e.n);
+    }
+  }
+  done_.raise(n);  // done only grows
+  fence_list::dropped dropped;
+  base::unique_lock hold(lock_);
+  try {
+    fences_.drop_done(done_.load(base::memory_order_acquire), dropped);
+  } catch (...) {}  // no memory: they stay listed until the next time
+  hold.unlock();
+}
+
+result<bool> timeline::ask(fence_ref const& f) {
+  common_->polls.fetch_add(1, base::memory_order_relaxed);
+  auto const s = note(common_->machine.query_event(f->event->handle()));
+  if (f->stale.load() || in_vain(*f, s)) return {{code::not_ready}, false};  // the answer may be about a later record
+  if (s.what == code::not_ready) return {{}, false};
+  if (!s.ok()) return {s, false};
+  observe(f->n, f->seen);
+  return {{}, true};
+}
+
+result<bool> timeline::poll(std::uint64_t n) {
+  for (;;) {
+    n = last_wanted(n);
+    if (passed(n)) {
+      know_complete();
+      return {{}, true};
+    }
+    if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
+    auto f = fence_for(n);
+    // it ended without a fence: only the whole device can tell
+    if (!f.ok() && alive() == life::retired) return {{}, false};
+    if (!f.ok()) return {f.is, false};
+    auto const answer = ask(f.value);
+    if (answer.is.what == code::not_ready) continue;
+    if (!answer.ok() || !answer.value) return answer;
+    std::vector<fence_ref> newer;  // how far has the stream come? The newest complete one, by halving
+    try {
+      base::lock_guard const hold(lock_);
+      newer = fences_.newer_than(f.value->n);
+    } catch (...) {}  // no memory: what was asked is known all the same
+    for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
+      auto const also = ask(newer[at - 1]);
+      if (also.ok() && also.value) low = at;
+      else high = at - 1;
+    }
+    return answer;
+  }
+}
+
+status timeline::synchronize(std::uint64_t n) {
+  for (;;) {
+    n = last_wanted(n);
+    if (passed(n)) {
+      know_complete();
+      return {};
+    }
+    if (auto const s = common_->state_of(device_); !s.ok()) return s;
+    auto f = fence_for(n);
+    if (!f.ok() && alive() == life::retired) {
+      auto const s = note(common_->machine.synchronize_device(device_));
+      if (s.ok()) observe(n, knowledge());
+      return s;
+    }
+    // no fence to be had: the stream itself
+    if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
+    auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
+    if (in_vain(*f.value, s)) continue;
+    if (!s.ok()) return s;
+    if (f.value->stale.load()) continue;
+    observe(f.value->n, f.value->seen);
+    return {};
+  }
+}
+
+// The stream itself is the event here: a number is begun as for a record,
+// since stamps read from now on may mean more work.
+result<bool> timeline::query() {
+  if (auto const s = usable(); !s.ok()) return {s, false};
+  begun const b = begin();
+  common_->polls.fetch_add(1, base::memory_order_relaxed);
+  auto const s = note(common_->machine.query_stream(device_, handle()));
+  if (s.what == code::not_ready) return {{}, false};
+  if (!s.ok()) return {s, false};
+  observe(b.n, b.seen);
+  return {{}, true};
+}
+
+status timeline::synchronize() {
+  if (auto const s = usable(); !s.ok()) return s;
+  begun const b = begin();
+  if (auto const s = note(common_->machine.synchronize_stream(device_, handle())); !s.ok()) return s;
+  observe(b.n, b.seen);
+  return {};
+}
+
+std::vector<std::string> timeline::validate() const {
+  std::vector<std::string> broken;
+  auto const hold_that = [&](bool holds, char const* words) {
+    if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id()) + ")");
+  };
+  base::lock_guard const hold(lock_);
+  std::uint64_t const next = next_.load();
+  hold_that(done_.load() < next, "done only grows and names fences that were begun");
+  auto const begun_there = [](frontier::entry const& e) {
+    timeline const* const there = find(e.stream);
+    return !there || e.n < there->next_.load();
+  };
+  if (frontier_) {
+    for (auto const& e : frontier_->entries())
+      hold_that(begun_there(e), "a waiter merges only after the driver's wait returned");
+  }
+  std::uint64_t before = 0;
+  for (auto const& f : fences_.all()) {
+    hold_that(f->n > before, "ascending");
+    hold_that(f->n < next, "a record increments next before the driver call");
+    before = f->n;
+    if (!f->seen) continue;
+    for (auto const& e : f->seen->entries()) {
+      timeline const* const there = find(e.stream);
+      bool const done = !there || there->passed(e.n);
+      hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
+                "a fence carries the frontier as it was before its record");
+      if (f->n <= done_.load())
+        hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
+    }
+  }
+  hold_that(fences_.all().size() <= fence_list::most, "at most `most`");
+  return broken;
+}
+
+}  // namespace weir::clock

@@ -1,0 +1,56 @@
+// Where lines go is one for the process; how many there are is each runtime's option.
+// Threads: any; lines are told one at a time.
+#include "runtime/core/log.h"
+
+#include <cstdio>
+
+#include "runtime/base/sync.h"
+#include "runtime/options/options.h"
+
+namespace weir {
+namespace {
+
+struct sink {
+  base::mutex lock;
+  std::function<void(log_line const&)> tell;
+};
+sink& the_sink() {
+  static auto* const only = [] {
+    base::undivided const here;
+    return new sink;
+  }();
+  return *only;
+}
+
+}  // namespace
+
+std::string log_line::str() const {
+  std::int64_t const day_us = ns / 1000 % (std::int64_t{86'400} * 1'000'000);
+  char time[40];
+  std::snprintf(time, sizeof time, "%02d:%02d:%02d.%06d", static_cast<int>(day_us / 3'600'000'000),
+                static_cast<int>(day_us / 60'000'000 % 60), static_cast<int>(day_us / 1'000'000 % 60),
+                static_cast<int>(day_us % 1'000'000));
+  std::string out = "weir " + std::string(time) + ' ' + std::string(log_levels[static_cast<size_t>(level)]);
+  if (device >= 0) out += " gpu:" + std::to_string(device);
+  if (stream) out += " stream " + std::to_string(stream);
+  if (bytes) out += ", " + bytes_text(bytes);
+  return out + ": " + std::string(text);
+}
+
+void log(log_level level, log_about of, std::string_view text) noexcept {
+  try {
+    log_line const line{base::calendar_ns(), level, of.device, of.stream, of.bytes, text};
+    sink& to = the_sink();
+    base::lock_guard const one_at_a_time(to.lock);
+    if (to.tell) return to.tell(line);
+    std::fputs((line.str() + '\n').c_str(), stderr);
+  } catch (std::bad_alloc const&) {}  // a line that the host has no memory for is not told
+}
+
+void on_log(std::function<void(log_line const&)> f) {
+  sink& to = the_sink();
+  base::lock_guard const one_at_a_time(to.lock);
+  to.tell = std::move(f);
+}
+
+}  // namespace weir

@@ -1,0 +1,248 @@
+// The runtime: picks the driver and says why, keeps the typed slots,
+// and knows which runtime a thread speaks to.
+// Threads: any.
+#include "runtime/core/parts.h"
+
+#include <cstdlib>
+
+#include "runtime/core/log.h"
+#include "runtime/options/options.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/machine/machine.h"
+
+namespace weir {
+namespace {
+
+base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without a guard
+  static auto* const value = new base::per_thread<runtime*>;
+  return *value;
+}
+
+base::atomic<std::uint64_t> next_runtime_id{1};
+
+driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
+  constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
+  if (like.memory > most) {
+    throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
+                      "Ask for at most " + bytes_text(most) + " a device", here::current());
+  }
+  auto made = driver::sim::make(like, std::move(visible));
+  int const n = made.machine->device_count();
+  return {std::move(made.machine),
+          std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
+}
+
+}  // namespace
+
+driver::opened open_machine(machine_choice const& asked, here at) {
+  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "");
+  auto found = driver::open_cuda();
+  if (found.machine) return {std::move(found.machine), std::move(found.why)};
+  if (asked.which == machine_choice::kind::cuda) {
+    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why,
+                        "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
+  }
+  return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
+}
+
+int detail::new_part_slot() noexcept {
+  base::undivided const here;
+  static base::atomic<int> next{0};
+  int const slot = next.fetch_add(1);
+  if (slot >= part_slots) std::abort();  // raise part_slots
+  return slot;
+}
+
+runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why,
+                    here at)
+    : facade_(facade),
+      life_(std::make_shared<base::atomic<impl*>>(this)),
+      driver_(races_wanted(o, at) && !driver::check::control_of(*machine)
+                  ? driver::check::wrap(std::move(machine)).machine
+                  : std::move(machine)),
+      witness_(driver_->watching()),
+      options_(o),
+      why_(std::move(why)),
+      id_(next_runtime_id.fetch_add(1)),
+      device_count_(driver_->device_count()),
+      opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
+  check_options(options_, at);
+  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
+  if (!options_.announce_blocks) return;
+  (void)driver_->announce_blocks();
+  options_.launch_blocking = true;  // a block given back is no kernel's any more
+}
+
+runtime::impl::~impl() {
+  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " ends");
+  life_->store(nullptr, base::memory_order_release);
+  for (auto const& [part, let_go] : before_the_end_) let_go(part);
+  while (!made_.empty()) {
+    made_part const last = made_.back();
+    last.destroy(last.part);  // may still look at the parts below it
+    slots_[static_cast<std::size_t>(last.slot)].store(nullptr);
+    made_.pop_back();
+  }
+}
+
+runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, here at) const {
+  if (auto* const r = if_alive()) return *r;
+  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
+                    at);
+}
+
+void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) {
+  before_the_end_.emplace_back(part, let_go);
+}
+
+void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept) {
+  std::uint64_t const me = base::this_thread_id();
+  bool const nested = making_thread_.load(base::memory_order_relaxed) == me;  // a part that makes a part below it
+  base::unique_lock lock(making_, std::defer_lock);
+  if (!nested) {
+    lock.lock();
+    making_thread_.store(me, base::memory_order_relaxed);
+  }
+  struct leave {
+    base::atomic<std::uint64_t>* owner;
+    ~leave() {
+      if (owner) owner->store(0, base::memory_order_relaxed);
+    }
+  } const on_exit{nested ? nullptr : &making_thread_};
+  auto& at = slots_[static_cast<std::size_t>(slot)];
+  if (void* there = at.load(base::memory_order_acquire)) return there;
+  made_.reserve(made_.size() + 1 + static_cast<std::size_t>(detail::part_slots));
+  void* const part = make(*this);
+  made_.push_back({slot, part, destroy});
+  at.store(part, base::memory_order_release);
+  return part;
+}
+
+void runtime::impl::open(int device, std::string_view operation, here at) {
+  if (device < 0 || device >= device_count_) {
+    throw invalid_use(
+        std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
+        device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here",
+        at);
+  }
+  auto& opened = opened_[static_cast<std::size_t>(device)];
+  if (opened.load(base::memory_order_acquire)) return;
+  require(driver_->open(device), operation, "gpu:" + std::to_string(device),
+          "`nvidia-smi` shows whether the GPU is healthy and free", at);
+  opened.store(true, base::memory_order_release);
+  if (logs(*this, log_level::info)) {
+    auto const its = driver_->info(device);
+    log(log_level::info, {device, 0, its.value.total_memory}, "opened: " + its.value.name);
+  }
+}
+
+void runtime::impl::open_any(int likely, std::string_view operation, here at) {
+  for (int d = 0; d < device_count_; ++d) {
+    if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire)) return;
+  }
+  open(likely, operation, at);
+}
+
+bool runtime::impl::has_come_to_rest() {
+  bool all = true;
+  for (int d = 0; d < device_count_; ++d)
+    all &=
+        !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();
+  return all;
+}
+
+void throw_refusal(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
+  std::string const op(operation);
+  switch (s.what) {
+    case driver::code::lost:
+      throw device_lost(s.native, op, operands + ": the device is lost to this process",
+                        "An earlier kernel may be the cause: run with CUDA_LAUNCH_BLOCKING=1, then restart the "
+                        "process; other devices go on",
+                        at);
+    case driver::code::not_supported:
+      throw not_supported(op, operands + ": this machine cannot", remedy, at);
+    case driver::code::not_permitted:
+      if (driver::inside_work::here()) {
+        throw invalid_use(op, operands + ": called from a host function of a stream, which may not call the driver",
+                          "Return from the function first, or call from another thread", at);
+      }
+      throw invalid_use(op, operands + ": not permitted here, in a capture", remedy, at);
+    case driver::code::forked:
+      throw not_supported(op, operands + ": this process was forked from one that uses GPUs",
+                          "Fork before the first use of weir, or start a new process instead", at);
+    case driver::code::unloading:
+      throw driver_error(s.native, op, operands + ": the process is ending", "End the use of weir before main returns",
+                         at);
+    default:
+      throw driver_error(
+          s.native, op,
+          operands + ": " + std::string(name_of(s.what)) + (s.native ? " (" + std::to_string(s.native) + ")" : ""),
+          remedy, at);
+  }
+}
+
+namespace {
+// Variables of the environment that look like weir's and are none:
+// told once, at any level of the log, for they set that level too.
+void tell_of_unknown_variables() {
+  static base::atomic<bool> told{false};
+  if (told.exchange(true)) return;
+  for (std::string const& line : unknown_variables()) log(log_level::warning, {}, line);
+}
+void begin_in_process() {
+  watch_process();
+  tell_of_unknown_variables();
+}
+}  // namespace
+
+runtime::runtime(weir::options o, here at) {
+  begin_in_process();
+  machine_choice asked = devices_from_environment(at);
+  asked.sim.guarded |= guard_wanted(o, at);
+  driver::opened c = open_machine(asked, at);
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
+}
+
+runtime::runtime(simulated like, weir::options o, here at) {
+  begin_in_process();
+  if (like.devices < 1 || like.devices > 64) {
+    throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}",
+                      "Ask for 1 to 64 devices", at);
+  }
+  like.guarded |= guard_wanted(o, at);
+  driver::opened c = open_simulated(like, {}, "");
+  impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
+}
+
+runtime::runtime(std::unique_ptr<driver::driver> machine, weir::options o, std::string why) {
+  begin_in_process();
+  impl_ = new impl(*this, std::move(machine), o, std::move(why));
+}
+
+std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver> machine, options o, std::string why) {
+  return std::unique_ptr<runtime>(new runtime(std::move(machine), o, std::move(why)));
+}
+
+runtime::~runtime() {
+  if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+  delete impl_;
+}
+
+runtime& runtime::current(here at) { return runtime_of_thread(at); }
+
+runtime& runtime_of_thread(here const& at) {
+  if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
+  static runtime* const process_default = [&at] {
+    base::undivided const whole;
+    return new runtime(options::from_environment(at), at);
+  }();
+  return *process_default;
+}
+
+bool runtime::is_simulated() const noexcept { return impl_->machine().simulated(); }
+std::string const& runtime::description() const noexcept { return impl_->why(); }
+
+runtime_guard::runtime_guard(runtime& r) noexcept : found_(std::exchange(guarded_runtime().get(), &r)) {}
+runtime_guard::~runtime_guard() { guarded_runtime().get() = found_; }
+
+}  // namespace weir

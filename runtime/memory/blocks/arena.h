@@ -1,0 +1,396 @@
+// An arena is the address-ordered list of one stream's large pieces:
+// best fit among what is mapped, growth where least is missing.
+// Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
+//
+// Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap;
+// and every byte that is not gap or reserved is mapped.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/memory/blocks/alias_table.h"
+#include "runtime/memory/blocks/lowest_fit.h"
+#include "runtime/memory/blocks/whole_handle_index.h"
+
+namespace weir::memory {
+
+// A window of free pieces and gaps, held as one reserved piece while its gaps are filled without the lock.
+struct growth {
+  piece* window = nullptr;
+  address block = 0;             // where the block will be
+  std::size_t bytes = 0;         // of the block
+  std::vector<address_range> missing;  // pages to map, in order
+  std::vector<ghost*> ghosts;  // in the window: to come home, or to be unmapped before what is missing is mapped
+  std::uint64_t freed = 0;       // newest stamp among the free pieces inside
+  std::size_t missing_bytes = 0;
+  std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
+  std::size_t large_beside = 0;  // free pieces of two pages and more that are left
+  std::int64_t live_before = 0;  // bytes, of all streams
+  bool run = false;              // of slabs
+};
+
+// Handles on their way back to the driver, and the reserved piece that holds their place.
+struct released {
+  piece* place = nullptr;
+  region* in = nullptr;
+  std::vector<handle> handles;
+};
+
+class arena {
+ public:
+  static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of one block, far above any device
+  arena() = default;  // Throws: bad_alloc
+  arena(arena const&) = delete;
+
+  // From mapped memory, for the home stream. Null: nothing fits. Ensures:
+  // is == live, bytes a multiple of bins::unit.
+  piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
+  // For a run of slots: apart from the blocks, where there is such a part. Ensures, of these three:
+  // reserved, for a slab or release_done().
+  piece* take_run(std::size_t bytes, std::size_t alignment) {
+    return reserve_in((has_runs_ ? runs_ : free_).find(bytes, room_for{bytes, alignment}), bytes, alignment);
+  }
+  piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
+    return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
+  }
+  // The longest, in whole cells, of those that are too short for that. Not where it would lie among blocks.
+  piece* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
+    if (!has_runs_) return nullptr;
+    piece* found = nullptr;
+    auto const room = [&](piece const& p) {
+      return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell));
+    };
+    runs_.look_down(below, [&](piece& p) {
+      if (room(p) < slot_bytes) return false;
+      found = &p;
+      return true;
+    }, looks_at_spans);
+    if (!found) return nullptr;
+    std::size_t const slots = std::min(room(*found), below) / slot_bytes;
+    return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
+  }
+  // From either part, when memory is short.
+  piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
+    piece* const found = find_anywhere(bytes, alignment);
+    return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
+  }
+  // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is
+  // large enough, so that what is free gathers above;
+  // a smaller one the tightest, so that it breaks no piece a large one may want.
+  template <class May>
+  piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
+    auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
+    piece* found = nullptr;
+    if (is_for_large(bytes)) {
+      found = lowest(bytes, fits);
+      if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
+    } else {
+      found = tightest(bytes, fits);
+    }
+    return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
+  }
+  // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed).
+  // It may no longer be named.
+  void give(piece&, std::uint64_t freed) noexcept;
+  // Of a slab's run: what is left of the piece at either end stays the slab's. Throws:
+  // bad_alloc, before anything changes
+  // Returns: what is left behind it, or null.
+  piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
+    stock(2);
+    piece* const rest = run.end() > from + bytes ? cut(run, from + bytes) : nullptr;
+    if (rest) rest->cut = run.cut;
+    piece* const gone = from > run.at ? cut(run, from) : &run;
+    gone->cut = run.cut;
+    give(*gone, freed);
+    return rest;
+  }
+
+  // Adds addresses: all gap, or (segments) all free.
+  void add_region(region&, state);
+  void drop_region(region&) noexcept;  // Requires: one free or gap piece
+  enum class part : std::uint8_t { blocks, runs };
+  // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home
+  // hardly count. False: no hole is large enough, or none of those looked at: `thorough` looks at all.
+  bool plan(std::size_t bytes, std::size_t alignment, part, growth&, ghost_sight const& = {}, bool thorough = true);
+  bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
+  piece* commit(growth&);            // Requires: what the block needs is mapped. Ensures: live
+  piece* commit_run(growth&);        // the same. Ensures: as take_run
+  void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
+
+  // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours
+  // as one reserved piece, until `want` bytes are found; then `release_done` says what is unmapped since.
+  // From the lowest up: Requires: all are complete.
+  struct going {
+    std::vector<released> all;
+    std::uint64_t waits_for = 0;  // nothing more goes before this number is complete; 0: there is nothing more
+  };
+  enum class first : std::uint8_t { oldest, lowest };
+  template <class Complete>
+  going reserve_handles(std::size_t want, first which, Complete complete) {
+    going out;
+    std::size_t found = 0;
+    auto const take = [&](piece& p) {
+      if (found >= want) return true;
+      if (!complete(p.freed)) {
+        out.waits_for = p.freed;
+        return true;
+      }
+      std::size_t const before = out.all.size();
+      try {
+        released& r = out.all.emplace_back(released{nullptr, p.in, {}});
+        for (handle const* h = first_whole(p); h && found < want; h = next_whole(p, *h)) {
+          r.handles.push_back(*h);
+          found += h->bytes;
+        }
+        r.place = reserve(p, r.handles.front().at, r.handles.back().at + r.handles.back().bytes);
+      } catch (std::bad_alloc const&) {
+        out.all.resize(before);
+        return true;  // what is reserved already goes all the same
+      }
+      return false;
+    };
+    which == first::oldest ? sorted().oldest(take) : sorted().lowest(take);
+    return out;
+  }
+  // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of
+  // at most `most` bytes, else the smallest, among the first handles of the smallest pieces that hold some,
+  // until one of `enough` is found; when none of those will do, one of the oldest pieces. No place: none may
+  // go, and the number is what the oldest waits for.
+  struct taken_handle {
+    released from;
+    std::uint64_t waits_for = 0;
+  };
+  template <class Suits, class Complete>
+  taken_handle reserve_handle(std::size_t most, std::size_t enough, Suits suits, Complete complete) {
+    handle const* best = nullptr;
+    piece* from = nullptr;
+    auto const better = [&](handle const& h) {
+      if (!best) return true;
+      bool const fits = h.bytes <= most, fitted = best->bytes <= most;
+      if (fits != fitted) return fits;
+      return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
+    };
+    auto const look_inside = [&](piece& p, int looks) {
+      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h)) {
+        if (better(*h) && suits(*h)) best = h, from = &p;
+      }
+    };
+    sorted().smallest(
+        [&](piece& p) {
+          if (complete(p.freed)) look_inside(p, looks_inside);
+          return best && best->bytes <= most && best->bytes >= enough;
+        },
+        looks_at_spans);
+    taken_handle out;
+    if (!best) {
+      int left = looks_at_spans;
+      movable_.oldest([&](piece& p) {
+        if (!complete(p.freed)) {
+          out.waits_for = p.freed;
+          return true;
+        }
+        look_inside(p, looks_inside);
+        return best || --left == 0;
+      });
+    }
+    if (!best) return out;
+    out.from = released{nullptr, from->in, {*best}};
+    out.from.place = reserve(*from, best->at, best->at + best->bytes);
+    return out;
+  }
+  // Where a handle is at home, or was: null when it does not lie wholly in one free piece, or in one gap.
+  piece* free_around(handle const& h) noexcept { return sorted().around(h); }
+  piece* reserve_home(handle const& h) {
+    piece* const p = sorted().around(h);
+    return p ? reserve(*p, h.at, h.at + h.bytes) : nullptr;
+  }
+  piece* reserve_gap(address from, std::size_t bytes);
+  bool in_gap(address from, std::size_t bytes) noexcept { return gap_places_.around(from, bytes); }
+  void release_done(piece& place) noexcept { settle_reserved(place); }
+
+  piece& first_piece(region& r) const noexcept { return *r.first; }
+  std::vector<region*> const& regions() const noexcept { return regions_; }
+  std::size_t free_pieces() const noexcept { return listed_; }
+  std::size_t largest_free() const noexcept;
+  // No free piece for blocks, and none at all, has more bytes than that; without looking at any.
+  std::size_t most_for_blocks() const noexcept {
+    std::size_t most = free_.at_most();
+    for (region const* r : regions_) most = r->large ? std::max(most, r->large->at_most()) : most;
+    return most;
+  }
+  std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
+  std::size_t some_large() const noexcept {  // how many free pieces of two pages and more: of many, of some leaves
+    std::size_t n = 0;
+    for (region const* r : regions_) n += r->large ? r->large->some() : 0;
+    return n;
+  }
+  std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
+  template <class Do>
+  void each_free(Do act) const {
+    free_.each(act), runs_.each(act);
+    each_large(act);
+  }
+  // the smallest that may hold so many, of those for blocks
+  template <class Do>
+  void some_free(std::size_t bytes, int looks, Do act) const {
+    looks -= free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
+    for (piece* p : large_by_size(
+             looks, [&](piece const&q) { return q.bytes >= bytes; },
+             [](piece const*a, piece const*b) { return a->bytes < b->bytes; }))
+      act(*p);
+  }
+  template <class Do>
+  void any_free(int looks, Do act) const {  // so many of either part, and of the large
+    free_.look(0, [&](piece& p) { return act(p), false; }, looks);
+    runs_.look(0, [&](piece& p) { return act(p), false; }, looks);
+    each_large([&](piece& p) {
+      if (looks-- > 0) act(p);
+    }, lowest_fit::some_leaves);
+  }
+  std::uint64_t newest_given() const noexcept { return newest_given_; }  // the number no free piece's stamp is above
+  void forget_stamps() {  // all that is free is complete
+    each_free([](piece& p) { p.freed = 0; });
+    newest_given_ = 0;
+  }
+  void validate(std::vector<std::string>& wrong, std::string const& who) const;
+
+ private:
+  bool is_for_large(std::size_t bytes) const noexcept { return bytes >= large_from_; }
+  // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
+  template <class Fits>
+  piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
+    for (region const* r : regions_) {
+      if (!r->large) continue;
+      int left = looks;
+      for (piece* p = r->large->find(bytes); p && left-- > 0; p = r->large->find(bytes, r->page_index(p->at) + 1)) {
+        if (fits(*p)) return p;
+      }
+    }
+    return nullptr;
+  }
+  struct room_for {
+    std::size_t bytes, alignment;
+    bool operator()(piece const& p) const noexcept { return round_up(p.at, alignment) + bytes <= p.end(); }
+  };
+  piece* find_anywhere(std::size_t bytes, std::size_t alignment) const {
+    piece* const found = runs_.find(bytes, room_for{bytes, alignment});
+    return found ? found : tightest(bytes, room_for{bytes, alignment});
+  }
+  piece* reserve_in(piece* found, std::size_t bytes, std::size_t alignment) {
+    return found ? reserve(*found, round_up(found->at, alignment), round_up(found->at, alignment) + bytes) : nullptr;
+  }
+  // The tightest of those for blocks.
+  template <class Fits>
+  piece* tightest(std::size_t bytes, Fits fits) const {
+    if (piece* const p = free_.find(bytes, fits)) return p;
+    piece* best = nullptr;
+    for (region const* r : regions_) {
+      piece* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
+      if (p && (!best || p->bytes < best->bytes)) best = p;
+    }
+    return best;
+  }
+  template <class Do>
+  void each_large(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {
+    for (region const* r : regions_) {
+      if (r->large) r->large->each(act, leaves);
+    }
+  }
+  template <class Which, class Before>
+  std::vector<piece*> large_by_size(int most, Which which, Before before) const {  // of some leaves
+    std::vector<piece*> some;
+    if (most <= 0) return some;
+    each_large([&](piece& p) {
+      if (which(p)) some.push_back(&p);
+    }, lowest_fit::some_leaves);
+    if (some.empty()) return some;
+    auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
+    std::partial_sort(some.begin(), last, some.end(),
+                      [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
+    some.erase(last, some.end());
+    return some;
+  }
+  movable& sorted() noexcept {  // it knows all
+    for (region const* r : regions_) {
+      if (!r->large || !movable_.unsorted()) continue;
+      r->large->each_from_the_lowest([&](piece& p) {
+        if (p.sorted == piece::in_movable::unsorted) movable_.sort(p);
+      });
+    }
+    return movable_;
+  }
+  void stock(std::size_t pieces) {                // Throws: bad_alloc. Ensures: so many can be made without allocating
+    if (spare_.size() < pieces) [[unlikely]] stock_up(pieces);
+  }
+  void stock_up(std::size_t pieces);
+  piece* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
+  void link_after(piece& left, piece& right) noexcept;
+  void link_before(piece& right, piece& left) noexcept;
+  void absorb_next(piece& p) noexcept {           // the next piece's bytes become this one's; the next is gone
+    piece* const gone = p.after;
+    p.bytes += gone->bytes;
+    p.freed = std::max(p.freed, gone->freed);
+    p.after = gone->after;
+    if (p.after) p.after->before = &p;
+    spare_.push_back(gone);
+  }
+  void absorb_previous(piece&) noexcept;
+  piece* cut(piece&, address);                    // the right part, same state; in no bin and no list
+  piece* reserve(piece& free, address from, address to);
+  void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
+  piece* carve(piece* free, address at, std::size_t bytes);
+  piece* cut_out(piece* free, address at, std::size_t bytes);  // the same, where it happens all the time
+  void put_free(piece&) noexcept;       // merges and enlists
+  void enlist(piece&) noexcept;         // of the free: by size, by what could be moved, and a large one by address
+  void delist(piece&) noexcept;
+  void before_change(piece&) noexcept;  // of where a listed one begins or ends, or of its stamp
+  void after_change(piece&) noexcept;
+  void change_lists(piece&) noexcept;
+  void change_large(piece&, bool was, bool is) noexcept;
+  piece* carve_inside(piece& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
+  void know_first_region() noexcept {
+    region const* const first = regions_.empty() ? nullptr : regions_.front();
+    first_large_ = first ? first->large.get() : nullptr;
+    large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
+  }
+  static bool is_large(piece const& p) noexcept {
+    return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;
+  }
+  void put_gap(piece&) noexcept;
+  void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
+  void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
+  struct window {  // the best so far
+    address at = 0;
+    std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
+    piece* first = nullptr;  // of the pieces around it
+  };
+  struct search;
+  window best_window(search&, part) const;
+  void reserve_window(window const&, std::size_t bytes, growth&, ghost_sight const&);
+
+  static constexpr int looks_at_spans = 32, looks_inside = 64;
+  static bool is_nobodys(piece const& p) noexcept { return !p.home && !p.cut && !p.requested && p.marks.empty(); }
+  static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
+  bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
+  bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
+
+  bins free_, runs_;        // for blocks, and for runs of slots; not those that a region has among its large ones
+  std::size_t listed_ = 0;  // free pieces in all
+  bool has_runs_ = false;
+  lowest_fit* first_large_ = nullptr;  // the first region's; where it has none, no block gets the lowest piece
+  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that does
+  movable movable_;                // of the free pieces, those with whole handles
+  bins gaps_, gap_runs_;           // likewise
+  piece_places gap_places_;
+  std::uint64_t looked_at_ = 0;
+  std::vector<region*> regions_;
+  std::uint64_t newest_given_ = 0;
+  std::deque<piece> pieces_;       // stable addresses
+  std::vector<piece*> spare_;
+};
+
+}  // namespace weir::memory

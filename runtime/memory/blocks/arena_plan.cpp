@@ -1,0 +1,228 @@
+// Where an arena grows: the window of free pieces and gaps that needs fewest unmapped bytes.
+// Threads: as arena.h.
+//
+// Windows are sought around the largest free pieces that are too small, and around the gaps that are large
+// enough: at most `looks` of each, and at most `reach` pieces to each side, and at some `ghost_looks` ghosts.
+// Only when addresses run out are all gaps looked at. What a ghost covers costs next to nothing when its
+// handle comes home; where it must stay is no window.
+#include <algorithm>
+#include <optional>
+
+#include "runtime/memory/blocks/arena.h"
+
+namespace weir::memory {
+namespace {
+constexpr int looks = 64, reach = 16, ghost_looks = 4096;
+constexpr std::size_t most_runs = 32;  // of ghosts that come home, tried as windows
+using fate = ghost_sight::fate;
+
+bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is == state::gap); }
+
+std::size_t saved_by(fate f, std::size_t bytes) noexcept {  // of what is missing
+  return f == fate::comes_home ? bytes - bytes / 64 : 0;
+}
+
+// The ghosts of a neighbourhood, and what all those before each save.
+class ghost_gains {
+ public:
+  explicit ghost_gains(ghost_sight const& s) : sight_(s) {}
+  // false: so many were looked at already that a window which is known must do.
+  bool look(address from, address to, bool known) {
+    seen_.clear(), runs_.clear();
+    from_ = from, to_ = to, seen_to_ = ~address{0};
+    if (!sight_.all) return true;
+    if (left_ <= 0 && known) return false;
+    std::size_t saved = 0, staying = 0;
+    for (auto i = sight_.from(from); i != sight_.all->end() && i->first < to; ++i) {
+      ghost const& g = i->second;
+      if (!g.of || g.end() <= from) continue;
+      if (left_-- <= 0) {
+        seen_to_ = std::max(from, g.at);
+        break;
+      }
+      fate const f = sight_.judge(sight_.who, g, from, to);
+      if (f == fate::comes_home) {
+        if (!runs_.empty() && runs_.back().second == g.at) runs_.back().second = g.end();
+        else if (runs_.size() < most_runs) runs_.push_back({g.at, g.end()});
+      }
+      seen_.push_back({g.at, g.end(), f, saved, staying});
+      saved += saved_by(f, g.bytes);
+      staying += f == fate::stays;
+    }
+    seen_.push_back({to, to, fate::goes, saved, staying});
+    return true;
+  }
+  // of ghosts side by side that come home
+  std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
+  // What those between two addresses save of what is missing there. nullopt: one of them stays.
+  std::optional<std::size_t> between(address lo, address hi) const noexcept {
+    if (hi > seen_to_) return one_by_one(lo, hi);
+    if (seen_.size() < 2) return 0;
+    auto const first = std::partition_point(seen_.begin(), seen_.end() - 1, [&](seen const& s) { return s.end <= lo; });
+    auto const past = std::partition_point(first, seen_.end() - 1, [&](seen const& s) { return s.at < hi; });
+    if (first == past) return 0;
+    if (past->staying_before != first->staying_before) return std::nullopt;
+    std::size_t saved = past->saved_before - first->saved_before;
+    if (first->at < lo) saved -= saved_by(first->is, lo - first->at);
+    if (auto const last = past - 1; last->end > hi) saved -= saved_by(last->is, last->end - hi);
+    return saved;
+  }
+
+ private:
+  struct seen {
+    address at, end;
+    fate is;
+    std::size_t saved_before, staying_before;
+  };
+  std::optional<std::size_t> one_by_one(address lo, address hi) const noexcept {
+    std::size_t saved = 0;
+    for (auto i = sight_.from(lo); i != sight_.all->end() && i->first < hi; ++i) {
+      ghost const& g = i->second;
+      if (!g.of || g.end() <= lo) continue;
+      fate const f = sight_.judge(sight_.who, g, from_, to_);
+      if (f == fate::stays) return std::nullopt;
+      saved += saved_by(f, std::min(hi, g.end()) - std::max(lo, g.at));
+    }
+    return saved;
+  }
+
+  ghost_sight const& sight_;
+  address from_ = 0, to_ = 0;
+  address seen_to_ = 0;     // all of them up to here
+  std::vector<seen> seen_;  // by address, and one at the end
+  std::vector<std::pair<address, address>> runs_;
+  int left_ = ghost_looks;
+};
+}  // namespace
+
+struct arena::search {
+  std::size_t bytes, alignment;
+  ghost_gains ghosts;
+  bool thorough;
+  std::uint64_t& looked_at;
+  window best{};
+
+  void consider(piece& near) {
+    piece* first = &near;
+    piece* last = &near;
+    looked_at += 2 * reach;
+    for (int i = 0; i < reach && !apart(*first) && idle(first->before); ++i) first = first->before;
+    for (int i = 0; i < reach && idle(last->after) && !apart(*last->after); ++i) last = last->after;
+    address const from = first->at, to = last->end();
+    if (to - from < bytes || !ghosts.look(from, to, best.first)) return;
+    std::size_t const page = near.in->page_bytes, hole = to - from;
+    auto const at = [&](address a) {
+      if (a < from || a + bytes > to) return;
+      address const lo = round_down(a, page), hi = round_up(a + bytes, page);
+      std::size_t missing = 0;
+      for (piece* p = first; p != last->after; p = p->after) {
+        if (p->is != state::gap) continue;
+        address const x = std::max(p->at, lo), y = std::min(p->end(), hi);
+        if (y > x) missing += y - x;
+      }
+      auto const saved = ghosts.between(lo, hi);
+      if (!saved) return;
+      std::size_t const cost = missing - *saved;
+      bool const tighter = hole < best.hole || (hole == best.hole && a < best.at);
+      if (cost < best.cost || (cost == best.cost && tighter)) best = {a, missing, cost, hole, first};
+    };
+    for (piece* p = first; p != last->after; p = p->after) {
+      at(round_up(p->at, alignment));
+      if (p->end() - from >= bytes) at(round_down(p->end() - bytes, alignment));
+    }
+    for (auto const& [start, end] : ghosts.runs()) {
+      at(round_up(start, alignment));
+      if (end - from >= bytes) at(round_down(end - bytes, alignment));
+    }
+  }
+};
+
+arena::window arena::best_window(search& s, part in) const {
+  bins const& gaps = in == part::runs ? gap_runs_ : gaps_;
+  auto const around = [&](piece& p) {
+    ++s.looked_at;
+    if (p.is == state::gap || (!apart(p) && p.before && p.before->is == state::gap) ||
+        (p.after && p.after->is == state::gap && !apart(*p.after)))
+      s.consider(p);
+    return false;
+  };
+  int left = looks;
+  if (in == part::blocks) {
+    for (piece* p : large_by_size(
+             looks, [&](piece const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
+             [](piece const*a, piece const*b) { return a->bytes > b->bytes; })) {
+      around(*p);
+      --left;
+    }
+  }
+  (in == part::runs ? runs_ : free_).look_down(s.bytes, around, left);
+  gaps.look(s.bytes, around, looks);
+  if (!s.best.first) gaps.look(s.bytes + s.alignment, around, looks);
+  if (!s.best.first && s.thorough) gaps.each(around);
+  return s.best;
+}
+
+bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out, ghost_sight const& sight,
+                 bool thorough) {
+  search s{bytes, alignment, ghost_gains(sight), thorough, looked_at_};
+  window const w = best_window(s, in);
+  if (!w.first) return false;
+  reserve_window(w, bytes, out, sight);
+  out.large_beside = some_large();
+  return true;
+}
+
+void arena::reserve_window(window const& w, std::size_t bytes, growth& out, ghost_sight const& sight) {
+  address const best = w.at;
+  std::size_t const page = w.first->in->page_bytes;
+  growth plan{nullptr, best, bytes, {}, {}, 0, w.missing};
+  address lo = round_down(best, page), hi = round_up(best + bytes, page);  // of the gaps: whole pages, and whole ghosts
+  if (sight.all) {
+    for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {
+      if (i->second.of && i->second.end() > lo) plan.ghosts.push_back(const_cast<ghost*>(&i->second));
+    }
+  }
+  piece* p = w.first;
+  while (p->end() <= best) p = p->after;
+  std::size_t pieces = 0;
+  for (piece* q = p; q && q->at < best + bytes; q = q->after, ++pieces) {
+    if (q->is != state::gap) continue;
+    address const x = std::max(q->at, lo), y = std::min(q->end(), hi);
+    plan.missing.push_back({x, y - x});
+  }
+  stock(2 * (pieces + plan.ghosts.size()) + 4);
+  if (!plan.ghosts.empty()) {
+    lo = std::min(lo, plan.ghosts.front()->at);
+    hi = std::max(hi, plan.ghosts.back()->end());
+  }
+  // Nothing below allocates. The window: what of each piece lies inside, gaps by whole pages.
+  address const left = p->is == state::gap ? std::max(p->at, lo) : best;
+  p->is == state::gap ? gap_erase(*p) : delist(*p);
+  if (left > p->at) {
+    piece* const right = cut(*p, left);
+    p->is == state::gap ? gap_insert(*p) : enlist(*p);
+    p = right;
+  }
+  plan.window = p;
+  bool newest_is_gap = p->is == state::gap;
+  plan.freed = newest_is_gap ? 0 : p->freed;
+  while (p->end() < best + bytes) {
+    piece* const next = p->after;
+    newest_is_gap = next->is == state::gap;
+    newest_is_gap ? gap_erase(*next) : delist(*next);
+    if (!newest_is_gap) plan.freed = std::max(plan.freed, next->freed);
+    absorb_next(*p);
+  }
+  address const right = newest_is_gap ? std::min(p->end(), hi) : best + bytes;
+  if (right < p->end()) {
+    piece* const rest = cut(*p, right);
+    rest->is = newest_is_gap ? state::gap : state::free;
+    rest->freed = newest_is_gap ? 0 : plan.freed;
+    newest_is_gap ? gap_insert(*rest) : enlist(*rest);
+  }
+  p->is = state::reserved;
+  p->freed = plan.freed;
+  out = std::move(plan);
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,240 @@
+// A piece is one stretch of an arena's addresses;
+// the pieces of a region lie side by side and leave nothing out.
+// Threads: guarded by the lock of the stream_memory whose region it lies in.
+//
+// Invariant: region = live + pending + slab + free + reserved + gap, in bytes;
+// no two neighbours are both free, or both gap.
+#pragma once
+#include <array>
+#include <bit>
+#include <boost/intrusive/set.hpp>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "runtime/clock/stream_clock.h"
+#include "runtime/memory/blocks/region.h"
+
+namespace weir::memory {
+
+enum class state : std::uint8_t {
+  live,      // somebody's block
+  pending,   // given back; streams it was marked for may still use it
+  slab,      // the run of a slab
+  free,      // mapped; whatever used it is ordered before (home, freed) and so before whatever home is given next
+  reserved,  // promised to a call that is talking to the driver
+  gap,       // addresses without pages
+};
+
+// Streams that a block is marked for. Those that are over make room for others: a block that lives long has
+// no more than live and ended at once.
+using marks_of_block = std::vector<clock::timeline*>;
+inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
+  if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });
+  marks.push_back(&user);
+}
+
+// what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
+struct alignas(64) piece {
+  // Free: what whole_handle_index.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
+  enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
+  using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  static constexpr std::uint16_t no_leaf = 0xffff;
+
+  address at = 0;
+  std::size_t bytes = 0;
+  piece* before = nullptr;
+  piece* after = nullptr;
+  region* in = nullptr;
+  state is = state::gap;
+  in_movable sorted = in_movable::no;
+  std::uint8_t seat = 0;
+  std::uint16_t leaf = no_leaf; // large and free: where lowest_fit.h has it
+  std::uint16_t bin = 0;
+  piece* bin_before = nullptr;  // free, gap: in its bin
+  piece* bin_after = nullptr;
+  std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
+  clock::timeline* home = nullptr;         // live: the stream it was made for
+  std::size_t requested = 0;               // live
+  slab* cut = nullptr;                     // slab
+  marks_of_block marks;                    // live: other streams that use it
+  std::uint64_t turn = 0;                  // large and free: the higher, the later it came or changed
+  piece* span_before = nullptr;
+  piece* span_after = nullptr;
+  std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
+  hook age;
+  hook place;                   // listed, and gaps: by address
+  std::uint16_t span_bin = 0;
+
+  address end() const noexcept { return at + bytes; }
+};
+static_assert(sizeof(piece) == 256 && offsetof(piece, bin_after) + sizeof(piece*) == 64 && offsetof(piece, freed) == 64);
+static_assert(offsetof(piece, marks) == 96 && offsetof(piece, turn) == 120 && offsetof(piece, span) == 144);
+
+struct lower {
+  bool operator()(piece const& a, piece const& b) const noexcept { return a.at < b.at; }
+};
+// Pieces by address. Invariant: no two overlap.
+class piece_places {
+ public:
+  void insert(piece& p) noexcept { all_.insert(p); }
+  void erase(piece& p) noexcept { all_.erase(all_.iterator_to(p)); }
+  piece* around(address at, std::size_t bytes) noexcept {  // null: none holds all of that
+    auto const after = all_.upper_bound(at, above{});
+    if (after == all_.begin()) return nullptr;
+    piece& p = *std::prev(after);
+    return at + bytes <= p.end() ? &p : nullptr;
+  }
+  // From the lowest up, until `enough(piece)`, which may take that piece out.
+  template <class Enough>
+  void lowest(Enough enough) noexcept {
+    for (auto at = all_.begin(); at != all_.end();) {
+      piece& p = *at++;
+      if (enough(p)) return;
+    }
+  }
+
+ private:
+  struct above {
+    bool operator()(address a, piece const& p) const noexcept { return a < p.at; }
+  };
+  boost::intrusive::set<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::place>,
+                        boost::intrusive::compare<lower>, boost::intrusive::constant_time_size<false>>
+      all_;
+};
+
+struct by_bytes {
+  static std::size_t size(piece const& p) noexcept { return p.bytes; }
+  static piece*& before(piece& p) noexcept { return p.bin_before; }
+  static piece*& after(piece& p) noexcept { return p.bin_after; }
+  static std::uint16_t& bin(piece& p) noexcept { return p.bin; }
+};
+struct by_span {
+  static std::size_t size(piece const& p) noexcept { return p.span; }
+  static piece*& before(piece& p) noexcept { return p.span_before; }
+  static piece*& after(piece& p) noexcept { return p.span_after; }
+  static std::uint16_t& bin(piece& p) noexcept { return p.span_bin; }
+};
+
+// Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling,
+// with a two-level bitmap over them.
+// Invariant: a piece is in bin i exactly when bin_of(its size) == i,
+// and bit i is set exactly when bin i is not empty.
+template <class By>
+class bins_by {
+ public:
+  static constexpr std::size_t unit = 512;  // bytes: what blocks of an arena are rounded up to
+  static constexpr int count = 1024;
+
+  static int bin_of(std::size_t bytes) noexcept {
+    std::size_t const u = bytes / unit;
+    if (u < 64) return static_cast<int>(u);
+    int const e = std::bit_width(u) - 1;
+    int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
+    return bin < count ? bin : count - 1;
+  }
+  void insert(piece& p) noexcept { insert(p, bin_of(By::size(p))); }
+  void insert(piece& p, int q) noexcept {  // Requires: q is its bin
+    By::bin(p) = static_cast<std::uint16_t>(q);
+    By::before(p) = nullptr;
+    By::after(p) = heads_[at(q)];
+    if (By::after(p)) By::before(*By::after(p)) = &p;
+    heads_[at(q)] = &p;
+    bits_[at(q) / 64] |= std::uint64_t{1} << (q % 64);
+    words_ |= 1u << (q / 64);
+    ++size_;
+  }
+  void erase(piece& p) noexcept {
+    std::size_t const q = By::bin(p);
+    if (By::before(p)) {
+      By::after(*By::before(p)) = By::after(p);
+    } else {
+      heads_[q] = By::after(p);
+      if (!By::after(p)) {
+        bits_[q / 64] &= ~(std::uint64_t{1} << (q % 64));
+        if (!bits_[q / 64]) words_ &= ~(1u << (q / 64));
+      }
+    }
+    if (By::after(p)) By::before(*By::after(p)) = By::before(p);
+    By::before(p) = By::after(p) = nullptr;
+    --size_;
+  }
+  // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own
+  // bin, then the tightest of the next. At most `looks` pieces are looked at in a bin, so the cost does not
+  // grow with the number of pieces.
+  template <class Fits>
+  piece* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
+    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
+      piece* best = nullptr;
+      int left = looks;
+      for (piece* p = heads_[at(q)]; p && left-- > 0; p = By::after(*p)) {
+        if (By::size(*p) < bytes || (best && By::size(*p) >= By::size(*best)) || !fits(*p)) continue;
+        best = p;
+        if (By::size(*p) == bytes) break;
+      }
+      if (best) return best;
+    }
+    return nullptr;
+  }
+  template <class Do>
+  void each(Do act) const {  // act may not change the bins
+    for (int q = next(0); q >= 0; q = next(q + 1)) {
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
+    }
+  }
+  // From the bin of `bytes` up, until `enough(piece)` or `looks` were looked at. Returns: how many were
+  template <class Enough>
+  int look(std::size_t bytes, Enough enough, int looks) const {
+    int seen = 0;
+    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+        if (seen++ == looks || enough(*p)) return seen;
+      }
+    }
+    return seen;
+  }
+  // From the bin of `bytes` down, likewise.
+  template <class Enough>
+  int look_down(std::size_t bytes, Enough enough, int looks) const {
+    int seen = 0;
+    for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1)) {
+      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+        if (seen++ == looks || enough(*p)) return seen;
+      }
+    }
+    return seen;
+  }
+  std::size_t size() const noexcept { return size_; }
+  std::size_t at_most() const noexcept {  // bytes: no piece has more
+    int const q = last(count - 1);
+    if (q < 64) return q < 0 ? 0 : at(q) * unit;
+    return q == count - 1 ? std::numeric_limits<std::size_t>::max()
+                          : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
+  }
+
+ private:
+  static std::size_t at(int q) noexcept { return static_cast<std::size_t>(q); }
+  int next(int q) const noexcept {  // the first bin from q up that holds something; -1: none
+    if (q >= count) return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] >> (q % 64)) return q + std::countr_zero(word);
+    std::uint32_t const above = q / 64 == 15 ? 0 : words_ & ~((2u << (q / 64)) - 1);
+    if (!above) return -1;
+    int const w = std::countr_zero(above);
+    return w * 64 + std::countr_zero(bits_[at(w)]);
+  }
+  int last(int q) const noexcept {  // the last bin up to q that holds something; -1: none
+    if (q < 0) return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] << (63 - q % 64)) return q - std::countl_zero(word);
+    std::uint32_t const below = words_ & ((1u << (q / 64)) - 1);
+    if (!below) return -1;
+    int const w = 31 - std::countl_zero(below);
+    return w * 64 + 63 - std::countl_zero(bits_[at(w)]);
+  }
+  std::array<piece*, count> heads_{};
+  std::array<std::uint64_t, 16> bits_{};
+  std::uint32_t words_ = 0;
+  std::size_t size_ = 0;
+};
+using bins = bins_by<by_bytes>;
+
+}  // namespace weir::memory

@@ -1,0 +1,308 @@
+// The large free pieces of a region: which is the lowest that is large enough.
+// Threads: guarded by the lock of the stream_memory whose region it belongs to.
+//
+// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are
+// looked at, sixteen at a time, so that one that comes, goes or changes its size is a store or two. A program
+// seldom fills a second leaf. Invariants
+//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0,
+//   and that is leaf 0 most_[r] is at least the size of each; the search that it led astray lowers it
+//   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made
+//   room for
+#pragma once
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "runtime/memory/blocks/heap_block.h"
+#include "runtime/memory/blocks/sparse_array.h"
+
+namespace weir::memory {
+
+class lowest_fit {
+ public:
+  static constexpr std::size_t unit = 512;                        // bytes: sizes are counted in
+  static constexpr std::size_t some_leaves = 8;                   // looked at where no order helps
+  static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; of larger ones nothing is kept
+  // Requires: no two pieces begin within two pages of each other.
+  explicit lowest_fit(std::size_t pages)
+      : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
+    for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
+  }
+  void insert(piece& p) noexcept {
+    std::size_t const page = p.in->page_index(p.at);
+    std::size_t r = rank_of(page);
+    if (at(r).n == room) split(r), r = rank_of(page);
+    put(r, p, page);
+  }
+  void erase(piece& p) noexcept {
+    leaf& l = leaves_[p.leaf];
+    take_out(l, p);
+    if (count_ > 1) [[unlikely]] join_around(l.rank);
+  }
+  // It begins or ends elsewhere, with no other one between there and where it was.
+  [[gnu::always_inline]] void change(piece& p) noexcept {
+    leaf& l = leaves_[p.leaf];
+    std::size_t const page = p.in->page_index(p.at), r = l.rank;
+    if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
+      return erase(p), insert(p);
+    set(l, p.seat, p, page);
+    if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
+  }
+  // The lowest of at least so many bytes that begins in page `from` or later; null: there is none.
+  piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
+    if (bytes > (most_units - 1) * unit) return nullptr;
+    auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
+    if (count_ == 1 && !from) [[likely]] {  // that is the first leaf: the lowest rank keeps its leaf
+      if (most_[0] < v) return nullptr;
+      leaf& l = leaves_[0];
+      std::int32_t const found = lowest_in<false>(l, v, 0);
+      if (found != none) [[likely]] return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      most_[0] = largest_in(l);
+      return nullptr;
+    }
+    for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
+      if (most_[r] < v) continue;
+      leaf& l = at(r);
+      std::int32_t const found =
+          from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
+      if (found != none) return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      if (!from) most_[r] = largest_in(l);
+    }
+    return nullptr;
+  }
+  // The tightest that holds so many bytes and that `fits` likes, of those alike the one that came or changed
+  // last; of the first `some_leaves` leaves.
+  template <class Fits>
+  piece* tightest(std::size_t bytes, Fits fits) const {
+    piece* best = nullptr;
+    std::size_t const v = (bytes + unit - 1) / unit;
+    for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
+      leaf const& l = at(r);
+      if (count_ == 1) [[likely]] {  // what is as large as the tightest, before all
+        std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
+        if (least == none && v < most_units - 1) return nullptr;
+        for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
+          piece* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
+          if ((!best || p->turn > best->turn) && fits(*p)) best = p;
+        }
+        if (best) return best;
+      }
+      for (std::uint32_t i = 0; i < l.n; ++i) {
+        if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
+        piece& p = *l.at[i];
+        if (p.bytes < bytes || (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.turn < best->turn))) ||
+            !fits(p))
+          continue;
+        best = &p;
+      }
+    }
+    return best;
+  }
+  template <class Do>
+  void each(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {  // act may not change them
+    for (std::size_t r = 0; r < std::min(count_, leaves); ++r) {
+      leaf const& l = at(r);
+      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
+    }
+  }
+  std::size_t at_most() const noexcept {  // bytes: no piece has more
+    if (count_ > some_leaves) return std::numeric_limits<std::size_t>::max();
+    std::int32_t most = 0;
+    for (std::size_t r = 0; r < count_; ++r) most = at(r).n ? std::max(most, most_[r]) : most;
+    return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
+                                                                  : static_cast<std::size_t>(most) * unit;
+  }
+  std::size_t some() const noexcept {  // how many there are, of those in the first `some_leaves` leaves
+    std::size_t n = 0;
+    for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) n += at(r).n;
+    return n;
+  }
+  template <class Do>
+  void each_from_the_lowest(Do act) const {
+    for (std::size_t r = 0; r < count_; ++r) {
+      leaf const& l = at(r);
+      std::array<std::int32_t, room> keys = l.keys;
+      std::sort(keys.begin(), keys.begin() + l.n);
+      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[static_cast<std::size_t>(keys[i]) & (room - 1)]);
+    }
+  }
+  template <class Wrong>
+  std::size_t validate(Wrong wrong) const {  // how many there are
+    std::size_t all = 0;
+    for (std::size_t r = 0; r < count_; ++r) {
+      leaf const& l = at(r);
+      all += l.n;
+      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 && order_[0] == 0
+                                         : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
+      for (std::uint32_t i = 0; i < room; ++i) {
+        if (i >= l.n) {
+          good &= l.sizes[i] == 0;
+          continue;
+        }
+        piece const& p = *l.at[i];
+        std::size_t const page = p.in->page_index(p.at);
+        good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) &&
+                most_[r] >= l.sizes[i];
+        good &= page >= starts_[r] && (r + 1 == count_ || page < starts_[r + 1]);
+      }
+      if (!good) wrong(r);
+    }
+    return all;
+  }
+
+ private:
+  static constexpr std::uint32_t room = 64, join_up_to = 48;
+  static constexpr int seat_bits = 6;
+  static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
+  static constexpr std::size_t most_units = none;
+  struct leaf {
+    std::array<std::int32_t, room> keys;   // the page it begins in, and its seat
+    std::array<std::int32_t, room> sizes;  // in units; 0: an empty seat
+    std::array<piece*, room> at;
+    std::uint32_t n;                       // seats taken: the first ones
+    std::uint32_t rank;
+  };
+  static std::size_t leaves_for(std::size_t pages) noexcept {
+    return std::min<std::size_t>((pages / 2 + 1) * 2 / join_up_to + 4, std::numeric_limits<std::uint16_t>::max());
+  }
+  static std::int32_t units(std::size_t bytes) noexcept {
+    return static_cast<std::int32_t>(std::min(bytes / unit, most_units - 1));
+  }
+  static std::int32_t key(std::size_t page, std::uint32_t seat) noexcept {
+    return static_cast<std::int32_t>(page << seat_bits | seat);
+  }
+  leaf& at(std::size_t rank) const noexcept { return leaves_[order_[rank]]; }
+  std::size_t rank_of(std::size_t page) const noexcept {
+    if (count_ == 1) [[likely]] return 0;
+    return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
+  }
+
+  void set(leaf& l, std::uint32_t seat, piece& p, std::size_t page) noexcept {
+    p.turn = ++turns_;
+    l.keys[seat] = key(page, seat);
+    l.sizes[seat] = units(p.bytes);
+  }
+  void put(std::size_t r, piece& p, std::size_t page) noexcept {
+    leaf& l = at(r);
+    p.leaf = order_[r];
+    p.seat = static_cast<std::uint8_t>(l.n++);
+    l.at[p.seat] = &p;
+    set(l, p.seat, p, page);
+    most_[r] = std::max(most_[r], units(p.bytes));
+  }
+  static void take_out(leaf& l, piece& p) noexcept {  // the last one takes its seat
+    std::uint32_t const seat = p.seat, last = --l.n;
+    piece& moved = *l.at[last];
+    l.at[seat] = &moved;
+    l.keys[seat] = (l.keys[last] & ~static_cast<std::int32_t>(room - 1)) | static_cast<std::int32_t>(seat);
+    l.sizes[seat] = l.sizes[last];
+    moved.seat = static_cast<std::uint8_t>(seat);
+    l.sizes[last] = 0;
+    p.leaf = piece::no_leaf;
+  }
+  void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // those that begin there or later
+    leaf& l = at(from);
+    for (std::uint32_t i = l.n; i-- > 0;) {
+      piece& p = *l.at[i];
+      std::size_t const page = p.in->page_index(p.at);
+      if (page < first_page) continue;
+      take_out(l, p);
+      put(to, p, page);
+    }
+  }
+  void split(std::size_t r) noexcept {
+    std::array<std::int32_t, room> keys = at(r).keys;
+    std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
+    auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
+    std::rotate(&order_[r + 1], &order_[count_], &order_[count_ + 1]);
+    std::copy_backward(&starts_[r + 1], &starts_[count_], &starts_[count_ + 1]);
+    std::copy_backward(&most_[r + 1], &most_[count_], &most_[count_ + 1]);
+    ++count_;
+    starts_[r + 1] = static_cast<std::uint32_t>(half), most_[r + 1] = 0;
+    number_from(r + 1);
+    move_all(r, r + 1, half);
+    join_around(r + 1);
+    join_around(r);
+  }
+  void join_around(std::size_t r) noexcept {
+    join(r);
+    if (r > 0) join(r - 1);
+  }
+  void join(std::size_t r) noexcept {  // with its right neighbour, if they are few
+    if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to) return;
+    move_all(r + 1, r, 0);
+    std::rotate(&order_[r + 1], &order_[r + 2], &order_[count_]);
+    std::copy(&starts_[r + 2], &starts_[count_], &starts_[r + 1]);
+    std::copy(&most_[r + 2], &most_[count_], &most_[r + 1]);
+    --count_;
+    number_from(r + 1);
+  }
+  void number_from(std::size_t r) noexcept {
+    for (; r < count_; ++r) at(r).rank = static_cast<std::uint32_t>(r);
+  }
+
+  using four = std::int32_t __attribute__((vector_size(16)));
+  static four read(std::int32_t const* from) noexcept {
+    four some;
+    std::memcpy(&some, from, sizeof some);
+    return some;
+  }
+  static four all_of(std::int32_t v) noexcept { return four{v, v, v, v}; }
+  static four less_of(four a, four b) noexcept { return a < b ? a : b; }
+  static std::int32_t least_of(four v) noexcept {  // without a branch, which nobody could foretell
+    v = less_of(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    return less_of(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))[0];
+  }
+  // All seats of a leaf that may be taken, sixteen at a time: of those that are not the size is 0. How many
+  // there are decides no jump then.
+  template <class Look>
+  [[gnu::always_inline]] static void each_four(leaf const& l, Look look) noexcept {
+    std::size_t i = 0;
+    do {
+#pragma GCC unroll 4
+      for (std::size_t k = 0; k < 4; ++k, i += 4) look(i, read(&l.sizes[i]));
+    } while (i < l.n);
+  }
+  template <bool bounded>
+  static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // its key
+    four const less = all_of(v - 1), before = all_of(from - 1), nothing = all_of(none);
+    four best = nothing;
+    each_four(l, [&](std::size_t i, four sizes) {
+      four const k = read(&l.keys[i]), large = sizes > less, fits = bounded ? large & (k > before) : large;
+      best = less_of(k | (nothing & ~fits), best);
+    });
+    return least_of(best);
+  }
+  static std::int32_t least_in(leaf const& l, std::int32_t v) noexcept {  // of the sizes from v up
+    four const less = all_of(v - 1), nothing = all_of(none);
+    four best = nothing;
+    each_four(l, [&](std::size_t, four sizes) {
+      four const fits = sizes > less;
+      best = less_of((sizes & fits) | (nothing & ~fits), best);
+    });
+    return least_of(best);
+  }
+  static std::uint64_t of_size(leaf const& l, std::int32_t v) noexcept {  // a bit for each seat
+    std::uint64_t out = 0;
+    for (std::size_t i = 0; i < l.n; i += 4) {
+      four const bit = four{1, 2, 4, 8} & (read(&l.sizes[i]) == all_of(v));
+      four const two = bit | __builtin_shufflevector(bit, bit, 2, 3, 0, 1);
+      out |= static_cast<std::uint64_t>(two[0] | two[1]) << i;
+    }
+    return out;
+  }
+  static std::int32_t largest_in(leaf const& l) noexcept {
+    return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0;
+  }
+
+  sparse_array<leaf> leaves_;
+  sparse_array<std::uint16_t> order_;  // the first count_: by address; the others are spare
+  sparse_array<std::uint32_t> starts_;
+  sparse_array<std::int32_t> most_;
+  std::size_t count_ = 1;
+  std::uint64_t turns_ = 0;
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,274 @@
+// Blocks given back that other streams may still use, waiting in the order of the stamp that holds them.
+// Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
+//
+// Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor
+// complete. Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the
+// arena is found by its size in O(log n), the one given back first at once.
+#pragma once
+#include <algorithm>
+#include <boost/intrusive/list.hpp>
+#include <boost/intrusive/set.hpp>
+#include <map>
+#include <memory>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "runtime/memory/blocks/slab.h"
+
+namespace weir::memory {
+
+struct held_block {
+  piece* whole = nullptr;  // a block of the arena, or
+  slab* cut = nullptr;     // a slot of a slab
+  std::uint32_t index = 0;
+  std::size_t bytes = 0;   // in all
+  std::vector<clock::stamp> stamps;  // all must be passed
+  // the arena's own stamp: its own use of the block, and those it was found to be ordered behind,
+  // are before it
+  std::uint64_t since = 0;
+  std::uint64_t turn = 0;            // given back as the so many-th; push() says
+  std::vector<slabs::taken> more{};  // slots that were given back with that one, and wait for the same
+
+  std::size_t slots() const noexcept { return cut ? 1 + more.size() : 0; }
+  template <class Do>
+  void each_slot(Do act) const {     // Requires: of slots
+    act(slabs::taken{cut, index});
+    for (slabs::taken const s : more) act(s);
+  }
+};
+
+class pending_blocks {
+  using list_hook = boost::intrusive::list_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  using set_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
+  struct node : held_block {
+    list_hook in_queue, in_turns;
+    set_hook in_sizes;
+  };
+  using no_size = boost::intrusive::constant_time_size<false>;
+  using line = boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
+  using queues = std::map<std::uint64_t, line>;
+  using numbers = std::map<std::uint64_t, std::uint64_t>;
+
+ public:
+  pending_blocks() = default;
+  pending_blocks(pending_blocks const&) = delete;
+  ~pending_blocks() {
+    by_turn_.clear_and_dispose([](node* n) { delete n; });
+    spare_.clear_and_dispose([](node* n) { delete n; });
+  }
+
+  // When the host has no memory for it, nothing has changed.
+  void push(held_block const& b) { push(b, b.stamps); }
+  // for these stamps, whatever it says of its own
+  void push(held_block const& b, std::span<clock::stamp const> stamps) {
+    if (spare_.empty()) spare_.push_front(*new node), ++spares_;
+    node& n = spare_.front();
+    n.stamps.assign(stamps.begin(), stamps.end());  // copied: there is room already
+    n.whole = b.whole, n.cut = b.cut, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
+    n.more.clear();
+    for (clock::stamp const s : stamps) {
+      std::uint64_t& newest = newest_[s.stream];
+      newest = std::max(newest, s.n);
+    }
+    auto& queue = queues_[stamps.front().stream];
+    spare_.pop_front(), --spares_;
+    enter(n, queue);
+  }
+  // Host memory for slots of one stream that will wait together, had before they are given back.
+  class room {
+   public:
+    explicit operator bool() const noexcept { return block_ && !queue_.empty() && !newest_.empty(); }
+
+   private:
+    friend class pending_blocks;
+    std::unique_ptr<node> block_;
+    queues::node_type queue_;
+    numbers::node_type newest_;
+  };
+  static constexpr std::size_t most_together = 64;  // slots
+  static void make(room& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes what is missing
+    if (!r.block_) r.block_ = std::make_unique<node>();
+    r.block_->stamps.reserve(1);
+    r.block_->more.reserve(most_together - 1);
+    if (r.queue_.empty()) {
+      queues one;
+      one[stream];
+      r.queue_ = one.extract(one.begin());
+    }
+    if (r.newest_.empty()) r.newest_ = numbers{{stream, 0}}.extract(stream);
+    r.queue_.key() = r.newest_.key() = stream;
+  }
+  // Needs no memory. Requires: a room made for that stream; not empty. Ensures:
+  // it must be made again for the next ones
+  void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
+            std::uint64_t since) noexcept {
+    node& n = *r.block_.release();
+    n.stamps.assign(1, s);
+    n.whole = nullptr, n.cut = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
+    n.more.assign(slots.begin() + 1, slots.end());
+    auto newest = newest_.find(s.stream);
+    if (newest == newest_.end()) newest = newest_.insert(std::move(r.newest_)).position;
+    newest->second = std::max(newest->second, s.n);
+    auto queue = queues_.find(s.stream);
+    if (queue == queues_.end()) queue = queues_.insert(std::move(r.queue_)).position;
+    enter(n, queue->second);
+  }
+  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block
+  // for whose next wait the host has no memory stays where it is, until the next time.
+  template <class Passed, class Settled>
+  void settle(Passed passed, Settled settled) {
+    bool moved = true;
+    while (moved) {
+      moved = false;
+      for (auto at = queues_.begin(); at != queues_.end();) {
+        auto& queue = at->second;
+        while (!queue.empty()) {
+          node& b = queue.front();
+          auto const next =
+              std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
+          if (next == b.stamps.begin()) break;
+          if (next == b.stamps.end()) {
+            queue.pop_front();
+            leave(b, settled);
+            continue;
+          }
+          line* to = nullptr;
+          try {
+            to = &queues_[next->stream];
+          } catch (std::bad_alloc const&) {
+            break;
+          }
+          b.stamps.erase(b.stamps.begin(), next);
+          queue.pop_front();
+          to->push_back(b);
+          moved = true;
+        }
+        at = queue.empty() && queues_.size() > most_kept ? queues_.erase(at) : std::next(at);
+      }
+      forget_when_empty();
+    }
+  }
+  // The one given back first; null: none waits.
+  held_block const* oldest() const noexcept { return by_turn_.empty() ? nullptr : &by_turn_.front(); }
+  // Takes that one out whatever it waits for; then `settled(block)`, as above. Requires: not empty.
+  template <class Settled>
+  void settle_oldest(Settled settled) {
+    node& b = by_turn_.front();
+    auto const in = queues_.find(b.stamps.front().stream);
+    in->second.erase(in->second.iterator_to(b));
+    leave(b, settled);
+    forget_when_empty();
+  }
+  // The first block that `suits`, of the last `looks` that only that stream still holds. Takes it out.
+  template <class Suits>
+  bool take(std::uint64_t stream, Suits suits, held_block& out, std::size_t looks = 16) {
+    auto const found = queues_.find(stream);
+    if (found == queues_.end()) return false;
+    auto& queue = found->second;
+    for (auto at = queue.rbegin(); at != queue.rend() && looks-- > 0; ++at) {
+      if (!suits(static_cast<held_block const&>(*at))) continue;
+      node& b = *at;
+      queue.erase(queue.iterator_to(b));
+      leave(b, [&](held_block& gone) { out = std::move(gone); });
+      forget_when_empty();
+      return true;
+    }
+    return false;
+  }
+  // Blocks of the arena of at least so many bytes, the smallest first, of one size the one given back first;
+  // until `enough(block)`, or `looks` were looked at.
+  template <class Enough>
+  void fitting(std::size_t bytes, int looks, Enough enough) const {
+    for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
+      if (enough(static_cast<held_block const&>(*at))) return;
+    }
+  }
+  // In the order they were given back, from the first on or from the last back,
+  // until `enough(block)`, or `looks` were looked at.
+  template <class Enough>
+  void first_given(int looks, Enough enough) const {
+    for (auto at = by_turn_.begin();
+         at != by_turn_.end() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+  }
+  template <class Enough>
+  void last_given(int looks, Enough enough) const {
+    for (auto at = by_turn_.rbegin();
+         at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+  }
+  std::vector<clock::stamp> fronts() const {  // what each queue waits for next
+    std::vector<clock::stamp> all;
+    for (auto const& [stream, queue] : queues_) {
+      if (!queue.empty()) all.push_back(queue.front().stamps.front());
+    }
+    return all;
+  }
+  std::vector<clock::stamp> newest() const {  // for each stream: no block waits for more of it
+    std::vector<clock::stamp> all;
+    for (auto const& [stream, n] : newest_) {
+      if (n) all.push_back({stream, n});
+    }
+    return all;
+  }
+  template <class Do>
+  void each(Do act) const {
+    for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
+  }
+  // bytes, of the blocks of the arena
+  std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t bytes_in_slots() const noexcept { return bytes_in_slots_; }
+
+ private:
+  struct below {
+    bool operator()(node const& a, node const& b) const noexcept {
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn;
+    }
+    bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
+    bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
+  };
+  void enter(node& n, line& queue) noexcept {
+    n.turn = ++turns_;
+    queue.push_back(n);
+    by_turn_.push_back(n);
+    if (n.whole) by_size_.insert(n);
+    bytes_ += n.bytes;
+    bytes_in_slots_ += n.cut ? n.bytes : 0;
+    ++size_;
+  }
+  template <class Settled>
+  void leave(node& b, Settled settled) noexcept {  // Requires: out of its queue
+    by_turn_.erase(by_turn_.iterator_to(b));
+    if (b.whole) by_size_.erase(by_size_.iterator_to(b));
+    bytes_ -= b.bytes;
+    bytes_in_slots_ -= b.cut ? b.bytes : 0;
+    --size_;
+    settled(static_cast<held_block&>(b));
+    if (spares_ == most_spares) return delete &b;
+    spare_.push_front(b);
+    ++spares_;
+  }
+  // What waits again soon finds its stream's place; those of many streams go.
+  void forget_when_empty() noexcept {
+    if (size_ != 0) return;
+    if (queues_.size() > most_kept || newest_.size() > most_kept) return newest_.clear(), queues_.clear();
+    for (auto& [stream, n] : newest_) n = 0;
+  }
+
+  static constexpr std::size_t most_spares = 1024, most_kept = 4;
+  queues queues_;                         // by stream; some may be empty
+  line spare_;  // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
+  std::size_t spares_ = 0;
+  boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
+  // blocks of the arena
+  boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
+                        boost::intrusive::compare<below>, no_size>
+      by_size_;
+  numbers newest_;                        // number, by stream; 0: nothing has waited for it since all was empty
+  std::uint64_t turns_ = 0;
+  std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
+};
+
+}  // namespace weir::memory

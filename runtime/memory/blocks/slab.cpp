@@ -1,0 +1,278 @@
+// The slow half of slab.h: runs in and out, and the scan for a free slot.
+// Threads: as slab.h.
+#include "runtime/memory/blocks/slab.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace weir::memory {
+
+std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
+  // Few slabs: small runs, so that a class of which little is used holds little. Many:
+  // long runs, so that each costs little to keep.
+  std::size_t const size = size_classes::bytes(c);
+  if (have >= many_slabs) {
+    std::size_t run =
+        std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
+    while (run > usual_run_bytes && run / size > most_slots) run /= 2;
+    if (run > usual_run_bytes) return run;
+  }
+  std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
+  std::size_t best = least, best_waste = ~std::size_t{0};
+  for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
+    std::size_t const waste = run % size;
+    if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run) return run;
+    if (waste * best < best_waste * run || best_waste == ~std::size_t{0}) best = run, best_waste = waste;
+  }
+  return best;
+}
+
+void slab::say_more(std::uint32_t i) noexcept {
+  if (!marks_room) return;
+  for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known | more);) {}
+}
+
+void slab::mark(std::uint32_t i, clock::timeline& user) {
+  if (!marks_room) {
+    auto room = std::make_unique<first_mark[]>(slots);
+    for (auto const& [noted, n] : notes) room[noted].store(more);
+    marks_room = std::move(room);
+    marks.store(marks_room.get(), base::memory_order_release);
+  }
+  if (mark_first(marks_room.get(), i, user)) return;
+  auto& others = noted_at(i).marks;
+  if (std::find(others.begin(), others.end(), &user) == others.end()) add_mark(others, user);
+}
+
+void slab::unmark(std::uint32_t i, clock::timeline& user) noexcept {
+  if (first_marked(i) == &user) {
+    for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known & more);) {}
+  }
+  if (note* const n = note_of(i)) std::erase(n->marks, &user);
+}
+
+void slabs::list(slab& s) noexcept {
+  slab*& head = open_[static_cast<std::size_t>(s.size_class)];
+  s.before = nullptr;
+  s.after = head;
+  if (head) head->before = &s;
+  head = &s;
+  s.listed = true;
+}
+
+void slabs::unlist(slab& s) noexcept {
+  (s.before ? s.before->after : open_[static_cast<std::size_t>(s.size_class)]) = s.after;
+  if (s.after) s.after->before = s.before;
+  s.before = s.after = nullptr;
+  s.listed = false;
+}
+
+std::uint32_t slabs::take_bit(slab& s) noexcept {
+  if (s.empty()) --empties_[static_cast<std::size_t>(s.size_class)];
+  while (!s.free_bits[s.hint]) ++s.hint;
+  std::uint64_t& word = s.free_bits[s.hint];
+  auto const i = s.hint * 64 + static_cast<std::uint32_t>(std::countr_zero(word));
+  word &= word - 1;
+  free_bytes_ -= s.size;
+  if (--s.free == 0) unlist(s);
+  return i;
+}
+
+slabs::taken slabs::take(int c, std::size_t requested) {
+  slab* const s = open_[static_cast<std::size_t>(c)];
+  if (!s) return {};
+  if (slab::fits_byte(s->size, requested)) {
+    std::uint32_t const i = take_bit(*s);
+    s->set_live(i, requested);
+    return {s, i};
+  }
+  std::map<std::uint32_t, slab::note> spare;  // made before anything changes
+  spare[0].unused = s->size - static_cast<std::uint32_t>(requested);
+  std::uint32_t const i = take_bit(*s);
+  auto node = spare.extract(spare.begin());
+  node.key() = i;
+  s->notes.insert(std::move(node));
+  s->say_more(i);
+  s->byte(i).set(static_cast<std::uint8_t>(slot::live) | slot_bits::noted);
+  return {s, i};
+}
+
+std::size_t slabs::lend(int c, std::span<cached_slot> out) noexcept {
+  std::size_t n = 0;
+  for (slab* s = open_[static_cast<std::size_t>(c)]; s && n < out.size(); s = open_[static_cast<std::size_t>(c)]) {
+    while (n < out.size() && s->free) {
+      std::uint32_t const i = take_bit(*s);
+      s->set(i, slot::cached);
+      out[n++] = {s->start(i), &s->byte(i)};
+    }
+  }
+  return n;
+}
+
+bool slabs::give(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
+  if (s.at(i) == slot::pending) --s.pending;
+  s.forget(i);
+  return set_free(s, i, freed);
+}
+
+bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
+  s.set(i, slot::free);
+  s.freed = std::max(s.freed, freed), newest_freed_ = std::max(newest_freed_, freed);
+  s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
+  s.hint = std::min(s.hint, i / 64);
+  ++s.free;
+  free_bytes_ += s.size, ++freed_;
+  if (!s.listed) list(s);
+  if (!s.empty()) return false;
+  // One empty slab a class stays, so that a lone pair of calls does not cut and return a run each time.
+  return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
+}
+
+void slabs::hold(slab& s, std::uint32_t i) noexcept {
+  s.forget(i);
+  s.set(i, slot::pending);
+  ++s.pending;
+}
+
+slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
+  if (spare_.empty()) {
+    all_.push_back(std::make_unique<slab>());
+    spare_.reserve(all_.size());
+    spare_.push_back(all_.back().get());
+  }
+  slab& s = *spare_.back();
+  std::size_t const size = size_classes::bytes(c), slots = run.bytes / size;
+  int const shift = size > slab::small ? 2 : 0;
+  auto known =
+      std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
+  auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
+  spare_.pop_back();
+  for (std::size_t i = 0; i < slots; ++i) bits[i / 64] |= std::uint64_t{1} << (i % 64);
+  s.known = std::move(known), s.free_bits = std::move(bits);
+  s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
+  for (std::size_t i = 0; i <= slots; ++i)
+    shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
+  s.owner = owner, s.way = static_cast<std::uint16_t>(way);
+  s.reciprocal = ~std::uint64_t{0} / size + 1;
+  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size),
+  s.size_class = static_cast<std::uint16_t>(c);
+  s.lines = static_cast<std::uint16_t>(c * slab::lines_a_size);
+  s.slots = s.free = static_cast<std::uint32_t>(slots);
+  s.bytes = static_cast<std::uint32_t>(run.bytes);
+  s.pending = s.gone = s.hint = 0;
+  s.freed = run.freed;
+  in_runs_ += run.bytes, free_bytes_ += slots * size, words_ += words_of(s);
+  run.is = state::slab;
+  run.cut = &s;
+  run.in->enter(run);
+  ++counts_[static_cast<std::size_t>(c)];
+  ++empties_[static_cast<std::size_t>(c)];
+  list(s);
+  return s;
+}
+
+piece* slabs::forget(slab& s) noexcept {
+  unlist(s);
+  free_bytes_ -= std::size_t{s.free} * s.size, words_ -= words_of(s);
+  --counts_[static_cast<std::size_t>(s.size_class)];
+  --empties_[static_cast<std::size_t>(s.size_class)];
+  s.marks.store(nullptr);
+  s.known.reset(), s.free_bits.reset(), s.marks_room.reset();
+  s.slots = s.free = s.gone = 0;
+  return std::exchange(s.run, nullptr);
+}
+
+slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
+  if (from >= s.slots) return {};
+  std::uint32_t const words = (s.slots + 63) / 64;
+  std::uint32_t w = from / 64;
+  std::uint64_t word = s.free_bits[w] & ~std::uint64_t{0} << from % 64;
+  while (!word && ++w < words) word = s.free_bits[w];
+  if (!word) return {};
+  std::uint32_t i = w * 64 + static_cast<std::uint32_t>(std::countr_zero(word)), end = i;
+  while (i > from && s.has_gone(i - 1)) --i;
+  while (end < s.slots) {
+    auto const free = static_cast<std::uint32_t>(std::countr_one(s.free_bits[end / 64] >> end % 64));
+    if (free) end += std::min(free, 64 - end % 64);
+    else if (s.has_gone(end)) ++end;
+    else break;
+  }
+  return {i, end - i};
+}
+
+void slabs::drop(slab& s, stretch idle, address from, address to) noexcept {
+  in_runs_ -= to - from;
+  for (std::uint32_t i = std::max(idle.first, s.index(from)); i < idle.first + idle.slots && s.start(i) < to; ++i) {
+    if (s.has_gone(i)) continue;
+    s.free_bits[i / 64] &= ~(std::uint64_t{1} << i % 64);
+    s.byte(i).set(slot_bits::gone);
+    --s.free, ++s.gone;
+    free_bytes_ -= s.size;
+  }
+  if (s.free == 0 && s.listed) unlist(s);
+}
+
+slab* slabs::any_empty() noexcept {
+  for (std::size_t c = 0; c < open_.size(); ++c) {
+    if (empties_[c] == 0) continue;
+    for (slab* s = open_[c]; s; s = s->after) {
+      if (s->empty()) return s;
+    }
+  }
+  return nullptr;
+}
+
+void slabs::validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now) const {
+  std::array<std::size_t, size_classes::count> counts{}, empties{};
+  std::size_t in_runs = 0, free_bytes = 0, words = 0;
+  for (auto const& s : all_) {
+    if (!s->run) continue;
+    std::string const name = who + " slab of " + std::to_string(s->size) + " B: ";
+    std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
+    for (piece const* p = s->run; p; p = s->next_part(*p)) {
+      in_runs += p->bytes;
+      if (p->is != state::slab || p->cut != s.get()) wrong.push_back(name + "its run knows it");
+      for (address a = p->at; a < p->end(); a += cell) {
+        if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
+        if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a))
+          wrong.push_back(name + "a granule that is one slab's has no cells");
+      }
+    }
+    for (std::uint32_t i = 0; i < s->slots; ++i) {
+      bool touches = false;
+      for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell)
+        touches |= s->run->in->slab_at(a) != s.get();
+      if (touches != s->has_gone(i))
+        wrong.push_back(name + "a slot has gone when a cell that it touches is the slab's no longer");
+      if (s->has_gone(i)) {
+        ++gone;
+        if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0) wrong.push_back(name + "a slot that has gone is not free");
+        continue;
+      }
+      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending,
+          cached += s->at(i) == slot::cached;
+      bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
+      if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
+      if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
+      bool const noted = s->notes.count(i) != 0;
+      std::uintptr_t const mark = s->marks_room ? s->marks_room[i].load() : 0;
+      if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0)))
+        wrong.push_back(name + "slots in the notes say so");
+      if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark))
+        wrong.push_back(name + "a slot that was given back has neither note nor mark");
+    }
+    if (free != s->free || pending != s->pending || gone != s->gone ||
+        free + live + pending + cached + gone != s->slots)
+      wrong.push_back(name + "slots = free + live + pending + cached + gone");
+    free_bytes += std::size_t{free} * s->size, words += words_of(*s);
+    if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
+    if (s->freed > now) wrong.push_back(name + "nothing came free at a number that its stream has not reached");
+    ++counts[static_cast<std::size_t>(s->size_class)];
+    empties[static_cast<std::size_t>(s->size_class)] += s->empty();
+  }
+  if (counts != counts_ || empties != empties_) wrong.push_back(who + ": slabs are counted by class");
+  if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_)
+    wrong.push_back(who + ": runs and what is free in them are counted");
+}
+
+}  // namespace weir::memory

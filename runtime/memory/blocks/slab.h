@@ -1,0 +1,376 @@
+// A slab is one run of an arena cut into equal slots; its state is a byte (four above 1 KiB) and a bit a slot
+// on the host, nothing on the device.
+// Threads: the caller holds the lock of the stream_memory it belongs to.
+//
+// Invariant: slots = free + live + pending + cached + gone, by counting the state bytes; a slab is listed
+// exactly when it has a free slot. A slot has gone when a cell that it touches is the slab's no longer: cells
+// in which no slot is in use may go back to the arena. Whatever used a free slot is ordered before (home, the
+// slab's `freed`), as of a free piece of the arena.
+#pragma once
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/memory/blocks/heap_block.h"
+
+namespace weir::memory {
+
+// Sizes of slots: 16 B steps to 1 KiB, then 8 a doubling to 32 KiB.
+struct size_classes {
+  static constexpr int count = 64 + 5 * 8;
+  static constexpr std::size_t largest = 32 << 10;
+  static constexpr std::size_t bytes(int c) noexcept {
+    if (c < 64) return static_cast<std::size_t>(c + 1) * 16;
+    std::size_t const base = std::size_t{1024} << ((c - 64) / 8);
+    return base + base / 8 * static_cast<std::size_t>((c - 64) % 8 + 1);
+  }
+  static constexpr int of(std::size_t bytes) noexcept {
+    if (bytes <= 1024) return bytes == 0 ? 0 : static_cast<int>((bytes + 15) / 16) - 1;
+    int const e = std::bit_width(bytes - 1) - 1;  // 2^e <= bytes - 1 < 2^(e + 1)
+    std::size_t const step = (std::size_t{1} << e) / 8;
+    return 64 + (e - 10) * 8 + static_cast<int>((bytes - (std::size_t{1} << e) + step - 1) / step) - 1;
+  }
+  static constexpr std::size_t step = 16;  // bytes: every size is a multiple of it
+  // slab::lines of of(bytes), by one look. Requires: bytes <= largest
+  static std::size_t quick_lines(std::size_t bytes) noexcept;
+  // The smallest class of at least `bytes` whose slots are all aligned so; -1: none.
+  static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
+    if (bytes > largest || alignment > largest) return -1;
+    for (int c = of(bytes); c < count; ++c) {
+      if (size_classes::bytes(c) % alignment == 0) return c;
+    }
+    return -1;
+  }
+};
+
+enum class slot : std::uint8_t {
+  free = 0,
+  live = 1,
+  pending = 2,
+  cached = 3,  // given back, or never handed out, and held by a thread's cache
+};
+
+// What is known of a slot: a byte with its state, whether there is more to be known of it, and size -
+// requested, which of large slots has a place of its own beside the byte. Whoever holds a slot changes it,
+// with the lock or, where a thread's cache has it, without; nobody else does. `exact` and `cached` are whole
+// bytes: a slot is one of them or has more to be looked at.
+using slot_byte = base::single_writer<std::uint8_t>;
+struct slot_bits {
+  // noted: in `marks` or `notes`. Whoever sets it of a live slot sets it alone
+  static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
+  static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
+  static constexpr std::uint8_t some_unused = 1 << 3;
+  static constexpr std::uint8_t exact = 1;                // live, no note, all of it was asked for
+  static constexpr std::uint8_t gone = 1 << 3;            // no live slot's, and no free one's
+};
+struct large_slot {
+  slot_byte state;                                        // first: a large slot is found by its byte too
+  base::single_writer<std::uint16_t> unused;
+};
+static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 && sizeof(slot_byte) == 1);
+
+struct alignas(64) slab {
+  static constexpr std::uint32_t small = 1024, most_in_byte = 31;
+  // The first stream that a slot is marked for, its timeline's address, and whether `notes` knows more of it.
+  // Set without the lock, too: two threads may read one block for two streams at once. Taken back by whoever
+  // frees the block, when nobody else marks it any more.
+  using first_mark = base::atomic<std::uintptr_t>;
+  static constexpr std::uintptr_t more = 1;
+  struct note {  // what few slots need
+    clock::timeline* home = nullptr;           // null: the slab's own stream
+    std::vector<clock::timeline*> marks;       // but the first one
+    std::uint32_t unused = 0;                  // of a small slot, where the byte has no room for it
+  };
+  struct alignas(128) states {                 // lines of their own: streams that different threads use share none
+    std::array<unsigned char, 128> bytes{};
+  };
+
+  // First what a free without the lock reads: one line.
+  address base = 0;
+  std::uint64_t reciprocal = 0;           // 2^64 / size, rounded up
+  unsigned char* first = nullptr;         // the bytes of slot 0; behind the last slot one more, never live
+  stream_memory* owner = nullptr;
+  std::uint32_t size = 0, slots = 0;
+  std::uint16_t size_class = 0, way = 0;  // way: where a thread finds its cache of this memory
+  std::uint8_t byte_shift = 0;            // 0 or, of large slots, 2
+  bool listed = false;
+  // Where a thread's cache keeps slots of this size:
+  // so many lines of 64 bytes behind those of the smallest one.
+  static constexpr std::uint16_t lines_a_size = 17;
+  std::uint16_t lines = 0;
+  piece* run = nullptr;                        // the lowest part of it; the others lie behind it
+  std::uint32_t bytes = 0;                     // of the run, with what has gone
+  std::uint32_t free = 0, pending = 0, gone = 0;
+  std::uint32_t hint = 0;                      // no word of free_bits below it has a bit
+  std::uint64_t freed = 0;                     // the largest number at which a slot, or the run, came free
+  std::unique_ptr<states[]> known;
+  std::unique_ptr<std::uint64_t[]> free_bits;  // a bit a slot
+  slab* before = nullptr;
+  slab* after = nullptr;
+  std::map<std::uint32_t, note> notes;
+  std::unique_ptr<first_mark[]> marks_room;    // by slot; none until one is marked
+  base::atomic<first_mark*> marks{nullptr};    // the same, for those without the lock
+
+  slot_byte& byte(std::uint32_t i) const noexcept {
+    return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift));
+  }
+  // Requires: size > small
+  large_slot& large(std::uint32_t i) const noexcept {
+    return *reinterpret_cast<large_slot*>(first + std::size_t{i} * sizeof(large_slot));
+  }
+  slot at(std::uint32_t i) const noexcept { return static_cast<slot>(byte(i).get() & slot_bits::state); }
+  bool has_note(std::uint32_t i) const noexcept { return (byte(i).get() & slot_bits::noted) != 0; }
+  // Which slot starts `offset` bytes behind `base`; `slots` or the one behind it: none.
+  // offset = k size + r; times the reciprocal that is k 2^64 + r 2^64 / size + less than that: the upper half
+  // is k, the lower one below the reciprocal exactly when r = 0.
+  [[gnu::always_inline]] bool starts(std::uint64_t offset, std::uint32_t& index) const noexcept {
+    __extension__ using twice = unsigned __int128;
+    twice const product = twice{offset} * reciprocal;
+    index = static_cast<std::uint32_t>(product >> 64);
+    return static_cast<std::uint64_t>(product) < reciprocal;
+  }
+  // Requires: live, `value` is its byte
+  static std::uint32_t unused_of(slot_byte const& b, std::uint8_t value, std::uint32_t size) noexcept {
+    if (size <= small) return value >> slot_bits::unused_shift;
+    return value & slot_bits::some_unused ? reinterpret_cast<large_slot const&>(b).unused.get() : 0u;
+  }
+  static void set_live(slot_byte& b, std::uint32_t unused, std::uint32_t size) noexcept {  // Requires: fits_byte
+    std::uint32_t const bits = size > small ? (unused ? 1u : 0u) : unused;
+    if (size > small && unused) reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
+    b.set(static_cast<std::uint8_t>(bits << slot_bits::unused_shift | static_cast<std::uint8_t>(slot::live)));
+  }
+  // Only a promotion by alignment leaves more than most_in_byte of a small slot:
+  // that takes a note and may allocate.
+  static bool fits_byte(std::uint32_t size, std::size_t requested) noexcept {
+    return size > small || size - requested <= most_in_byte;
+  }
+  void set_live(std::uint32_t i, std::size_t requested) noexcept {
+    set_live(byte(i), size - static_cast<std::uint32_t>(requested), size);
+  }
+  // any but live; Requires: no note
+  void set(std::uint32_t i, slot s) noexcept { byte(i).set(static_cast<std::uint8_t>(s)); }
+  // >= slots: the unusable rest of the run
+  std::uint32_t index(address a) const noexcept { return static_cast<std::uint32_t>((a - base) / size); }
+  address start(std::uint32_t i) const noexcept { return base + std::size_t{i} * size; }
+  std::size_t requested(std::uint32_t i) const noexcept {
+    if (note const* const n = note_of(i); n && n->unused) return size - n->unused;
+    return size - unused_of(byte(i), byte(i).get(), size);
+  }
+  note& noted_at(std::uint32_t i) {
+    note& n = notes[i];
+    say_more(i);
+    byte(i).set(byte(i).get() | slot_bits::noted);
+    return n;
+  }
+  note* note_of(std::uint32_t i) noexcept {
+    if (!has_note(i)) return nullptr;
+    auto const found = notes.find(i);
+    return found == notes.end() ? nullptr : &found->second;
+  }
+  note const* note_of(std::uint32_t i) const noexcept { return const_cast<slab*>(this)->note_of(i); }
+  // NOLINT(performance-no-int-to-ptr)
+  static clock::timeline* timeline_of(std::uintptr_t mark) noexcept {
+    return reinterpret_cast<clock::timeline*>(mark & ~more);
+  }
+  clock::timeline* first_marked(std::uint32_t i) const noexcept {
+    return has_note(i) && marks_room ? timeline_of(marks_room[i].load()) : nullptr;
+  }
+  template <class Do>
+  void each_mark(std::uint32_t i, Do act) const {
+    if (clock::timeline* const first = first_marked(i)) act(first);
+    if (note const* const n = note_of(i)) {
+      for (clock::timeline* const t : n->marks) act(t);
+    }
+  }
+  // Anybody's, with the lock or without. False: the slot has another first mark.
+  bool mark_first(first_mark* all, std::uint32_t i, clock::timeline& user) const noexcept {
+    auto const as = reinterpret_cast<std::uintptr_t>(&user);
+    std::uintptr_t known = all[i].load(base::memory_order_relaxed);
+    while ((known & ~more) == 0) {
+      if (!all[i].compare_exchange(known, known | as)) continue;
+      byte(i).set(byte(i).get() | slot_bits::noted);
+      return true;
+    }
+    return (known & ~more) == as;
+  }
+  void mark(std::uint32_t i, clock::timeline& user);          // Throws: bad_alloc
+  void unmark(std::uint32_t i, clock::timeline& user) noexcept;
+  void say_more(std::uint32_t i) noexcept;                   // `notes` has that slot
+  void forget(std::uint32_t i) noexcept {
+    if (!has_note(i)) return;
+    notes.erase(i);
+    if (marks_room) marks_room[i].store(0);
+    byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
+  }
+  bool empty() const noexcept { return free + gone == slots; }
+  bool has_gone(std::uint32_t i) const noexcept { return byte(i).get() == slot_bits::gone; }
+  std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that somebody has, or a cache
+  piece* next_part(piece const& p) const noexcept {
+    for (piece* n = p.after; n && n->at < base + bytes; n = n->after) {
+      if (n->cut == this) return n;
+    }
+    return nullptr;
+  }
+  piece* part_at(address a) const noexcept {
+    piece* p = run;
+    while (p && a - p->at >= p->bytes) p = next_part(*p);
+    return p;
+  }
+};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+static_assert(sizeof(slab) == 192 && offsetof(slab, first) == 16 && offsetof(slab, owner) == 24 && offsetof(slab, way) == 42);
+static_assert(offsetof(slab, byte_shift) == 44 && offsetof(slab, lines) == 46 && offsetof(slab, run) == 48 && offsetof(slab, marks) == 176);
+#pragma GCC diagnostic pop
+
+namespace detail {
+struct lines_table {
+  std::array<std::uint16_t, size_classes::largest / size_classes::step + 1> by_steps{};
+  constexpr lines_table() {
+    for (std::size_t n = 0; n < by_steps.size(); ++n)
+      by_steps[n] = static_cast<std::uint16_t>(size_classes::of(n * size_classes::step) * slab::lines_a_size);
+  }
+};
+inline constexpr lines_table quick_table;
+}  // namespace detail
+inline std::size_t size_classes::quick_lines(std::size_t bytes) noexcept {
+  return detail::quick_table.by_steps[(bytes + step - 1) / step];
+}
+
+// A slot as a thread's cache holds it.
+struct cached_slot {
+  address at;  // neither has a first value: sixty-four of them are made for each refill
+  slot_byte* state;
+};
+
+// The slabs of one stream.
+class slabs {
+ public:
+  struct taken {
+    slab* from = nullptr;
+    std::uint32_t index = 0;
+  };
+  // from == null: no slab of this class has a free slot
+  taken take(int size_class, std::size_t requested) noexcept(false);
+  // live -> free, or pending -> free, at that number. Ensures: true when the slab is empty now and is more
+  // than its class keeps: the caller may return its run.
+  bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
+  void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
+  std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; how many there were
+  // cached -> free; as give
+  bool take_back(slab& s, std::uint32_t index, std::uint64_t freed) noexcept { return set_free(s, index, freed); }
+  // Where a size has many slabs a new run is a 40th of what they hold, or less: each costs a descriptor, a
+  // piece and the ends of two arrays, some 700 B, and each handle under runs 5.5 KB of the driver's (measured
+  // on an H100, driver 13.0). No more than most_slots: the first mark in a slab makes a word for each.
+  static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192,
+                               most_slots = 1 << 16;
+  static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
+  static constexpr std::size_t run_alignment(int size_class) noexcept {  // slots are aligned as their size is
+    std::size_t const size = size_classes::bytes(size_class);
+    return std::max(cell, size & (~size + 1));
+  }
+  std::size_t next_run_bytes(int size_class) const noexcept {
+    return run_bytes(size_class, counts_[static_cast<std::size_t>(size_class)]);
+  }
+  // What will do where there is no such run, or no room for it: what is free serves before memory grows.
+  std::size_t usual_next_run_bytes(int size_class) const noexcept {
+    return run_bytes(size_class, std::min(counts_[static_cast<std::size_t>(size_class)], many_slabs - 1));
+  }
+  // the run's piece becomes `slab`
+  slab& add(piece& run, int size_class, stream_memory* owner = nullptr, std::size_t way = 0);
+  // Requires: empty; `give(part)` makes each part of its run the arena's.
+  template <class Give>
+  void remove(slab& s, Give give) noexcept {
+    piece* part = forget(s);
+    while (part) {
+      in_runs_ -= part->bytes;
+      give(*std::exchange(part, s.next_part(*part)));
+    }
+    spare_.push_back(&s);
+  }
+  // Ensures: each cell of each run has a byte of a slot in use. The others go: `give(part, from, bytes)`
+  // answers what is left of that part behind them, or null; `leave(slab)` is for those that are empty.
+  // Throws: what `give` throws before it changes anything
+  template <class Give, class Leave>
+  void shed(Give give, Leave leave) {
+    freed_ = 0, has_shed_ = true;
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      slab& s = *all_[i];
+      if (!s.run) continue;
+      if (s.empty()) {
+        leave(s);
+        continue;
+      }
+      piece* part = s.run;
+      for (stretch now = next_idle(s, 0); now.slots; now = next_idle(s, now.first + now.slots))
+        shed(s, now, part, give);
+      shed(s, {s.slots, 0}, part, give);  // what lies behind the last slot
+    }
+  }
+  // Much is free, and so much came free since all runs were looked through that each of those slots pays for
+  // a few words of that.
+  bool worth_shedding(std::size_t page_bytes) const noexcept {
+    return free_bytes_ >= std::max(in_runs_ / 4, page_bytes) && freed_ >= words_ / words_a_slot;
+  }
+  bool has_shed() const noexcept { return has_shed_; }         // ever: there may be pieces that are short
+  void forget_stamps() noexcept {                              // all that is free is complete
+    for (auto const& s : all_) s->freed = 0;
+    newest_freed_ = 0;
+  }
+  std::uint64_t newest_freed() const noexcept { return newest_freed_; }  // no slot came free at a larger number
+  slab* any_empty() noexcept;
+  std::size_t in_runs() const noexcept { return in_runs_; }
+  // now: the home's number
+  void validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now = ~std::uint64_t{0}) const;
+
+ private:
+  void list(slab&) noexcept;
+  bool set_free(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
+  std::uint32_t take_bit(slab&) noexcept;
+  void unlist(slab&) noexcept;
+  piece* forget(slab&) noexcept;                               // the lowest part of its run
+  struct stretch {
+    std::uint32_t first = 0, slots = 0;
+  };
+  // of slots that are free or have gone, some of them free. None: no slots
+  static stretch next_idle(slab const&, std::uint32_t from) noexcept;
+  void drop(slab&, stretch, address from, address to) noexcept;        // those that touch these cells have gone
+  template <class Give>
+  void shed(slab& s, stretch idle, piece*& part, Give give) {  // part: none below it has a byte of that stretch
+    address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
+    address const to = round_down(end, cell);
+    for (address a = round_up(s.start(idle.first), cell); part && part->at < to;
+         a = std::max(a, part ? part->at : to)) {
+      if (part->end() <= a || a < part->at) {
+        if (part->end() <= a) part = s.next_part(*part);
+        continue;
+      }
+      if (a >= to) break;
+      address const upto = std::min(to, part->end());
+      bool const lowest = part == s.run && part->at == a;
+      piece* const next = s.next_part(*part);
+      piece* const rest = give(*part, a, upto - a);
+      part = rest ? rest : next;
+      if (lowest) s.run = part;
+      drop(s, idle, a, upto);
+    }
+  }
+  std::array<slab*, size_classes::count> open_{};              // listed: at least one free slot
+  std::array<std::size_t, size_classes::count> counts_{};
+  std::array<std::size_t, size_classes::count> empties_{};
+  static constexpr std::size_t words_a_slot = 32, words_a_slab = 4;
+  // that shed() looks at, and what the slab itself costs
+  static std::size_t words_of(slab const& s) noexcept { return s.slots / 64 + words_a_slab; }
+  std::size_t in_runs_ = 0, free_bytes_ = 0;                   // bytes: of all runs; of free slots
+  std::size_t words_ = 0;                                      // of all slabs
+  std::size_t freed_ = 0;                                      // slots that came free since shed()
+  std::uint64_t newest_freed_ = 0;
+  bool has_shed_ = false;
+  std::vector<std::unique_ptr<slab>> all_;                     // descriptors are used again, never freed
+  std::vector<slab*> spare_;
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,126 @@
+// The free pieces that hold whole handles:
+// what can be moved or given back, the smallest first or the oldest first.
+// Threads: guarded by the lock of the stream_memory whose arena it belongs to.
+//
+// A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so
+// that blocks that come and go pay a link or two. Stamps of one stream are complete in their order, so the
+// oldest piece is the first that may go.
+// Invariant: a free piece of a page and more is noted, or unsorted and large, or listed by `span`, by age and
+// by address, or was found to hold no whole handle.
+#pragma once
+#include "runtime/memory/blocks/heap_block.h"
+
+namespace weir::memory {
+
+// Null: no handle of the piece lies wholly inside it, or none after that one.
+inline handle const* next_whole(piece const& p, handle const& after) noexcept {
+  address const at = after.at + after.bytes;
+  if (at >= p.end()) return nullptr;
+  handle const* const h = p.in->page(at);
+  return h->at + h->bytes <= p.end() ? h : nullptr;
+}
+inline handle const* first_whole(piece const& p) noexcept {
+  handle const* const h = p.in->page(p.at);
+  return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
+}
+inline std::size_t bytes_whole(piece const& p) noexcept {
+  handle const* const first = first_whole(p);
+  if (!first) return 0;
+  handle const* const last = p.in->page(p.end() - 1);
+  return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
+}
+
+class movable {
+ public:
+  static bool concerns(piece const& p) noexcept { return p.bytes >= p.in->page_bytes; }
+  void insert(piece& p, bool large) noexcept {  // large: somebody else knows it, and tells with sort()
+    if (!concerns(p)) return;
+    if (large) {
+      p.sorted = piece::in_movable::unsorted;
+      ++unsorted_;
+      return;
+    }
+    p.sorted = piece::in_movable::noted;
+    p.span_before = nullptr;
+    p.span_after = noted_;
+    (noted_ ? noted_->span_before : first_noted_) = &p;
+    noted_ = &p;
+  }
+  void erase(piece& p) noexcept {
+    if (p.sorted == piece::in_movable::noted) {
+      (p.span_before ? p.span_before->span_after : noted_) = p.span_after;
+      (p.span_after ? p.span_after->span_before : first_noted_) = p.span_before;
+    } else if (p.sorted == piece::in_movable::listed) {
+      by_size_.erase(p);
+      by_age_.erase(by_age_.iterator_to(p));
+      by_place_.erase(p);
+    } else if (p.sorted == piece::in_movable::unsorted) {
+      --unsorted_;
+    }
+    p.sorted = piece::in_movable::no;
+  }
+  // A listed piece is to begin or end elsewhere, or to have another stamp; one that is only noted stays so.
+  void before_change(piece& p) noexcept {
+    if (p.sorted == piece::in_movable::listed || p.sorted == piece::in_movable::none_inside) erase(p);
+  }
+  void after_change(piece& p, bool large) noexcept {
+    if (p.sorted == (large ? piece::in_movable::unsorted : piece::in_movable::noted) && concerns(p)) return;
+    erase(p);
+    insert(p, large);
+  }
+  void sort(piece& p) noexcept {
+    erase(p);
+    p.span = bytes_whole(p);
+    p.sorted = p.span ? piece::in_movable::listed : piece::in_movable::none_inside;
+    if (!p.span) return;
+    by_size_.insert(p);
+    by_age_.insert(p);
+    by_place_.insert(p);
+  }
+  // From the smallest up, until `enough(piece)` or `looks` were looked at.
+  template <class Enough>
+  void smallest(Enough enough, int looks) {
+    sort();
+    by_size_.look(0, enough, looks);
+  }
+  // From the one freed first on, until `enough(piece)`, which may take that piece out.
+  template <class Enough>
+  void oldest(Enough enough) {
+    sort();
+    for (auto at = by_age_.begin(); at != by_age_.end();) {
+      piece& p = *at++;
+      if (enough(p)) return;
+    }
+  }
+  // From the lowest up, likewise: stamps of what a program did alike differ with what was seen of it.
+  template <class Enough>
+  void lowest(Enough enough) {
+    sort();
+    by_place_.lowest(enough);
+  }
+  // the piece in which it lies wholly; null: it holds something, or is reserved
+  piece* around(handle const& h) noexcept {
+    sort();
+    return by_place_.around(h.at, h.bytes);
+  }
+  std::size_t listed() const noexcept { return by_size_.size(); }
+  std::size_t unsorted() const noexcept { return unsorted_; }  // large ones that wait for sort()
+
+ private:
+  void sort() noexcept {
+    while (first_noted_) sort(*first_noted_);  // so that those noted last are found first
+  }
+  struct older {
+    bool operator()(piece const& a, piece const& b) const noexcept { return a.freed < b.freed; }
+  };
+  piece* noted_ = nullptr;  // the last one
+  piece* first_noted_ = nullptr;
+  std::size_t unsorted_ = 0;
+  bins_by<by_span> by_size_;
+  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>,
+                             boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>>
+      by_age_;
+  piece_places by_place_;
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,147 @@
+// What lies where in a device's memory, for people:
+// ranges held of the driver, and in each what is live, pending and free.
+// Threads: any. Looks at everything, under one stream's lock after the other.
+#include <algorithm>
+#include <map>
+
+#include "runtime/core/log.h"
+#include "runtime/memory/device/device_allocator.h"
+#include "runtime/observe/history.h"
+
+namespace weir::memory {
+namespace {
+
+using part = mapped_range::part;
+using use = mapped_range::use;
+
+void add(mapped_range& to, part const& p) {
+  to.bytes += p.bytes;
+  if (p.is == use::free && !to.parts.empty() && to.parts.back().is == use::free) {
+    to.parts.back().bytes += p.bytes;
+  } else {
+    to.parts.push_back(p);
+  }
+}
+
+// waiting: where slots start that are in an outbox, ascending.
+void add_slots(mapped_range& to, piece const& run, std::vector<address> const& waiting) {
+  slab const& s = *run.cut;
+  address end = run.at;
+  for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
+    if (s.has_gone(i)) continue;
+    if (s.start(i) > end) add(to, {end, s.start(i) - end, 0, use::free});
+    end = s.start(i) + s.size;
+    switch (s.at(i)) {
+      case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
+      case slot::pending: add(to, {s.start(i), s.size, 0, use::pending}); break;
+      default:
+        add(to, {s.start(i), s.size, 0,
+                 std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free});
+        break;
+    }
+  }
+  if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
+}
+
+}  // namespace
+
+std::vector<mapped_range> device_allocator::layout() const {
+  (void)settle_what_is_known();  // as the counters do
+  std::vector<mapped_range> all;
+  for (stream_memory* m : memories()) {
+    base::owned_lock hold(m->lock);
+    std::vector<address> waiting;
+    for (thread_cache* c : m->caches) {
+      c->shut();  // nothing moves while it is looked at
+      for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
+    }
+    std::sort(waiting.begin(), waiting.end());
+    std::uint64_t const stream = m->home.load()->id();
+    for (region* r : m->pieces.regions()) {
+      bool in_range = false;
+      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+        if (p->is == state::gap || p->is == state::reserved) {
+          in_range = false;
+          continue;
+        }
+        if (!in_range) all.push_back({p->at, 0, stream, true, ~own_bit(), {}});
+        in_range = true;
+        mapped_range& now = all.back();
+        for (address a = p->at; a < p->end();) {
+          handle const* const h = r->page(a);
+          now.readers &= h ? h->readers : 0;
+          a = h ? h->at + h->bytes : p->end();
+        }
+        switch (p->is) {
+          case state::slab: add_slots(now, *p, waiting); break;
+          case state::live: add(now, {p->at, p->bytes, p->requested, use::live}); break;
+          case state::pending: add(now, {p->at, p->bytes, 0, use::pending}); break;
+          default: add(now, {p->at, p->bytes, 0, use::free}); break;
+        }
+        now.slots &= p->is == state::slab || p->is == state::free;
+      }
+    }
+  }
+  std::sort(all.begin(), all.end(), [](mapped_range const& a, mapped_range const& b) { return a.at < b.at; });
+  return all;
+}
+
+std::vector<stream_memory_use> device_allocator::by_stream() const {
+  std::map<std::uint64_t, stream_memory_use> all;
+  for (mapped_range const& range : layout()) {
+    stream_memory_use& u = all[range.stream];
+    for (part const& p : range.parts) {
+      if (p.is == use::live) u.allocated += p.bytes;
+      if (p.is == use::pending) u.pending += p.bytes;
+      if (p.is == use::free) u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
+    }
+  }
+  for (stream_memory* m : memories()) {
+    base::owned_lock hold(m->lock);
+    auto const found = all.find(m->home.load()->id());
+    if (found == all.end()) continue;
+    std::map<std::uint64_t, std::size_t> waits;
+    m->pending.each([&](held_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+    for (thread_cache const* c : m->caches) {
+      if (c->out.count()) waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
+    }
+    for (auto const& [stream, bytes] : waits) found->second.waits_for.push_back({stream, bytes});
+  }
+  std::vector<stream_memory_use> out;
+  for (auto& [stream, u] : all) {
+    u.stream = stream;
+    out.push_back(std::move(u));
+  }
+  auto const bytes = [](stream_memory_use const& u) { return u.allocated + u.pending + u.cached; };
+  std::stable_sort(out.begin(), out.end(), [&](auto const& a, auto const& b) { return bytes(a) > bytes(b); });
+  return out;
+}
+
+void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_,
+                {nullptr, nullptr, 0});
+  if (!logs(runtime_, log_level::debug)) [[likely]] return;
+  log(log_level::debug, {device_, m.home.load()->id(), h.bytes},
+      what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
+}
+
+void device_allocator::note_mapped(stream_memory& m, handle const& h) noexcept {
+  m.open_bytes += open_bytes(h);
+  counts_.handle_mapped();
+  m.counts.mapped(static_cast<std::int64_t>(h.bytes));
+  tell_mapped(m, h, observe::action::map);
+}
+
+void device_allocator::note_unmapped(stream_memory& m, handle const& h) noexcept {
+  m.open_bytes -= open_bytes(h);
+  counts_.handle_gone();
+  m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  tell_mapped(m, h, observe::action::unmap);
+}
+
+void device_allocator::tell_held(observe::action what, address at, std::size_t bytes,
+                                 std::uint64_t user) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime_.id(), device_, {nullptr, nullptr, 0});
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,463 @@
+// The seldom walked half of thread_cache.h: caches made, filled, spilled, emptied and left behind.
+// Threads: as thread_cache.h. The registry's lock is taken before a memory's.
+#include "runtime/memory/heap/thread_cache.h"
+
+#include <algorithm>
+
+#include "runtime/base/os.h"
+#include "runtime/base/room.h"
+#include "runtime/memory/device/device_allocator.h"
+
+namespace weir::memory {
+namespace {
+
+// Which memory a cache is of changes under this lock alone,
+// so that a thread and a memory may end at the same time.
+// Caches are never freed: a thread may look at one whose memory has ended.
+struct registry {
+  base::mutex lock;
+  std::vector<thread_cache*> spare;  // of threads that ended
+};
+registry& registered() {
+  static auto* const one = new registry;
+  return *one;
+}
+
+thread_cache* new_cache() noexcept {  // pages of its own: what is not touched costs nothing
+  void* const at = os::map_memory(round_up(sizeof(thread_cache), os::page_size()));
+  return at ? new (at) thread_cache : nullptr;
+}
+
+// thread_pointer: the number of a thread whose caches are gone for good.
+// A kept thread has another one in its next life
+struct ended {};
+// NOLINT(performance-no-int-to-ptr)
+void* number_of_thread() noexcept {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id()));
+}
+base::per_thread<thread_caches>& slot_of_threads() {
+  static base::per_thread<thread_caches> slot;
+  return slot;
+}
+
+}  // namespace
+
+constinit base::atomic<std::size_t> mapped_spaces::used_{0};
+constinit std::array<mapped_spaces::place, mapped_spaces::most> mapped_spaces::places_{};
+
+void mapped_spaces::enter(address base, std::size_t bytes, address_space const& s) noexcept {
+  base::lock_guard const hold(registered().lock);
+  base::undivided const whatever_was_there_before;  // places of a process' earlier runtimes change no course
+  std::size_t const n = used_.load();
+  std::size_t i = 0;
+  while (i < n && places_[i].bytes.load() != 0) ++i;
+  if (i == most) return;
+  places_[i].base.store(base);
+  places_[i].space.store(&s);
+  places_[i].bytes.store(bytes, base::memory_order_release);
+  if (i == n) used_.store(n + 1, base::memory_order_release);
+  world_changed();
+}
+
+void mapped_spaces::leave(address base) noexcept {
+  base::lock_guard const hold(registered().lock);
+  base::undivided const whatever_was_there_before;
+  for (place& p : places_) {
+    if (p.bytes.load() != 0 && p.base.load() == base) p.bytes.store(0);
+  }
+  world_changed();
+}
+
+void thread_cache::set_sign(std::uint32_t c) noexcept {
+  magazines_[c].least.store(shut_ ? most_slots : 0, base::memory_order_relaxed);
+  magazines_[c].most.store(shut_ ? 0 : limits_[c], base::memory_order_relaxed);
+}
+
+void thread_cache::shut() noexcept {
+  if (shut_) return;
+  shut_ = true;
+  each_used([&](std::uint32_t c) { set_sign(c); });
+  out.set_shut();
+  base::fence_owners();
+  each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
+  out.wait_for_end();
+}
+
+void thread_cache::open(clock::timeline const& line) noexcept {
+  if (!shut_) return;
+  shut_ = false;
+  home = &line;
+  each_used([&](std::uint32_t c) {
+    if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
+    set_sign(c);
+  });
+  emptied_ = false;
+  out.open();
+}
+
+void thread_cache::empty() noexcept {  // its thread sets the counts to 0 when it opens it again
+  if (std::exchange(emptied_, true)) return;
+  each_used([&](std::uint32_t c) { lent_[c] -= magazines_[c].count(); });
+}
+
+void thread_cache::use(std::uint32_t c) noexcept {
+  if (limits_[c]) return;
+  used_[c / 64] |= std::uint64_t{1} << (c % 64);
+  limits_[c] = first_limit;
+  magazines_[c].size = static_cast<std::uint16_t>(size_classes::bytes(static_cast<int>(c)));
+  magazines_[c].cost = observe::untold::cost(magazines_[c].size);
+}
+
+std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
+  magazine& m = magazines_[c];
+  if (m.count()) return 0;
+  use(c);
+  missed(c, met::empty);
+  set_sign(c);
+  return limits_[c] / 2u - 1;
+}
+
+void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexcept {
+  magazine& m = magazines_[c];
+  std::copy(from.begin(), from.end(), m.slots.begin() + m.count());
+  m.head.end(m.head.get() + from.size());
+  lent_[c] += static_cast<std::int64_t>(from.size());
+}
+
+std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noexcept {
+  magazine& m = magazines_[c];
+  std::uint32_t const n = m.count();
+  use(c);
+  if (n >= limits_[c]) missed(c, met::full);
+  set_sign(c);
+  if (n < limits_[c]) return 0;
+  std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, out.size());
+  std::copy_n(m.slots.begin(), going, out.begin());
+  std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
+  m.head.end(m.head.get() - going);
+  lent_[c] -= static_cast<std::int64_t>(going);
+  return going;
+}
+
+// A larger size needs more room when it was found full after it was empty, or the other way round: blocks
+// that only come, or only go, would take it from sizes that come and go.
+void thread_cache::missed(std::uint32_t c, met what) noexcept {
+  bool const again = std::exchange(last_[c], what) == what;
+  if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised) raise_limit(c);
+}
+
+void thread_cache::raise_limit(std::uint32_t c) noexcept {
+  auto const bytes = [](std::uint32_t of) { return size_classes::bytes(static_cast<int>(of)); };
+  std::size_t const more = limits_[c] * bytes(c);
+  if (limits_[c] == most_slots) return;
+  if (granted_ + more > most_bytes) {  // of sizes that have nothing here now
+    each_used([&](std::uint32_t other) {
+      if (other == c || magazines_[other].count() || limits_[other] == first_limit) return;
+      granted_ -= (limits_[other] - first_limit) * bytes(other);
+      limits_[other] = first_limit;
+      set_sign(other);
+    });
+    if (granted_ + more > most_bytes) return;
+  }
+  granted_ += more;
+  limits_[c] = static_cast<std::uint8_t>(limits_[c] * 2);
+}
+
+bool thread_cache::has_freed_at(std::uint64_t now) const noexcept {
+  bool found = false;
+  each_used([&](std::uint32_t c) {
+    found |= magazines_[c].count() > 0 && magazines_[c].freed.get() == static_cast<std::uint32_t>(now);
+  });
+  return found;
+}
+
+observe::lent_slots thread_cache::counted() const noexcept {
+  observe::lent_slots n;
+  each_used([&](std::uint32_t c) {
+    std::uint64_t const head = magazines_[c].head.get();
+    auto const size = static_cast<std::int64_t>(size_classes::bytes(static_cast<int>(c)));
+    std::int64_t const held = emptied_ ? 0 : static_cast<std::int64_t>(head & magazine::count_bits);
+    auto const given = static_cast<std::int64_t>(head / magazine::one_given);
+    std::int64_t const taken = lent_[c] + given - held;
+    n.held += held, n.held_bytes += held * size;
+    n.taken += taken, n.taken_bytes += taken * size;
+    n.given += given, n.given_bytes += given * size;
+  });
+  auto const ever = out.untold(), now = out.untold_here();
+  n.given += ever.slots, n.given_bytes += ever.bytes;
+  n.waited = ever.slots, n.waited_bytes = ever.bytes;
+  n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
+  std::int64_t const unused_given = unused_given_.get() + unused_posted_.get();
+  n.unused_bytes = unused_taken_.get() - unused_given;
+  n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given;
+  return n;
+}
+
+void thread_cache::forget() noexcept {
+  each_used([&](std::uint32_t c) {
+    magazines_[c].head.end(0);
+    lent_[c] = 0;
+    limits_[c] = first_limit;
+    last_[c] = met::nothing;
+  });
+  unused_taken_.set(0), unused_given_.set(0), unused_posted_.set(0);
+  untold_.forget(), told_posted_ = {};
+  granted_ = 0;
+  out.forget();
+}
+
+observe::change thread_cache::newly_posted() noexcept {
+  auto const posted = out.untold();
+  observe::change const now{posted.slots, posted.bytes, posted.bytes - unused_posted_.get()},
+      then = std::exchange(told_posted_, now);
+  return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
+}
+void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
+
+// The one cache of a memory may write its tally here:
+// whoever else would has the lock and has shut the cache before.
+address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
+  stream_memory& m = *of.load();
+  m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
+  head.end(to);
+  return answer;
+}
+
+// Requires: the lock.
+void stream_memory::hear() noexcept {
+  thread_table::entry const& mine = thread_table::mine().entries[way];
+  if (mine.cache != sole || mine.memory != this) sole->shut();
+  if (sole->has_untold()) sole->tell(counts);
+}
+
+void stream_memory::caches_changed() noexcept {
+  thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
+  if (now != sole) {
+    if (sole) hear(), sole->tell_no_more();
+    if (now) now->shut(), now->tell(counts);
+    sole = now;
+  }
+  for (thread_cache* c : caches) {
+    if (c != now && !c->has_untold()) c->tell_no_more();
+  }
+  counts.set_alone(!counts.is_shared() && caches.size() <= 1);
+}
+
+void stream_memory::share(observe::shared_levels& with) noexcept {
+  if (sole) {
+    hear();
+    std::exchange(sole, nullptr)->tell_no_more();
+  }
+  counts.share(with);
+}
+
+void thread_caches::forget() noexcept {
+  table = {};
+  table.world = world_version() & ~std::uint64_t{1};
+}
+
+thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m) noexcept try {
+  if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
+  thread_caches& mine = slot_of_threads().get();
+  base::thread_pointer<thread_table, &no_table>::value = &mine.table;
+  if (!mine.table.holds()) mine.forget();
+  auto const known = mine.by_memory_.find(&m);
+  thread_cache* found =
+      known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
+  if (!found) {
+    base::make_room(mine.all_);
+    std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
+    thread_cache*& place = mine.by_memory_[&m];
+    auto& all = registered();
+    base::lock_guard const hold(all.lock);
+    for (thread_cache* c : mine.all_) {  // one whose memory has ended
+      if (!c->of.load()) found = c;
+    }
+    if (found) {
+      for (thread_table::entry& e : mine.table.entries) {
+        if (e.cache == found) e = {};
+      }
+    } else {
+      if (all.spare.empty()) {
+        base::undivided const no_other_course;
+        found = new_cache();
+        if (!found) return nullptr;
+      } else {
+        found = all.spare.back();
+        all.spare.pop_back();
+      }
+      mine.all_.push_back(found);
+    }
+    base::owned_lock const with(m.lock);
+    m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
+    {
+      base::undivided const whatever_it_was_used_for;
+      found->forget();
+      found->of.store(&m);
+    }
+    m.caches_changed();  // may wait for the owner of another cache
+    place = found;
+  }
+  for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};
+  return found;
+} catch (std::bad_alloc const&) {
+  return nullptr;
+}
+
+thread_caches::~thread_caches() {
+  base::thread_pointer<thread_table, &no_table>::value = &no_table;
+  base::thread_pointer<ended>::value = number_of_thread();
+  if (process_was_forked()) return;
+  auto& all = registered();
+  base::lock_guard const hold(all.lock);
+  for (thread_cache* c : all_) {
+    if (stream_memory* const m = c->of.load()) m->in.leave(*m, *c);
+    try {
+      all.spare.push_back(c);
+    } catch (std::bad_alloc const&) {  // then it is never used again
+    }
+  }
+}
+
+void thread_caches::close(stream_memory& m) noexcept {
+  base::lock_guard const hold(registered().lock);
+  while (!m.caches.empty()) m.in.leave(m, *m.caches.back());
+}
+
+region const* mapped_spaces::find(address a) noexcept {
+  base::undivided const whatever_was_there_before;
+  for (std::size_t i = 0, n = used_.load(base::memory_order_acquire); i < n; ++i) {
+    place const& p = places_[i];
+    std::size_t const bytes = p.bytes.load(base::memory_order_acquire);
+    // NOLINT(performance-no-int-to-ptr)
+    if (a - p.base.load() < bytes) return p.space.load()->find(reinterpret_cast<void const*>(a));
+  }
+  return nullptr;
+}
+
+bool look_for_slots(thread_table& mine, address a) noexcept {
+  region const* const r = mapped_spaces::find(a);
+  if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
+  // runs begin with a page
+  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
+  mine.last = {from, r->base + r->bytes - from, r->wholes() + (from - first) / granule, r};
+  return a - from < mine.last.bytes;
+}
+
+bool deallocate_after_search(thread_table& mine, void* p) noexcept {
+  auto const a = reinterpret_cast<address>(p);
+  region const* const r = mapped_spaces::find(a);
+  if (!r) return false;
+  // the table of slabs, of which each line would be another block's, is not read
+  if (a < r->runs && r->runs < r->base + r->bytes) {
+    mine.blocks = {r->base, r->runs - r->base, r};
+    return deallocate_large(mine, *r, a);
+  }
+  return look_for_slots(mine, a) && deallocate_of(mine, p);
+}
+
+// Of device_allocator: what a thread's cache gives back, all at once, with the memory's lock.
+std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept {
+  std::int64_t slots = 0;
+  std::size_t bytes = 0;
+  std::uint64_t const now = m.home.load()->now().n;
+  c.each([&](cached_slot s) {
+    slab& from = slab_of(s);
+    ++slots, bytes += from.size;
+    if (m.small.take_back(from, from.index(s.at), c.freed(from.size_class, now))) return_run(m, from);
+  });
+  c.empty();
+  if (slots) m.counts.returned(slots, bytes);
+  (void)send_home(m, c);
+  return bytes;
+}
+
+std::size_t device_allocator::shut_and_empty(stream_memory& m) noexcept {
+  std::size_t bytes = 0;
+  for (thread_cache* c : m.caches) {
+    c->shut();
+    bytes += empty(m, *c);
+  }
+  return bytes;
+}
+
+// Requires: the registry's lock. The cache stays shut.
+void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
+  section const hold(m);
+  c.shut();
+  c.tell(m.counts);
+  empty(m, c);
+  c.tell(m.counts);
+  m.lent_before += c.counted();
+  c.of.store(nullptr);
+  m.lock.disown(c.own);
+  std::erase(m.caches, &c);
+  m.caches_changed();
+  c.out.end();
+}
+
+std::size_t device_allocator::empty_caches(stream_memory& m) {
+  section const hold(m);
+  std::size_t const bytes = shut_and_empty(m);
+  return bytes + shed_cells(m);
+}
+
+void device_allocator::fence_what_came_free(clock::timeline& home) noexcept try {
+  if (streams_.size() < 2 || lost()) return;
+  std::uint64_t const now = home.now().n;
+  {
+    base::lock_guard const known(making_);
+    auto const found = by_stream_.find(home.id());
+    if (found == by_stream_.end()) return;
+    stream_memory& m = *found->second;
+    section const hold(m);
+    bool const kept = std::ranges::any_of(m.caches, [&](thread_cache const* c) { return c->has_freed_at(now); });
+    if (!kept && m.pieces.newest_given() < now && m.small.newest_freed() < now) return;
+    m.freed_since_fence = 0;
+  }
+  if (home.fence().ok()) counts_.fenced();
+} catch (std::bad_alloc const&) {  // then others wait for the work to come, too
+}
+
+// The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
+thread_cache* device_allocator::cache_of(stream_memory& m) noexcept {
+  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() ||
+      m.home.load()->seen_captured() || !base::can_fence_owners())
+    return nullptr;
+  thread_table const& mine = thread_table::mine();
+  if (auto const& e = mine.entries[thread_table::way_of(m.home.load())]; mine.holds() && e.memory == &m) return e.cache;
+  return thread_caches::make(*m.home.load(), m);
+}
+
+// After a slab was found to have this size:
+// a few more at once, counted as lent. Requires: the lock, as spill.
+void device_allocator::refill(stream_memory& m, thread_cache& c, int size_class) noexcept {
+  if (!open(m, c)) return;
+  std::array<cached_slot, thread_cache::most_slots> some;
+  std::size_t const n =
+      m.small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
+  if (n == 0) return;
+  m.counts.lent(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+  c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
+}
+
+void device_allocator::spill(stream_memory& m, thread_cache& c, int size_class) noexcept {
+  if (!open(m, c)) return;
+  std::array<cached_slot, thread_cache::most_slots> some;
+  std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
+  std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), m.home.load()->now().n);
+  for (std::size_t i = 0; i < n; ++i) {
+    slab& from = slab_of(some[i]);
+    if (m.small.take_back(from, from.index(some[i].at), freed)) return_run(m, from);
+  }
+  if (n) m.counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+}
+
+bool device_allocator::open(stream_memory& m, thread_cache& c) noexcept {
+  if (c.of.load() != &m || !m.cacheable()) return false;
+  c.open(*m.home.load());
+  if (&c != m.sole) c.tell(m.counts), c.tell_no_more();
+  return true;
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,354 @@
+// A thread's cache of small blocks of one stream's memory:
+// no lock and no driver call between a block given back and the next one taken.
+// Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from
+// outside, also while the thread is parked somewhere. Its thread opens it again, with that lock.
+//
+// Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
+// What a cache may hold: at most `most_bytes` over all sizes, and its outbox outbox::most_bytes, so the
+// memory of a device is at most threads × streams × the two above what its blocks and the slabs' own rounding
+// need.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+
+#include "runtime/base/process.h"
+#include "runtime/memory/blocks/region.h"
+#include "runtime/memory/heap/deferred_frees.h"
+#include "runtime/observe/device_counters.h"
+
+namespace weir::memory {
+
+class thread_cache {
+ public:
+  static constexpr std::uint32_t most_slots = 64;                 // of a size
+  static constexpr std::size_t most_bytes = 2 << 20;              // over all sizes
+  static constexpr std::size_t always_raised = 1 << 10;           // bytes: 64 such are little
+  static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
+
+  // The owner's side. A call that answers null or false has changed nothing:
+  // the way with the lock is to be taken.
+  // lines: of the size, see slab::lines.
+  [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
+    magazine& m = magazine_at(lines);
+    std::uint64_t const head = m.head.begin();
+    std::uint64_t const n = head & magazine::count_bits;
+    if (n <= m.least.load(base::memory_order_relaxed)) [[unlikely]] {
+      m.head.end(head);
+      return nullptr;
+    }
+    cached_slot const s = m.slots[n - 1];
+    auto const unused = static_cast<std::uint32_t>(m.size - requested);
+    std::uint64_t cost = m.cost;
+    if (unused) {
+      cost -= unused;
+      unused_taken_.add(unused);
+      slab::set_live(*s.state, unused, m.size);
+    } else {
+      s.state->set(slot_bits::exact);
+    }
+    // NOLINT(performance-no-int-to-ptr)
+    if (untold_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(tell_and_end(m.head, head - 1, s.at));
+    m.head.end(head - 1);
+    return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
+  }
+  // Requires: `was` is the state of a slot of this cache's memory, live and without a note.
+  [[gnu::always_inline]] bool give(slab const& from, slot_byte& state, std::uint8_t was, address at) noexcept {
+    magazine& m = magazine_at(from.lines);
+    std::uint64_t const head = m.head.begin();
+    std::uint64_t const n = head & magazine::count_bits;
+    if (n >= m.most.load(base::memory_order_relaxed)) [[unlikely]] {
+      m.head.end(head);
+      return false;
+    }
+    std::uint64_t cost = m.cost;
+    if (was != slot_bits::exact) {
+      std::uint32_t const unused = slab::unused_of(state, was, from.size);
+      unused_given_.add(unused);
+      cost -= unused;
+    }
+    m.freed.set(static_cast<std::uint32_t>(home->now().n));
+    state.set(static_cast<std::uint8_t>(slot::cached));
+    m.slots[n] = {at, &state};
+    if (untold_.gave(cost)) [[unlikely]] return tell_and_end(m.head, head + magazine::one_given + 1, at) != 0;
+    m.head.end(head + magazine::one_given + 1);
+    return true;
+  }
+
+  // The same for a slot that another stream has used: it goes to the outbox.
+  [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
+                                        std::uint8_t was) noexcept {
+    return out.put(user, from, index, state, was, unused_posted_, home);
+  }
+
+  // The owner's, with the lock of its memory held.
+  void open(clock::timeline const& home) noexcept;
+  // how many more of this size it would like, now that it has none. Requires: open
+  std::uint32_t wants(std::uint32_t size_class) noexcept;
+  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // as many as it wants at most
+  // the oldest half of a full size, for the slabs
+  std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
+
+  // Anybody's, with the lock of its memory held.
+  bool is_shut() const noexcept { return shut_; }
+  void shut() noexcept;  // Blocks: until its thread, if in one of the calls above, has left it
+  template <class Do>
+  void each(Do act) const {  // Requires: shut
+    if (emptied_) return;
+    each_used([&](std::uint32_t c) {
+      magazine const& m = magazines_[c];
+      for (std::uint32_t i = 0; i < m.count(); ++i) act(m.slots[i]);
+    });
+  }
+  void empty() noexcept;     // what each() would show is somebody else's now. Requires: shut
+  // The home's number, by now `now`, at which the last slot of that size was given back here; when those that
+  // slabs lent came free the slabs know. Its lower half is kept. The upper one is the latest that it can be:
+  // the answer is never too small. Requires: shut, or the owner's call
+  std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept {
+    return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
+  }
+  // Its memory's tally hears what was taken and given back here. Requires:
+  // the lock, and shut or the owner's call
+  void tell(observe::tally&) noexcept;
+  void tell_no_more() noexcept { untold_.allow_all(); }  // until the next tell(). Requires: likewise
+  bool has_untold() const noexcept { return untold_.granted() || out.untold().slots != told_posted_.blocks; }
+  // a slot came free here at that number of the home. Another thread may be about to
+  bool has_freed_at(std::uint64_t now) const noexcept;
+  observe::lent_slots counted() const noexcept;
+
+  base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
+  base::owners_word own;                     // its thread holds that memory, by the way without the lock
+  clock::timeline const* home = nullptr;     // of that memory, since it was last opened. Its thread's
+
+ private:
+  observe::untold untold_;
+
+ public:
+  outbox out;                                // shut and opened with the cache
+
+ private:
+  friend class thread_caches;
+  // the slots of one size, their count and the first ones in one line. Of zeros: empty and shut
+  struct alignas(64) magazine {
+    static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
+    base::owners_word head;  // its count of slots, and from bit 8 on how many were given back here ever
+    std::uint16_t size;                        // bytes
+    base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give needs less than `most`
+    base::single_writer<std::uint32_t> freed;  // the home's number when a slot was last given back here, its lower half
+    std::uint64_t cost;                        // as untold::cost of `size`
+    std::array<cached_slot, most_slots> slots; // the first count() of them
+    std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
+  };
+  static_assert(sizeof(cached_slot) == 16 && offsetof(magazine, slots) == 24);
+  static_assert(offsetof(magazine, head) == 0 && offsetof(magazine, least) == 10 && offsetof(magazine, most) == 11);
+  static_assert(offsetof(magazine, freed) == 12 && offsetof(magazine, cost) == 16);
+  static_assert(sizeof(magazine) == std::size_t{64} * slab::lines_a_size);
+  magazine& magazine_at(std::size_t lines) noexcept {
+    return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
+  }
+  observe::change newly_posted() noexcept;  // into the outbox since the last call
+  // a call that passed a grant
+  [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;
+  template <class Do>
+  void each_used(Do act) const {
+    for (std::uint32_t w = 0; w < used_.size(); ++w) {
+      for (std::uint64_t left = used_[w]; left; left &= left - 1)
+        act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
+    }
+  }
+  void use(std::uint32_t size_class) noexcept;      // from now on, if it is the first time
+  void set_sign(std::uint32_t size_class) noexcept;
+  enum class met : std::uint8_t { nothing, empty, full };
+  void missed(std::uint32_t size_class, met) noexcept;
+  void raise_limit(std::uint32_t size_class) noexcept;
+  void forget() noexcept;  // all counts, for another memory
+
+  // bytes ever: size - requested of what was taken, given back here, into the outbox
+  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;
+  observe::change told_posted_;                                    // into the outbox, as tell() has told
+  bool shut_ = true, emptied_ = true;
+  std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
+  std::array<std::uint8_t, size_classes::count> limits_{};
+  std::array<met, size_classes::count> last_{};
+  std::array<std::int64_t, size_classes::count> lent_{};   // put in from the slabs ever, less what went back there
+  std::size_t granted_ = 0;                                // bytes: the sum of limits above the first ones
+  union {
+    std::array<magazine, size_classes::count> magazines_;  // pages of zeros until they are used
+  };
+
+ public:
+  thread_cache() noexcept {}  // Requires: in memory of zeros
+};
+
+// What a thread looks at on the ways without a lock: its caches by stream and by memory.
+struct thread_table {
+  static constexpr std::size_t ways = 64;
+  static constexpr char nobody = 0;
+  struct alignas(32) entry {
+    void const* line = &nobody;                       // a stream
+    stream_memory* memory = nullptr;                  // its memory, or an older stream's that this one inherited
+    thread_cache* cache = nullptr;                    // shut when its memory has ended
+  };
+  struct stretch {  // of addresses, where a slot was found last
+    address base = 0;
+    std::size_t bytes = 0;
+    slab** slabs = nullptr;  // by granule
+    region const* in = nullptr;
+  };
+  std::uint64_t world = 0;   // world_version(), made even, when the rest was last empty
+  stretch last;
+  struct {                   // where a block was found last, and no slots lie unless memory is short
+    address base = 0;
+    std::size_t bytes = 0;
+    region const* in = nullptr;
+  } blocks;
+  std::array<entry, ways> entries{};
+  // of blocks that were marked by the way with the lock: each is a stream now
+  std::array<clock::timeline const*, 8> users{};
+
+  // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.
+  bool holds_quick() const noexcept { return world == world_version(); }
+  bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
+  static std::size_t way_of(clock::timeline const* line) noexcept {
+    return reinterpret_cast<std::uintptr_t>(line) / 64 % ways;
+  }
+  static std::size_t user_of(clock::timeline const* line) noexcept { return way_of(line) % 8; }
+  static thread_table& mine() noexcept;
+};
+static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::entry) == 32 && sizeof(thread_table::stretch) == 32);
+static_assert(offsetof(thread_table, world) == 0 && offsetof(thread_table, last) == 8 && offsetof(thread_table, blocks) == 40);
+static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
+inline constinit thread_table no_table{};  // of threads without caches: never holds, never written
+
+// The caches of one thread.
+class thread_caches {
+ public:
+  thread_table table;
+  void forget() noexcept;
+  // The calling thread's cache of that memory, made when there is none. Null: no host memory for one.
+  static thread_cache* make(clock::timeline const&, stream_memory&) noexcept;
+  ~thread_caches();  // what its caches hold goes back to the slabs
+
+  // A memory ends: its caches are emptied, and none is entered again. Requires: no lock of any memory held
+  static void close(stream_memory&) noexcept;
+
+ private:
+  std::vector<thread_cache*> all_;
+  // some of memories that have ended: such a cache is of another one now, or of none
+  std::unordered_map<stream_memory const*, thread_cache*> by_memory_;
+};
+inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
+
+// Which addresses of the process are device memory that maps, for the way without a lock.
+class mapped_spaces {
+ public:
+  static constexpr std::size_t most = 64;
+  // beyond `most`: blocks there take the way with the lock
+  static void enter(address base, std::size_t bytes, address_space const&) noexcept;
+  static void leave(address base) noexcept;
+  static region const* find(address) noexcept;
+
+ private:
+  struct place {
+    base::atomic<address> base{0};
+    base::atomic<std::size_t> bytes{0};
+    base::atomic<address_space const*> space{nullptr};
+  };
+  static base::atomic<std::size_t> used_;
+  static std::array<place, most> places_;
+};
+
+// Of blocks that are no slots (fast_path_large.cpp), for the thread that owns the lock of their memory.
+void* allocate_large(thread_table const&, clock::timeline const*, std::size_t bytes, std::size_t alignment) noexcept;
+bool deallocate_large(thread_table const&, region const&, address) noexcept;
+
+// The ways without a lock. Null or false: it must be asked with one.
+// `noted`: for callers that keep the history's notes;
+// the others are for those who do not, and answer so while there is a history.
+[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line,
+                                                std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
+  auto const& e = mine.entries[thread_table::way_of(line)];
+  if (e.line != line) [[unlikely]] return nullptr;
+  std::size_t const lines = size_classes::quick_lines(bytes);
+  if (alignment) [[unlikely]] {
+    if ((alignment & (alignment - 1)) ||
+        (size_classes::bytes(static_cast<int>(lines / slab::lines_a_size)) & (alignment - 1)))
+      return nullptr;
+  }
+  return e.cache->take(lines, bytes);
+}
+
+// as deallocate_of, and the next block near this one is found without a search
+bool deallocate_after_search(thread_table&, void*) noexcept;
+// Ensures: true when it lies in the stretch that is remembered now
+bool look_for_slots(thread_table&, address) noexcept;
+
+[[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
+  auto const a = reinterpret_cast<address>(p);
+  auto const& near = mine.last;
+  if (a - near.base >= near.bytes) {
+    return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a)
+                                                    : deallocate_after_search(mine, p);
+  }
+  slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
+  std::uint32_t i;
+  if (!s) [[unlikely]] {
+    if (!(s = near.in->slab_in_cell(a))) return deallocate_large(mine, *near.in, a);
+  }
+  if (!s->starts(a - s->base, i)) [[unlikely]] return false;
+  slot_byte& state = s->byte(i);
+  std::uint8_t const was = state.get();
+  if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
+    return false;
+  auto const& e = mine.entries[s->way];
+  return e.memory == s->owner && e.cache->give(*s, state, was, a);
+}
+
+// Used by `user`, whose work given so far comes before the block's next use.
+inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
+  auto const a = reinterpret_cast<address>(p);
+  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
+  slab* const s = mine.last.in->slab_at(a);
+  std::uint32_t i;
+  if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
+  slot_byte& state = s->byte(i);
+  std::uint8_t const was = state.get();
+  if ((was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
+  auto const& e = mine.entries[s->way];
+  if (e.memory != s->owner) [[unlikely]] return false;
+  return user == e.line ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
+}
+
+[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes,
+                                                   std::size_t alignment) noexcept {
+  thread_table const& mine = thread_table::mine();
+  return mine.holds_quick() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+}
+[[gnu::always_inline]] inline bool quick_deallocate(void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds_quick() && deallocate_of(mine, p);
+}
+inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds_quick() && deallocate_used(mine, user, p);
+}
+// record_stream, and the free of a block that is marked for one stream and was used by `last_use` (null:
+// by nobody else).
+bool quick_mark(clock::timeline* user, void const* p) noexcept;
+// it may mark blocks the quick way, while this thread's table holds
+void remember_user(clock::timeline& user) noexcept;
+bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept;
+
+inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+  thread_table const& mine = thread_table::mine();
+  return mine.holds() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+}
+inline bool quick_deallocate_noted(void* p) noexcept {
+  thread_table& mine = thread_table::mine();
+  return mine.holds() && deallocate_of(mine, p);
+}
+
+}  // namespace weir::memory

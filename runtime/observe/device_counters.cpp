@@ -1,0 +1,244 @@
+// The sum over all tallies of a device, in torch's words.
+// Threads: any.
+#include "runtime/observe/device_counters.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weir::observe {
+
+void tally::add(change const& out, change const& posted) noexcept {
+  out_.add(out.blocks, out.bytes, out.requested);
+  posted_.add(posted.blocks, posted.bytes, posted.requested);
+  if (!alone_.get()) return;
+  bytes_room_.add(size_pool::small, -out.bytes);
+  requested_room_.add(size_pool::small, -out.requested);
+  blocks_room_.add(size_pool::small, -out.blocks);
+  cached_room_.add(size_pool::small, out.bytes);
+}
+
+// What a level was when the cache last told is looked at before it changes: from there on the cache went no
+// further than it was allowed to.
+void tally::told(change const& out, change const& posted) noexcept {
+  bool const was_aside = take_back();
+  if (alone_.get() && !was_aside) {
+    bool const rising = rising_;
+    falls();
+    if (!rising && cached_room_.least() < 0) note_cached();
+    rising_ = rising;
+  }
+  left_.known = false;
+  add(out, posted);
+  if (was_aside) {  // all levels were within their peaks until this very call
+    if (rooms_up() < 0) note_peaks();
+    if (cached_room_.least() < 0) note_cached();
+  }
+  if (alone_.get()) return;
+  // of bytes asked for, where all in caches counts whole
+  std::int64_t const rise = out.requested - out.bytes + posted.bytes - posted.requested;
+  if (rise < 0) falls();
+  else requested_room_.add(size_pool::small, -rise), rising_ = true;
+  if (shared_ && (credit_ -= std::max<std::int64_t>(0, rise)) < 0) tell();
+}
+
+void tally::set_aside(grant const& g, int sign) noexcept {
+  bytes_room_.add(size_pool::small, -sign * g.up.bytes);
+  requested_room_.add(size_pool::small, -sign * g.up.requested);
+  blocks_room_.add(size_pool::small, -sign * g.up.blocks);
+  cached_room_.add(size_pool::small, -sign * g.down_bytes);
+}
+
+bool tally::take_back() noexcept {
+  if (!std::exchange(set_aside_, false)) return false;
+  set_aside(aside_, -1);
+  return true;
+}
+
+// What is known of the rooms will do unless one of them has been passed; then all is looked at. While large
+// blocks come and go they have half of what is left of all.
+grant tally::left() noexcept {
+  if ((rooms_up() | cached_room_.least()) >= 0) {
+    std::size_t const large = index(size_pool::large);
+    std::int64_t const came_and_went = taken_[large].blocks.get() + given_[large].blocks.get();
+    int const parts = std::exchange(large_seen_, came_and_went) == came_and_went ? 1 : 2;
+    auto const share = [parts](room const& r, std::int64_t most) { return std::min(r.left_of_small(parts), most); };
+    aside_ = {{share(blocks_room_, untold::most_blocks), share(bytes_room_, untold::most_bytes),
+               share(requested_room_, untold::most_bytes)},
+              share(cached_room_, untold::most_bytes)};
+    set_aside(aside_, 1);
+    set_aside_ = true;
+    return aside_;
+  }
+  note_peaks(), note_cached();
+  auto const now = current();
+  for (std::size_t k = 0; k < levels; ++k) {
+    for (std::size_t i = 0; i < 2; ++i) left_.up[k][i] = peaks_[k][2 * i].get() - now[k][2 * i];
+  }
+  for (std::size_t i = 0; i < 2; ++i) left_.down[i] = cached_peak_[2 * i].get() - cached(2 * i);
+  left_.known = true;
+  return left_.least();
+}
+
+grant tally::left_after(change const& out, change const& posted) noexcept {
+  if (!left_.known) {
+    take_back() ? add(out, posted) : told(out, posted);
+    return left();
+  }
+  add(out, posted);
+  std::int64_t const by[levels] = {out.blocks - posted.blocks, out.blocks, out.bytes - posted.bytes, out.bytes,
+                                   out.requested - posted.requested};
+  auto const fall = [](std::int64_t& left, std::int64_t by, cell& peak) {
+    if ((left -= by) < 0) peak.add(-std::exchange(left, 0));
+  };
+  for (std::size_t i = 0; i < 2; ++i) {
+    for (std::size_t k = 0; k < levels; ++k) fall(left_.up[k][i], by[k], peaks_[k][2 * i]);
+    fall(left_.down[i], -out.bytes, cached_peak_[2 * i]);
+  }
+  return left_.least();
+}
+
+grant tally::left_now::least() const noexcept {
+  auto const of = [&](level k) {
+    return std::min(up[static_cast<std::size_t>(k)][0], up[static_cast<std::size_t>(k)][1]);
+  };
+  return {{std::min(of(level::allocation), of(level::active)),
+           std::min(of(level::allocated_bytes), of(level::active_bytes)), of(level::requested_bytes)},
+          std::min(down[0], down[1])};
+}
+
+void tally::set_alone(bool to) noexcept {
+  if (alone_.get() == to) return;
+  note_peaks(), note_cached();
+  alone_.set(to);
+  note_peaks(), note_cached();
+}
+
+level_values tally::current() const noexcept {
+  level_values out;
+  for (std::size_t p = 0; p < all; ++p) {
+    auto const live_of = [&](cell sums::* what) { return (taken_[p].*what).get() - (given_[p].*what).get(); };
+    out[0][p] = live_of(&sums::blocks);
+    out[1][p] = out[0][p] + held_[p].blocks.get() - settled_[p].blocks.get();
+    out[2][p] = live_of(&sums::bytes);
+    out[3][p] = out[2][p] + held_[p].bytes.get() - settled_[p].bytes.get();
+    out[4][p] = live_of(&sums::requested);
+  }
+  constexpr std::size_t small = 0;  // thread caches hold small blocks alone
+  auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) {
+    out[k][small] += live, out[k + 1][small] += active;
+  };
+  if (alone_.get()) {
+    std::int64_t const blocks = out_.blocks.get(), bytes = out_.bytes.get();
+    add(0, blocks - posted_.blocks.get(), blocks);
+    add(2, bytes - posted_.bytes.get(), bytes);
+    out[4][small] += out_.requested.get() - posted_.requested.get();
+  } else {
+    std::int64_t const blocks = lent_[small].blocks.get() - returned_[small].blocks.get(),
+                       bytes = lent_[small].bytes.get() - returned_[small].bytes.get();
+    add(0, blocks, blocks + sent_.blocks.get());
+    add(2, bytes, bytes + sent_.bytes.get());
+    out[4][small] += bytes + out_.requested.get() - out_.bytes.get() + posted_.bytes.get() - posted_.requested.get();
+  }
+  for (by_pool& l : out) l[all] = l[0] + l[1];
+  return out;
+}
+
+void tally::note_peaks() noexcept {
+  auto const now = current();
+  level_values left;
+  for (std::size_t k = 0; k < levels; ++k) {
+    for (std::size_t p = 0; p < 3; ++p) {
+      peaks_[k][p].raise(now[k][p]);
+      left[k][p] = peaks_[k][p].get() - now[k][p];
+    }
+  }
+  auto const set = [&](room& r, level a, level b) {
+    by_pool least = left[static_cast<std::size_t>(a)];
+    for (std::size_t p = 0; p < 3; ++p) least[p] = std::min(least[p], left[static_cast<std::size_t>(b)][p]);
+    r.set(least);
+  };
+  set(blocks_room_, level::allocation, level::active);
+  set(bytes_room_, level::allocated_bytes, level::active_bytes);
+  set(requested_room_, level::requested_bytes, level::requested_bytes);
+}
+
+void tally::note_cached() noexcept {
+  by_pool left;
+  for (std::size_t p = 0; p < 3; ++p) {
+    std::int64_t const now = cached(p);
+    cached_peak_[p].raise(now);
+    left[p] = cached_peak_[p].get() - now;
+  }
+  cached_room_.set(left);
+}
+
+// What is now is what was taken less what was given back, the same numbers as are told of both: slots that go
+// to a thread's cache, or come back, between the question to the caches and this one are in neither.
+memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slots const& lent) const noexcept {
+  using sums = tally::sums;
+  memory_statistics out = now_;
+  auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes),
+             requested = parts(out.requested_bytes), active_bytes = parts(out.active_bytes),
+             pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
+  std::array<std::array<stat*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
+  level_values now{}, peak{};
+  for (tally const* const t : tallies) {
+    auto const peak_here = t->peaks();
+    for (std::size_t p = 0; p < tally::all; ++p) {  // each number is looked at once, so that small and large add up
+      auto const ever = [&](tally::pools const& s, tally::cell sums::* what) { return t->of(s, p, what); };
+      auto const add = [&](std::array<stat*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
+        for (std::size_t q : {p, tally::all})
+          to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
+      };
+      std::int64_t const taken = ever(t->taken_, &sums::blocks), given = ever(t->given_, &sums::blocks);
+      std::int64_t const held = ever(t->held_, &sums::bytes), settled = ever(t->settled_, &sums::bytes);
+      add(allocation, level::allocation, taken, given);
+      add(active, level::active, taken, given - ever(t->held_, &sums::blocks) + ever(t->settled_, &sums::blocks));
+      add(allocated, level::allocated_bytes, ever(t->taken_, &sums::bytes), ever(t->given_, &sums::bytes));
+      add(requested, level::requested_bytes, ever(t->taken_, &sums::requested), ever(t->given_, &sums::requested));
+      add(pending, level::active_bytes, held, settled);
+    }
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (std::size_t k = 0; k < levels; ++k) peak[k][p] += peak_here[k][p];
+      pending[p]->peak += t->pending_peak_[p].get();
+      cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
+    }
+    for (stat* s : {&out.inactive.all, &out.inactive.large}) {
+      s->allocated += t->pieces_made_.get(), s->freed += t->pieces_gone_.get(), s->peak += t->pieces_peak_.get();
+    }
+  }
+  for (std::size_t p : {std::size_t{0}, tally::all}) {  // thread caches hold small blocks alone
+    for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += lent.taken - lent.given;
+    now[static_cast<std::size_t>(level::allocated_bytes)][p] += lent.taken_bytes - lent.given_bytes;
+    now[static_cast<std::size_t>(level::requested_bytes)][p] += lent.taken_requested - lent.given_requested;
+    for (auto const& s : {allocation, active}) s[p]->allocated += lent.taken, s[p]->freed += lent.given;
+    allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
+    requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
+    now[static_cast<std::size_t>(level::active)][p] += lent.waited, active[p]->freed -= lent.waited;
+    now[static_cast<std::size_t>(level::active_bytes)][p] += lent.waited_bytes,
+        pending[p]->allocated += lent.waited_bytes;
+  }
+  for (std::size_t p = 0; p < 3; ++p) {
+    now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
+    for (std::size_t k = 0; k < levels; ++k) {
+      std::int64_t known =
+          tallies.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
+      // exact ones need no help
+      if (k >= static_cast<std::size_t>(level::allocated_bytes)) known = std::min(known, reserved[p]->peak);
+      with_peak[k][p]->current = now[k][p];
+      with_peak[k][p]->peak = std::max(known, now[k][p]);
+    }
+    pending[p]->current = active_bytes[p]->current - allocated[p]->current;
+    pending[p]->peak = std::max(std::min(pending[p]->peak, reserved[p]->peak), pending[p]->current);
+    active_bytes[p]->allocated = allocated[p]->allocated;
+    active_bytes[p]->freed = allocated[p]->freed - pending[p]->allocated + pending[p]->freed;
+    cached[p]->current = reserved[p]->current - active_bytes[p]->current;
+    cached[p]->allocated = active_bytes[p]->freed + reserved[p]->allocated;
+    cached[p]->freed = allocated[p]->allocated + reserved[p]->freed;
+    cached[p]->peak = std::max(std::min(cached[p]->peak, reserved[p]->peak), cached[p]->current);
+  }
+  for (stat* s : {&out.inactive.all, &out.inactive.large}) s->current = s->allocated - s->freed;
+  return out;
+}
+
+}  // namespace weir::observe

@@ -1,0 +1,161 @@
+// Two sums for each device, and three maps by address.
+// Threads: any.
+#include "runtime/observe/external_memory.h"
+
+#include <algorithm>
+
+namespace weir::observe {
+namespace {
+
+base::guarded<std::vector<memory_beside const*>>& in_process() {
+  static auto* const all = new base::guarded<std::vector<memory_beside const*>>;  // outlives every runtime
+  return *all;
+}
+
+// The last that begins at or before `at`.
+template <class Map>
+auto before(Map& map, std::uintptr_t at) {
+  auto const next = map.upper_bound(at);
+  return next == map.begin() ? map.end() : std::prev(next);
+}
+
+}  // namespace
+
+memory_beside::memory_beside(runtime::impl&) { in_process().lock()->push_back(this); }
+memory_beside::~memory_beside() { std::erase(*in_process().lock(), this); }
+
+stat* memory_beside::of(books& b, int device, sharing kind) noexcept {
+  auto const d = static_cast<std::size_t>(device);
+  if (d >= b.devices.size()) return nullptr;
+  return kind == sharing::exported ? &b.devices[d].exported : &b.devices[d].imported;
+}
+
+void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+  auto b = books_.lock();
+  try {
+    if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
+    b->mapped.insert_or_assign(at, pages{device, bytes, kind});
+  } catch (...) {}
+  if (stat* const s = of(*b, device, kind)) {
+    auto const n = static_cast<std::int64_t>(bytes);
+    s->current += n, s->allocated += n;
+    s->peak = std::max(s->peak, s->current);
+  }
+}
+
+void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+  auto b = books_.lock();
+  b->mapped.erase(at);
+  b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
+  if (stat* const s = of(*b, device, kind))
+    s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
+}
+
+void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
+  auto b = books_.lock();
+  try {
+    auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
+    if (!first) is->second.requested = std::max(is->second.requested, requested), ++is->second.holders;
+    auto const next = std::next(is);
+    bool const inside = is != b->blocks.begin() && at - std::prev(is)->first < std::prev(is)->second.requested;
+    if (!inside && (next == b->blocks.end() || next->first - at >= requested)) return;
+    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.overlaps = true;
+  } catch (...) {
+    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
+  }
+}
+
+void memory_beside::given_back(std::uintptr_t at) noexcept {
+  auto b = books_.lock();
+  if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
+}
+
+bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, here from) noexcept {
+  auto b = books_.lock();
+  try {
+    b->pins.insert_or_assign(at, block{at, bytes, bytes, from});
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::optional<memory_beside::block> memory_beside::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
+  auto b = books_.lock();
+  auto const is = b->pins.lower_bound(page);
+  if (is == b->pins.end() || is->first - page >= page_bytes) return std::nullopt;
+  block const was = is->second;
+  b->pins.erase(is);
+  return was;
+}
+
+void memory_beside::opened(std::uintptr_t at, int reader) noexcept {
+  auto b = books_.lock();
+  if (auto const found = b->mapped.find(at); found != b->mapped.end())
+    found->second.readers |= std::uint64_t{1} << (reader & 63);
+}
+
+std::optional<memory_beside::place> memory_beside::find(void const* where) const noexcept {
+  auto const at = reinterpret_cast<std::uintptr_t>(where);
+  auto const b = books_.lock();
+  if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes)
+    return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
+  auto const in = before(b->mapped, at);
+  if (in == b->mapped.end() || at - in->first >= in->second.bytes) return std::nullopt;
+  auto const& its = in->second;
+  auto is = before(b->blocks, at);
+  auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
+  for (auto one = is;
+       its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
+    --one;
+    if (end_of(one) > end_of(is)) is = one;
+  }
+  if (is != b->blocks.end() && at - is->first < is->second.requested)
+    return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
+  if (its.partly_known) return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
+  return place{.device = its.device, .kind = its.kind, .readers = its.readers};
+}
+
+std::optional<memory_beside::place> memory_beside::find_in_process(void const* where) noexcept {
+  auto const all = in_process().lock();
+  for (auto const* one : *all) {
+    if (auto const found = one->find(where)) return found;
+  }
+  return std::nullopt;
+}
+
+void memory_beside::add_to(int device, memory_statistics& out) const {
+  auto const b = books_.lock();
+  if (static_cast<std::size_t>(device) >= b->devices.size()) return;
+  out.exported_bytes = b->devices[static_cast<std::size_t>(device)].exported;
+  out.imported_bytes = b->devices[static_cast<std::size_t>(device)].imported;
+}
+
+void memory_beside::reset_peak(int device) {
+  auto b = books_.lock();
+  for (auto const kind : {sharing::exported, sharing::imported}) {
+    if (stat* const s = of(*b, device, kind)) s->peak = s->current;
+  }
+}
+
+void memory_beside::reset_accumulated(int device) {
+  auto b = books_.lock();
+  for (auto const kind : {sharing::exported, sharing::imported}) {
+    if (stat* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
+  }
+}
+
+std::vector<memory_beside::segment> memory_beside::segments(int device) const {
+  auto const b = books_.lock();
+  std::vector<segment> out;
+  for (auto const& [at, its] : b->mapped) {
+    if (its.device != device) continue;
+    segment& s =
+        out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
+    auto const end = b->blocks.lower_bound(at + its.bytes);
+    for (auto one = b->blocks.lower_bound(at); one != end; ++one) s.blocks.push_back(one->second);
+  }
+  return out;
+}
+
+}  // namespace weir::observe

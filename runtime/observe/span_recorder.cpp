@@ -1,0 +1,69 @@
+// The ring of spans: the newest take the place of the oldest.
+// Threads: any.
+#include "runtime/observe/span_recorder.h"
+
+#include <algorithm>
+
+namespace weir::observe {
+
+activity& activity::process() noexcept {
+  static auto* const only = [] {
+    base::undivided const here;
+    return new activity;
+  }();
+  return *only;
+}
+
+void activity::start(std::size_t spans) {
+  base::lock_guard const hold(lock_);
+  ring_.clear();
+  most_ = std::max<std::size_t>(spans, 1), next_ = 0;
+  turn_.fetch_add(1);
+  on_.set(true);
+}
+
+void activity::add(span s) noexcept {
+  try {
+    base::lock_guard const hold(lock_);
+    if (ring_.size() < most_) ring_.push_back(std::move(s));
+    else ring_[next_] = std::move(s), next_ = (next_ + 1) % most_;
+  } catch (std::bad_alloc const&) {}  // one span less
+}
+
+std::vector<span> activity::spans() const {
+  base::lock_guard const hold(lock_);
+  std::vector<span> out(ring_.begin() + static_cast<std::ptrdiff_t>(next_), ring_.end());
+  out.insert(out.end(), ring_.begin(), ring_.begin() + static_cast<std::ptrdiff_t>(next_));
+  return out;
+}
+
+namespace {
+struct outermost {};
+using call_of_thread = base::thread_pointer<outermost, static_cast<span*>(nullptr)>;
+}  // namespace
+
+void host_span::begin(std::string_view name, here at, std::size_t bytes, std::uint64_t stream) noexcept {
+  if (span const* const call = call_of_thread::value; call && call->name == name) {
+    within_ = call->link;
+    return;
+  }
+  try {
+    open_ = std::make_unique<span>();
+    open_->name = name;
+    open_->at = at, open_->bytes = bytes, open_->stream = stream;
+    open_->number = base::this_thread_id();
+    open_->link = stream ? activity::process().new_link() : 0;
+    open_->begin_ns = base::now_ns();
+    if (!call_of_thread::value) call_of_thread::value = open_.get();
+  } catch (std::bad_alloc const&) {
+    open_ = nullptr;
+  }
+}
+
+void host_span::end() noexcept {
+  open_->end_ns = base::now_ns();
+  if (call_of_thread::value == open_.get()) call_of_thread::value = nullptr;
+  if (activity::on()) activity::process().add(std::move(*open_));
+}
+
+}  // namespace weir::observe

@@ -1,0 +1,477 @@
+// The options' table, WEIR_CONF and WEIR_DEVICES: unknown words are refused with the nearest right one.
+// Threads: any.
+#include "runtime/options/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/os.h"
+#include "runtime/base/os_file.h"
+#include "runtime/base/text.h"
+
+namespace weir {
+namespace {
+
+constexpr option_row table[] = {
+    {"device_limit", &options::device_limit, "none", nullptr,
+     "Bytes of device memory that weir may reserve on each device."},
+    {"pinned_limit", &options::pinned_limit, "what the host has to spare", nullptr,
+     "Bytes of page-locked host memory that weir may hold. Unless said: what is available, of this process' control "
+     "group too, when more is wanted, but for an eighth of the host's memory or 8 GiB, which is left to others."},
+    {"pinned_idle", &options::pinned_idle, "never", nullptr,
+     "How long page-locked memory that nobody uses is kept: at some later allocation of such memory it goes back to "
+     "the system. See copies.md."},
+    {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,
+     "Bytes of addresses reserved for each device. Addresses cost nothing; a process with a limit on them (`ulimit "
+     "-v`) may want fewer."},
+    {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING",
+     "Every launch waits for its work, so that an error names the right line. Slow."},
+    {"announce_blocks", &options::announce_blocks, "", nullptr,
+     "Blocks are made known to tools that listen to NVTX: compute-sanitizer then sees what a kernel does between two "
+     "of them. Implies launch_blocking."},
+    {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
+     "Races are looked for: two uses of a byte that nothing orders, and memory used before or after its time. See "
+     "testing.md."},
+    {"epsilon", &options::epsilon, "", nullptr,
+     "The part, from 0 to 1, by which memory reserved of a device may exceed the most that was in use: less lies idle "
+     "with a smaller one, and more is moved. See memory.md."},
+    {"poll_on_miss", &options::poll_on_miss, "", nullptr,
+     "An allocation that finds nothing free asks the driver which memory is complete that other streams used. Without: "
+     "only before out_of_memory."},
+    {"device_waits", &options::device_waits, "", nullptr,
+     "When a stream is made to wait on the device for memory that another one still uses: `never`; `when_short`, "
+     "before out_of_memory; "
+     "`before_growth`, also instead of taking more, where four blocks that would do wait for a stream that is behind. "
+     "Never a stream that carries collectives."},
+    {"fence_every", &options::fence_every, "16 MiB, or a part of what the stream holds", nullptr,
+     "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came "
+     "after its last use, and frees cost more."},
+    {"deterministic", &options::deterministic, "", nullptr,
+     "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, "
+     "unless memory is short while collectives are under way. Costs memory and overlap: see decisions/reuse.md."},
+    {"chains_from", &options::chains_from, "as measured; simulated devices: never", nullptr,
+     "Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; such a call waits "
+     "until all ranks have asked. 1: all of them; 1024TiB: none. See collectives.md."},
+    {"peer_visible", &options::peer_visible, "", nullptr,
+     "Once two devices have something to do with each other, all memory of either is open to the other, that which is "
+     "taken later from its first byte on. Each handle costs some 0.15 ms more, 50 us for each peer after the first, "
+     "and is not moved. See copies.md."},
+    {"log", &options::log, "", nullptr,
+     "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, "
+     "a device lost; `warning`: memory was short; "
+     "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
+};
+
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, here at) {
+  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
+}
+
+using base::all_of;
+using base::did_you_mean;
+using base::in_quotes;
+
+std::optional<size_t> whole_number(std::string_view text) {
+  size_t n = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size()) return {};
+  return n;
+}
+
+// Which of the words it is.
+std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value,
+                    std::string_view where, here at) {
+  auto const found = std::find(words.begin(), words.end(), value);
+  if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
+  std::string meant = did_you_mean(value, words, std::string(key) + ":");
+  if (!meant.empty()) meant.pop_back();
+  refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words),
+         meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at);
+}
+
+// Of PYTORCH_CUDA_ALLOC_CONF, and what weir has in their place.
+constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
+    {"max_split_size_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
+    {"max_non_split_rounding_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
+    {"roundup_power2_divisions", "Leave it out: weir rounds small blocks to 16 B. `epsilon` bounds what lies idle"},
+    {"garbage_collection_threshold", "Leave it out: free memory is given back as `epsilon` says"},
+    {"expandable_segments", "Leave it out: weir always maps memory so, where the driver can"},
+    {"backend", "Leave it out: weir has one allocator"},
+    {"per_process_memory_fraction", "Use device_limit:SIZE, or weir::set_per_process_memory_fraction"},
+    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock over calls of the driver"},
+    {"pinned_use_cuda_host_register", "Leave it out: weir registers its pages with the driver"},
+    {"pinned_num_register_threads", "Leave it out. weir::warm_up_pinned_memory takes pinned memory beforehand"},
+    {"pinned_use_background_threads", "Leave it out: events are asked by the calls that need the memory"},
+};
+
+// `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
+size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where, here at) {
+  size_t number = 0;
+  for (option_row const& row : table) {
+    if (key != row.name) {
+      ++number;
+      continue;
+    }
+    if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
+      auto const bytes = size_from_text(value);
+      if (!bytes)
+        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size",
+               "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB", at);
+      into.**size = *bytes;
+    } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
+      auto const given = time_from_text(value);
+      if (!given)
+        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no time",
+               "Write a number and ms, s or min, or 0: " + std::string(key) + ":30s", at);
+      into.**time = *given;
+    } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+      auto const given = part_from_text(value);
+      if (!given)
+        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1",
+               "Write " + std::string(key) + ":0.02", at);
+      into.**part = *given;
+    } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
+      into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
+    } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
+      into.**level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
+    } else {
+      auto const given = switch_from_text(value);
+      if (!given)
+        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false",
+               "Write " + std::string(key) + ":true", at);
+      into.*std::get<bool options::*>(row.at) = *given;
+    }
+    return number;
+  }
+  for (auto const& [of_torch, instead] : of_pytorch) {
+    if (key == of_torch)
+      refuse(std::string(where), in_quotes(key) + " is an option of PyTorch's, none of weir's",
+             std::string(instead) + ". docs/coming-from-pytorch.md says more", at);
+  }
+  std::vector<std::string_view> names;
+  for (option_row const& row : table) names.push_back(row.name);
+  refuse(std::string(where), "no option is called " + in_quotes(key),
+         did_you_mean(key, names) + "docs/options.md lists them", at);
+}
+
+// a hundred years fit a count of nanoseconds
+constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};
+bool is_time(std::chrono::milliseconds t) { return t.count() >= 0 && t <= longest; }
+bool is_part(double part) { return part >= 0 && part <= 1; }  // and no NaN
+
+std::string in_small_letters(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
+}
+
+char const* variable(char const* name) {
+  char const* const value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+}  // namespace
+
+std::optional<size_t> size_from_text(std::string_view text) {
+  struct unit {
+    std::string_view name;
+    int shift;
+  };
+  for (unit const u : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
+    if (!text.ends_with(u.name)) continue;
+    auto const n = whole_number(text.substr(0, text.size() - u.name.size()));
+    if (!n || *n > (std::numeric_limits<size_t>::max() >> u.shift)) return {};
+    return *n << u.shift;
+  }
+  return whole_number(text);
+}
+
+std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
+  struct unit {
+    std::string_view name;
+    size_t ms;
+  };
+  if (text == "0") return std::chrono::milliseconds(0);
+  for (unit const u : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
+    auto const n = text.ends_with(u.name) ? whole_number(text.substr(0, text.size() - u.name.size())) : std::nullopt;
+    if (n)
+      return *n <= static_cast<size_t>(longest.count()) / u.ms ? std::optional(std::chrono::milliseconds(*n * u.ms))
+                                                               : std::nullopt;
+  }
+  return {};
+}
+
+std::string time_text(std::chrono::milliseconds t) {
+  auto const ms = t.count();
+  if (ms % 1000) return std::to_string(ms) + " ms";
+  return ms % 60'000 ? std::to_string(ms / 1000) + " s" : std::to_string(ms / 60'000) + " min";
+}
+
+std::optional<double> part_from_text(std::string_view text) {
+  double part = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), part);
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !is_part(part)) return {};
+  return part;
+}
+
+std::optional<bool> switch_from_text(std::string_view text) {
+  std::string const word = in_small_letters(text);
+  for (char const* const yes : {"true", "on", "yes", "1"}) {
+    if (word == yes) return true;
+  }
+  for (char const* const no : {"false", "off", "no", "0"}) {
+    if (word == no) return false;
+  }
+  return {};
+}
+
+std::string bytes_text(size_t bytes) {
+  char const* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double amount = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (amount >= 1024 && unit + 1 < std::size(units)) amount /= 1024, ++unit;
+  char text[32];
+  bool const whole = amount == static_cast<double>(static_cast<size_t>(amount));
+  std::snprintf(text, sizeof text, whole ? "%.0f %s" : "%.1f %s", amount, units[unit]);
+  return text;
+}
+
+namespace {
+
+std::string_view trimmed(std::string_view s) {
+  char const* const blank = " \t\r";
+  size_t const from = s.find_first_not_of(blank);
+  return from == s.npos ? std::string_view{} : s.substr(from, s.find_last_not_of(blank) - from + 1);
+}
+
+// key:value,key:value.
+void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where,
+                  here at) {
+  while (!text.empty()) {
+    std::string_view const item = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), item.size() + 1));
+    std::string_view const pair = trimmed(item);
+    if (pair.empty()) continue;
+    size_t const colon = pair.find(':');
+    if (colon == pair.npos) refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value", at);
+    size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where, at);
+    if (origin) (*origin)[row] = where;
+  }
+}
+
+// The same, a line for each or several; # begins a comment.
+void read_file(std::string const& path, found_options& into, here at) {
+  constexpr std::size_t most = std::size_t{1} << 20;
+  auto const file = os::read_text(path.c_str(), most);
+  if (!file.text)
+    refuse("WEIR_CONF_FILE", in_quotes(path) + " " + file.why_not,
+           "Name a file of lines key:value, or unset WEIR_CONF_FILE", at);
+  std::string_view left = *file.text;
+  for (int number = 1; !left.empty(); ++number) {
+    std::string_view const line = left.substr(0, left.find('\n'));
+    left.remove_prefix(std::min(left.size(), line.size() + 1));
+    read_options(line.substr(0, line.find('#')), into.in_force, &into.origin, path + ":" + std::to_string(number), at);
+  }
+}
+
+}  // namespace
+
+options parse_options(std::string_view text, here at) {
+  options result;
+  read_options(text, result, nullptr, "WEIR_CONF", at);
+  return result;
+}
+
+std::span<option_row const> option_table() noexcept { return table; }
+
+void check_options(options const& o, here at) {
+  for (option_row const& row : table) {
+    auto const refuse_it = [&](std::string const& value, std::string remedy) {
+      throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at);
+    };
+    auto const one_of = [&](std::size_t n, std::span<std::string_view const> words) {
+      if (n >= words.size()) refuse_it(std::to_string(n), "Name one of " + all_of(words));
+    };
+    if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
+      if (!is_time(o.**time))
+        refuse_it(std::to_string((o.**time).count()) + " ms",
+                  "Name a time from 0 to 100 years; 0: " + std::string(row.nothing));
+    } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+      if (!is_part(o.**part)) refuse_it(std::to_string(o.**part), "Name a number from 0 to 1, like 0.02");
+    } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
+      one_of(static_cast<std::size_t>(o.**policy), wait_policies);
+    } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
+      one_of(static_cast<std::size_t>(o.**level), log_levels);
+    }
+  }
+}
+
+std::string option_text(option_row const& row, options const& o) {
+  if (auto const* const size = std::get_if<size_t options::*>(&row.at))
+    return o.**size ? bytes_text(o.**size) : std::string(row.nothing);
+  if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at))
+    return (o.**time).count() ? time_text(o.**time) : std::string(row.nothing);
+  if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", o.**part);
+    return text;
+  }
+  if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
+    return std::string(wait_policies[static_cast<size_t>(o.**policy)]);
+  if (auto const* const level = std::get_if<log_level options::*>(&row.at))
+    return std::string(log_levels[static_cast<size_t>(o.**level)]);
+  return o.*std::get<bool options::*>(row.at) ? "true" : "false";
+}
+
+std::string options_document() {
+  std::string out =
+      "# Options\n\n"
+      "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a "
+      "comment), or the\n"
+      "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the "
+      "last word counts, and\n"
+      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a "
+      "number and ms, s or min; parts are numbers; switches are true or false, on or off, yes or no, 1 or 0; policies "
+      "and levels are words.\n"
+      "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where "
+      "it came from.\n"
+      "The file is a regular one of at most 1 MiB. A variable that begins with `WEIR_` and that weir does not read is "
+      "told once, as a warning of the log, at any level.\n\n"
+      "This page is `weir doctor --options`.\n\n"
+      "| option | default | also | |\n| --- | --- | --- | --- |\n";
+  for (option_row const& row : table) {
+    out += "| `" + std::string(row.name) + "` | " + option_text(row, {}) + " | " +
+           (row.variable ? "`" + std::string(row.variable) + "=1`" : "") + " | " + std::string(row.meaning) + " |\n";
+  }
+  return out;
+}
+
+machine_choice parse_devices(std::string_view text, std::string const& where, here at) {
+  static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
+  std::string_view const word = text.substr(0, text.find(':'));
+  machine_choice choice;
+  if (word == "auto" || word == "cuda") {
+    if (word.size() != text.size())
+      refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number",
+             "Choose among GPUs with CUDA_VISIBLE_DEVICES", at);
+    choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
+    return choice;
+  }
+  if (word != "sim") {
+    refuse(where, in_quotes(text) + " is no machine",
+           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at);
+  }
+  choice.which = machine_choice::kind::simulated;
+  if (word.size() == text.size()) return choice;
+  std::string_view rest = text.substr(word.size() + 1);
+  std::string_view const count = rest.substr(0, rest.find(':'));
+  auto const devices = whole_number(count);
+  if (!devices || *devices < 1 || *devices > 64)
+    refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64", at);
+  choice.sim.devices = static_cast<int>(*devices);
+  if (count.size() == rest.size()) return choice;
+  rest.remove_prefix(count.size() + 1);
+  auto const gib = whole_number(rest);
+  if (!gib || *gib < 1 || *gib > 1024)
+    refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024", at);
+  choice.sim.memory = *gib << 30;
+  return choice;
+}
+
+race_check races_of_process(here at) {
+  char const* const text = variable("WEIR_CHECK_RACES");
+  if (!text) return race_check::off;
+  if (auto const given = switch_from_text(text)) return *given ? race_check::report : race_check::off;
+  std::string const word = in_small_letters(text);
+  if (word == "report") return race_check::report;
+  if (word == "fail") return race_check::fail;
+  static constexpr std::string_view words[] = {"on", "off", "report", "fail"};
+  refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail",
+         did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at);
+}
+
+bool races_wanted(options const& o, here at) { return races_of_process(at) != race_check::off || o.check_races; }
+
+bool guard_wanted(options const& o, here at) {
+  char const* const text = variable("WEIR_SIM_GUARD");
+  if (!text) return races_wanted(o, at);
+  auto const given = switch_from_text(text);
+  if (!given) refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on", at);
+  return *given;
+}
+
+std::vector<int> visible_devices(std::string_view text, int count) {
+  constexpr std::string_view uuid = "SIM-";
+  std::vector<int> shown;
+  for (std::size_t at = 0; at <= text.size();) {
+    std::size_t const end = std::min(text.find(',', at), text.size());
+    std::string_view word = text.substr(at, end - at);
+    at = end + 1;
+    while (word.starts_with(' ')) word.remove_prefix(1);
+    while (word.ends_with(' ')) word.remove_suffix(1);
+    auto const n = whole_number(word.starts_with(uuid) ? word.substr(uuid.size()) : word);
+    if (!n || *n >= static_cast<size_t>(count)) break;
+    if (std::find(shown.begin(), shown.end(), static_cast<int>(*n)) != shown.end()) return {};
+    shown.push_back(static_cast<int>(*n));
+  }
+  return shown;
+}
+
+machine_choice devices_from_environment(here at) {
+  char const* const text = variable("WEIR_DEVICES");
+  machine_choice choice = text ? parse_devices(text, "WEIR_DEVICES", at) : machine_choice{};
+  auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // empty is a word, too: none
+  if (!visible || choice.which == machine_choice::kind::cuda) return choice;
+  choice.visible = visible_devices(*visible, choice.sim.devices);
+  if (choice.visible.empty() && choice.which == machine_choice::kind::simulated) {
+    throw not_supported("runtime",
+                        "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " +
+                            std::to_string(choice.sim.devices) + " simulated devices",
+                        "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it",
+                        at);
+  }
+  return choice;
+}
+
+found_options find_options(here at) {
+  found_options found{{}, std::vector<std::string>(std::size(table), "default")};
+  if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found, at);
+  if (char const* const text = variable("WEIR_CONF"))
+    read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
+  for (size_t i = 0; i < std::size(table); ++i) {
+    char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
+    bool const races = table[i].name == "check_races";
+    // of CUDA's variable any number but 0 is on
+    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0")) continue;
+    found.in_force.*std::get<bool options::*>(table[i].at) = true;
+    found.origin[i] = table[i].variable;
+  }
+  return found;
+}
+
+options options::from_environment(here at) { return find_options(at).in_force; }
+
+std::vector<std::string> unknown_variables() {
+  static constexpr std::string_view ours[] = {"WEIR_CONF",        "WEIR_CONF_FILE", "WEIR_DEVICES",
+                                              "WEIR_CHECK_RACES", "WEIR_SIM_GUARD", "WEIR_SIM_CENSUS"};
+  static constexpr std::string_view of_tests_and_tools[] = {
+      "WEIR_TEST_",      "WEIR_KILL_",       "WEIR_MISHAP_",       "WEIR_PLANTED_",     "WEIR_PROVE_", "WEIR_FUZZ_",
+      "WEIR_CHECKED_",   "WEIR_CHECK_LINES", "WEIR_CHECK_SECONDS", "WEIR_CONFORMANCE_", "WEIR_GPU_",   "WEIR_TRAINER_",
+      "WEIR_WRITE_DOCS", "WEIR_SYSTEM_ROOT", "WEIR_DEPS",          "WEIR_TOOL",         "WEIR_MUTANT", "WEIR_STRESS_"};
+  std::vector<std::string> lines;
+  for (std::string const& name : os::environment_names("WEIR_")) {
+    auto const begins = [&](std::string_view with) { return name.starts_with(with); };
+    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
+    if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins)) continue;
+    std::string const meant = did_you_mean(name, ours);
+    lines.push_back("weir reads no variable " + in_quotes(name) + ". " +
+                    (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));
+  }
+  return lines;
+}
+
+}  // namespace weir

@@ -1,0 +1,105 @@
+// What is captured: uses that do not happen now but at each launch of the graph they are in. A launch is one
+// operation of its stream that uses all of it, and comes after all earlier launches of its executable.
+// Threads: under the checker's lock.
+#pragma once
+#include <map>
+#include <memory>
+
+#include "runtime/base/call_site.h"
+#include "simulator/checker/shadow.h"
+
+namespace weir::driver::check {
+
+struct range {
+  address at = 0;
+  std::size_t bytes = 0;
+  bool writes = false;
+  bool copied = false;  // read by an engine: pinned memory must not change meanwhile
+};
+
+// One capture, while it goes on: the order of its own streams and events,
+// which is the order of the graph's parts.
+struct recording {
+  std::uint64_t number = 0;  // from 1; never again. 0: it is about to end
+  std::vector<range> uses;
+  graph order;
+  std::map<std::uint64_t, shadow> memory;     // by the number of the physical memory
+  std::map<stream_id, stream_id> streams;     // as the checker numbers them: as `order` does
+  std::vector<stream_id> outside;             // the other way: outside[s - 1]
+  stream_id inside(stream_id s) {
+    auto const [at, is_new] = streams.try_emplace(s, 0);
+    if (is_new) {
+      at->second = order.add(0, static_cast<stream_handle>(s), graph::joins::nothing);
+      outside.push_back(s);
+    }
+    return at->second;
+  }
+};
+
+struct executable {
+  std::shared_ptr<std::vector<range> const> uses;
+  moment last;  // its last launch
+};
+
+class captures {
+ public:
+  bool empty() const noexcept { return streams_.empty(); }
+  void begin(stream_id s) { (streams_[s] = std::make_shared<recording>())->number = ++begun_; }
+  // The capture that stream is in; null: none.
+  recording* of(stream_id s) const {
+    auto const found = streams_.find(s);
+    return found == streams_.end() ? nullptr : found->second.get();
+  }
+  std::uint64_t number_of(stream_id s) const {  // of that capture; 0: none
+    recording const* const in = of(s);
+    return in ? in->number : 0;
+  }
+  void about_to_end(stream_id s) {
+    if (recording* const in = of(s)) in->number = 0;
+  }
+  void goes_on(stream_id s) {
+    if (recording* const in = of(s)) in->number = ++begun_;
+  }
+  // Returns: it is recorded inside a capture. before: number_of, as it was before the driver call. Where that
+  // has changed it may be inside or not; then nobody waits for it inside,
+  // and a question that is answered says that it was not.
+  bool recorded(event_handle e, stream_id on, std::uint64_t before) {
+    forget(e);
+    auto const found = streams_.find(on);
+    if (found == streams_.end() || before == 0 || found->second->number != before) return false;
+    recording& in = *found->second;
+    in.order.recorded(e, in.order.now(in.inside(on)));
+    events_[static_cast<std::uintptr_t>(e)] = found->second;
+    return true;
+  }
+  void forget(event_handle e) {
+    if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
+  }
+  // That stream waits for the event: it joins the capture the event was recorded in.
+  // false: it was recorded outside.
+  bool waited(stream_id s, event_handle e) {
+    auto const found = events_.find(static_cast<std::uintptr_t>(e));
+    if (found == events_.end()) return false;
+    recording& in = *found->second;
+    streams_[s] = found->second;
+    in.order.waited(in.inside(s), in.order.record_of(e), trust::promised);
+    return true;
+  }
+  std::shared_ptr<std::vector<range> const> end(stream_id s) {  // for all its streams. Null: it is in none
+    auto const found = streams_.find(s);
+    if (found == streams_.end()) return nullptr;
+    auto const ended = found->second;
+    std::erase_if(streams_, [&](auto const& one) { return one.second == ended; });
+    std::erase_if(events_, [&](auto const& one) { return one.second == ended; });
+    return std::make_shared<std::vector<range> const>(std::move(ended->uses));
+  }
+  std::map<std::uint64_t, std::shared_ptr<std::vector<range> const>> graphs;
+  std::map<std::uint64_t, executable> executables;
+
+ private:
+  std::uint64_t begun_ = 0;
+  std::map<stream_id, std::shared_ptr<recording>> streams_;
+  std::map<std::uintptr_t, std::shared_ptr<recording>> events_;
+};
+
+}  // namespace weir::driver::check

@@ -1,0 +1,118 @@
+// The checker's calls on captures and graphs.
+// Threads: as checking_driver.h says.
+#include "runtime/base/process.h"
+#include "simulator/checker/checking_driver.h"
+
+namespace weir::driver::check {
+
+bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base::site site) {
+  if (captured.empty()) [[likely]] return false;
+  recording* const in = captured.of(s);
+  if (!in) return false;
+  in->uses.insert(in->uses.end(), ranges.begin(), ranges.end());
+  stream_id const local = in->inside(s);
+  moment const now = in->order.now(local);
+  epoch const e = in->order.enqueued(local);
+  auto const past = [&](access const& old) {
+    return in->order.ordered({old.stream, old.n}, local, now.seen, trust::promised);
+  };
+  for (range const& r : ranges) {
+    if (r.bytes == 0) continue;
+    access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
+    a->captured = true;
+    auto const clash = [&](access const& old, part const& p) {
+      access first = old, second = *a;  // with the streams' names outside
+      first.stream = in->outside[old.stream - 1];
+      second.stream = s;
+      report_race(first, second, p.at, p.to - p.from);
+    };
+    for (part const& p : memory.find(r.at, r.bytes)) {
+      in->memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) { clash(old, p); });
+    }
+  }
+  return true;
+}
+
+epoch knowledge::launched(executable& x, moment before, base::site site) {
+  stream_id const s = before.at.stream;
+  if (x.last.at.stream) {
+    before.seen = order.with(before.seen, x.last);
+    order.follows(s, x.last);
+  }
+  std::span<range const> const uses = x.uses ? std::span<range const>(*x.uses) : std::span<range const>();
+  epoch const now = used(s, before, uses, site, trust::promised);
+  x.last = {now, before.seen, 0};
+  for (range const& r : uses) {
+    if (r.copied) copies_from(now, before, r.at, r.bytes, site);
+  }
+  return now;
+}
+
+status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
+  status const is = inner_->begin_capture(device, s, mode);
+  if (!is.ok()) return is;
+  auto const known = judge_.lock();
+  known->captured.begin(known->order.find(device, s));
+  return is;
+}
+
+result<graph_handle> checked::end_capture(int device, stream_handle s) {
+  if (process_was_forked()) return inner_->end_capture(device, s);
+  {
+    auto const known = judge_.lock();
+    known->captured.about_to_end(known->order.find(device, s));
+  }
+  auto const r = inner_->end_capture(device, s);
+  bool still = false;
+  // spoiled, and its streams are free, also where nobody says so;
+  // or the wrong stream or thread, and they are not
+  if (!r.ok()) {
+    auto const is = inner_->capturing(device, s);
+    still = is.ok() && is.value;
+  }
+  auto const known = judge_.lock();
+  if (still) {
+    known->captured.goes_on(known->order.find(device, s));
+    return r;
+  }
+  auto uses = known->captured.end(known->order.find(device, s));
+  if (r.ok() && uses) known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(uses);
+  return r;
+}
+
+result<executable_handle> checked::instantiate(int device, graph_handle g) {
+  auto const r = noted(inner_->instantiate(device, g), device);
+  if (!r.ok()) return r;
+  auto const known = judge_.lock();
+  if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
+      found != known->captured.graphs.end()) {
+    known->captured.executables[static_cast<std::uint64_t>(r.value)] = {found->second, {}};
+  }
+  return r;
+}
+
+status checked::launch_graph(int device, stream_handle s, executable_handle x) {
+  moment const now = before(device, s);
+  status const is = inner_->launch_graph(device, s, x);
+  if (!is.ok()) return note(is, device);
+  if (!now.at.stream) return is;
+  auto const known = judge_.lock();
+  base::site in = base::this_call().in;
+  if (!in.operation) in.operation = "graph launch";
+  executable& launched = known->captured.executables[static_cast<std::uint64_t>(x)];
+  epoch const e = known->launched(launched, now, in);
+  if (launched.uses) keep_host_away(*known, e, *launched.uses, in);
+  return is;
+}
+
+status checked::destroy_graph(graph_handle g) {
+  if (!process_was_forked()) judge_.lock()->captured.graphs.erase(static_cast<std::uint64_t>(g));
+  return inner_->destroy_graph(g);
+}
+
+status checked::destroy_executable(executable_handle x) {
+  if (!process_was_forked()) judge_.lock()->captured.executables.erase(static_cast<std::uint64_t>(x));
+  return inner_->destroy_executable(x);
+}
+
+}  // namespace weir::driver::check

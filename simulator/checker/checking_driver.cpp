@@ -1,0 +1,403 @@
+// The calls on streams, events and work.
+// Threads: as checking_driver.h says.
+#include "simulator/checker/checking_driver.h"
+
+#include "runtime/base/os.h"
+#include "runtime/base/process.h"
+#include "runtime/options/options.h"
+#include "simulator/machine/guard.h"
+#include "simulator/machine/machine.h"
+
+namespace weir::driver::check {
+namespace {
+
+base::site site_of(char const* operation) {
+  base::site s = base::this_call().in;
+  if (!s.operation) s.operation = operation;
+  return s;
+}
+trust trust_here() { return base::this_call().unpromised ? trust::known : trust::promised; }
+bool away() noexcept { return process_was_forked(); }  // the lock may be held by a thread that is not in this process
+
+// Every checker of the process that has not ended: the default runtime never does.
+base::guarded<std::vector<checked*>>& alive() {
+  static auto* const all = new base::guarded<std::vector<checked*>>;
+  return *all;
+}
+base::atomic<bool> any_printed{false};
+constexpr int status_of_reports = 66;  // as other sanitizers of the process have it
+
+void print_at_exit() {
+  if (away()) return;
+  {
+    auto const all = alive().lock();
+    for (checked* c : *all) c->print_findings();
+  }
+  try {
+    if (any_printed.load() && races_of_process() == race_check::fail) os::end_process(status_of_reports);
+  } catch (invalid_use const&) {}  // a word that was put there after the checker was made
+}
+
+std::string block_at(address at) {  // after a fault: a lock that is held may be held for ever
+  auto const all = alive().lock();
+  for (checked* c : *all) {
+    if (auto said = c->describe(at); !said.empty()) return said;
+  }
+  return {};
+}
+void shield_met(std::uint64_t shield, os::bad_access const& a) {
+  auto const all = alive().lock();
+  for (checked* c : *all) {
+    if (c->met_shield(shield, a)) return;
+  }
+}
+void print_at_a_fault() {
+  auto const all = alive().lock();
+  for (checked* c : *all) c->print_findings_at_a_fault();
+}
+
+}  // namespace
+
+constinit base::atomic<int> detail::checkers{0};
+
+void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
+  if (away() || base::this_call().running) return;  // work on a stream is no use of the host's
+  try {
+    auto const all = alive().lock();
+    for (checked* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
+  } catch (...) {}  // no memory for it: this one is missed
+}
+
+void print_all_findings() noexcept {
+  auto const all = alive().lock();
+  for (checked* c : *all) c->print_findings();
+}
+
+wrapped wrap(std::unique_ptr<driver> inner) {
+  auto made = std::make_unique<checked>(std::move(inner));
+  control* const c = made.get();
+  return {std::move(made), c};
+}
+
+control* control_of(driver& d) noexcept {
+  for (driver* at = &d; at; at = at->behind()) {
+    if (auto* const c = dynamic_cast<checked*>(at)) return c;
+  }
+  return nullptr;
+}
+
+checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
+  judge_.lock()->machine = machine_;
+  auto all = alive().lock();
+  static int const registered =
+      (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
+  (void)registered;
+  all->push_back(this);
+  detail::checkers.fetch_add(1);
+}
+
+checked::~checked() {
+  if (away()) return;
+  detail::checkers.fetch_sub(1);
+  std::erase(*alive().lock(), this);
+  print_findings();
+}
+
+void checked::print(knowledge& known) {
+  if (known.found.empty() || std::exchange(known.taken, true)) return;
+  any_printed.store(true);
+  os::print_error("weir: the checker found " + std::to_string(known.found.size()) + ":\n");
+  for (finding const& f : known.found)
+    os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
+}
+
+void checked::print_findings() noexcept {
+  try {
+    print(*judge_.lock());
+  } catch (...) {}
+}
+
+void checked::print_findings_at_a_fault() noexcept {
+  try {
+    if (auto const known = judge_.try_lock()) print(**known);
+  } catch (...) {}
+}
+
+// What happens to a call ------------------------------------------------------------------------------------
+
+moment checked::before(int device, stream_handle s) {
+  if (away()) return {};
+  auto const known = judge_.lock();
+  return known->order.now(known->order.find(device, s));
+}
+
+status checked::note(status is, int device) {
+  if (is.what != code::lost || away()) return is;
+  {
+    auto m = made_.lock();
+    m->lost.resize(std::max(m->lost.size(), static_cast<std::size_t>(device) + 1));
+    m->lost[static_cast<std::size_t>(device)] = true;
+  }
+  auto const known = judge_.lock();
+  known->order.lost(device);
+  let_host_back(*known);
+  known->reading.forget([&](source const& s) { return known->order.device_of(s.copy.stream) == device; });
+  return is;
+}
+
+status checked::after(status is, int device, moment const& before, std::span<range const> ranges,
+                      char const* operation) {
+  if (!is.ok()) return note(is, device);
+  if (!before.at.stream) return is;
+  base::site const site = site_of(operation);
+  auto const known = judge_.lock();
+  if (known->keep_for_graph(before.at.stream, ranges, site)) return is;
+  keep_host_away(*known, known->used(before.at.stream, before, ranges, site, trust::promised), ranges, site);
+  return is;
+}
+
+status checked::seen(status is, int device, moment const& what) {
+  if (!is.ok()) return note(is, device);
+  if (what.at.stream) saw_complete(what);
+  return is;
+}
+
+void checked::saw_complete(moment const& what) {
+  auto const known = judge_.lock();
+  known->order.saw_complete(what, trust_here());
+  let_host_back(*known);
+  known->look_at_sources();
+}
+
+// A machine that answers failed to a wait says in its findings what circle it stands in.
+status checked::note_stuck(status is) {
+  auto* const machine = is.what == code::failed && !away() ? sim::controls_of(*inner_) : nullptr;
+  if (!machine) return is;
+  auto const said = machine->findings();
+  constexpr std::string_view word = "stuck: ";
+  if (said.empty() || !said.back().starts_with(word) || said.size() == stuck_said_.exchange(said.size())) return is;
+  judge_.lock()->stuck(said.back().substr(word.size()), site_of("a wait of the host"));
+  return is;
+}
+
+// Streams and events ----------------------------------------------------------------------------------------
+
+result<stream_handle> checked::create_stream(int device, stream_kind kind, int priority) {
+  auto const r = inner_->create_stream(device, kind, priority);
+  if (!r.ok()) {
+    note(r.is, device);
+    return r;
+  }
+  made_.lock()->streams[{device, r.value}] = device;
+  judge_.lock()->order.add(device, r.value,
+                           kind == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
+  return r;
+}
+
+void checked::number_stream(int device, stream_handle s, std::uint64_t number) {
+  inner_->number_stream(device, s, number);
+  if (away()) return;
+  auto const known = judge_.lock();
+  known->order.set_number(known->order.find(device, s), number);
+}
+
+status checked::destroy_stream(int device, stream_handle s) {
+  if (away()) return inner_->destroy_stream(device, s);
+  // Taken out first: its handle may come back at once, to another thread.
+  bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
+  stream_id const id = judge_.lock()->order.unlink(device, s);
+  status const is = inner_->destroy_stream(device, s);
+  if (is.ok()) return is;
+  if (was_made) made_.lock()->streams[{device, s}] = device;
+  if (id) judge_.lock()->order.link(device, s, id);
+  return note(is, device);
+}
+
+result<stream_handle> checked::adopt(int device, CUstream_st* native) {
+  auto const r = noted(inner_->adopt(device, native), device);
+  if (!r.ok() || away()) return r;
+  auto const known = judge_.lock();
+  if (!known->order.knows(device, r.value)) {
+    known->order.add(device, r.value,
+                     r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
+  }
+  return r;
+}
+
+result<event_handle> checked::create_event(int device, event_kind kind) {
+  auto const r = inner_->create_event(device, kind);
+  if (!r.ok()) note(r.is, device);
+  else made_.lock()->events[static_cast<std::uintptr_t>(r.value)] = device;
+  return r;
+}
+
+status checked::destroy_event(int device, event_handle e) {
+  if (away()) return inner_->destroy_event(device, e);
+  bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
+  moment const last = judge_.lock()->order.forget(e);
+  judge_.lock()->captured.forget(e);
+  status const is = inner_->destroy_event(device, e);
+  if (is.ok()) return is;
+  if (was_made) made_.lock()->events[static_cast<std::uintptr_t>(e)] = device;
+  if (last.at.stream) judge_.lock()->order.recorded(e, last);
+  return note(is, device);
+}
+
+status checked::record(int device, stream_handle s, event_handle e) {
+  moment const now = before(device, s);
+  std::uint64_t const in = now.at.stream ? judge_.lock()->captured.number_of(now.at.stream) : 0;
+  status const is = inner_->record(device, s, e);
+  if (!is.ok()) return note(is, device);
+  if (!now.at.stream) return is;
+  auto const known = judge_.lock();
+  if (known->captured.recorded(e, now.at.stream, in)) {
+    known->order.recorded(e, moment{{}, now.seen, 0});
+  } else {
+    known->order.recorded(e, now);
+    known->order.recorded_on(now.at.stream);
+  }
+  return is;
+}
+
+status checked::wait(int device, stream_handle s, event_handle e) {
+  if (away()) return inner_->wait(device, s, e);
+  moment const what = judge_.lock()->order.record_of(e);
+  status const is = inner_->wait(device, s, e);
+  if (!is.ok()) return is;  // whose loss it is, other calls say
+  auto const known = judge_.lock();
+  stream_id const id = known->order.find(device, s);
+  if (!known->captured.waited(id, e) && !known->captured.of(id)) known->order.waited(id, what, trust_here());
+  return is;
+}
+
+// The legacy stream's answer speaks of its own work,
+// that of a blocking stream of nothing the legacy one was given later.
+moment checked::given(int device, stream_handle s) {
+  if (away()) return {};
+  auto const known = judge_.lock();
+  return known->order.so_far(known->order.find(device, s));
+}
+
+status checked::query_stream(int device, stream_handle s) {
+  moment const all = given(device, s);
+  return seen(inner_->query_stream(device, s), device, all);
+}
+
+status checked::synchronize_stream(int device, stream_handle s) {
+  moment const all = given(device, s);
+  return seen(note_stuck(inner_->synchronize_stream(device, s)), device, all);
+}
+
+status checked::synchronize_device(int device) {
+  std::vector<moment> all;
+  if (!away()) {
+    auto const known = judge_.lock();
+    for (stream_id s = 1; s <= known->order.streams(); ++s) {
+      if (known->order.device_of(s) == device) all.push_back(known->order.now(s));
+    }
+  }
+  status const is = note_stuck(inner_->synchronize_device(device));
+  if (!is.ok()) return note(is, device);
+  for (moment const& m : all) seen(is, device, m);
+  return is;
+}
+
+// An event that answers lost tells of the device of the stream that it was recorded on.
+status checked::note_of_recorder(status is, moment const& what) {
+  if (is.what != code::lost) return is;
+  int const device = judge_.lock()->order.device_of(what.at.stream);
+  return note(is, device);
+}
+
+// An answer about an event that was recorded again meanwhile may be about either record.
+status checked::query_event(event_handle e) {
+  if (away()) return inner_->query_event(e);
+  moment const what = judge_.lock()->order.record_of(e);
+  status const is = inner_->query_event(e);
+  if (!what.at.stream) return is;
+  if (!is.ok()) return note_of_recorder(is, what);
+  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
+  return is;
+}
+
+status checked::synchronize_event(event_handle e) {
+  if (away()) return inner_->synchronize_event(e);
+  moment const what = judge_.lock()->order.record_of(e);
+  status const is = note_stuck(inner_->synchronize_event(e));
+  if (!what.at.stream) return is;
+  if (!is.ok()) return note_of_recorder(is, what);
+  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
+  return is;
+}
+
+// Work ------------------------------------------------------------------------------------------------------
+
+status checked::after_copy(status is, int device, moment const& before, void* dst, void const* src, std::size_t bytes) {
+  if (!is.ok()) return note(is, device);
+  if (!before.at.stream || bytes == 0) return is;
+  auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
+  range const uses[] = {{from, bytes, false, true}, {to, bytes, true}};
+  base::site const site = site_of("copy");
+  auto const known = judge_.lock();
+  if (known->keep_for_graph(before.at.stream, uses, site)) return is;
+  epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
+  known->copies_from(e, before, from, bytes, site);
+  keep_host_away(*known, e, uses, site);
+  return is;
+}
+
+status checked::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+  moment const now = before(device, s);
+  status const is = inner_->copy(device, s, dst, src, bytes);
+  return after_copy(is, device, now, dst, src, bytes);
+}
+
+status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
+                          std::size_t bytes) {
+  moment const now = before(device, s);
+  status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
+  if (!is.ok()) return is;  // any of three devices may be the lost one
+  return after_copy(is, device, now, dst, src, bytes);
+}
+
+status checked::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
+                     std::size_t count) {
+  moment const now = before(device, s);
+  status const is = inner_->fill(device, s, dst, pattern, pattern_bytes, count);
+  range const uses[] = {
+      {reinterpret_cast<address>(dst), count * static_cast<std::size_t>(std::max(pattern_bytes, 0)), true}};
+  return after(is, device, now, uses, "fill");
+}
+
+status checked::host_function(int device, stream_handle s, work w) {
+  moment const now = before(device, s);
+  status const is = inner_->host_function(device, s, w);
+  if (!is.ok() || !now.at.stream) return note(is, device);
+  auto const known = judge_.lock();
+  known->host_function(known->used(now.at.stream, now, {}, {}, trust::promised));
+  return is;
+}
+
+status checked::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
+  moment const now = before(device, s);
+  boost::container::small_vector<range, 8> uses;
+  for (touch const& t : touches) uses.push_back({t.at, t.bytes, t.writes});
+  return after(inner_->enqueue(device, s, touches, w), device, now, {uses.data(), uses.size()}, "enqueue");
+}
+
+void checked::touched(int device, stream_handle s, std::span<touch const> touches) {
+  inner_->touched(device, s, touches);
+  moment const now = before(device, s);
+  boost::container::small_vector<range, 8> uses;
+  for (touch const& t : touches) uses.push_back({t.at, t.bytes, t.writes});
+  after({}, device, now, {uses.data(), uses.size()}, "native work");
+}
+
+result<gate_handle> checked::hold(int device, stream_handle s) {
+  moment const now = before(device, s);
+  auto const r = inner_->hold(device, s);
+  after(r.is, device, now, {}, "hold");
+  return r;
+}
+
+}  // namespace weir::driver::check

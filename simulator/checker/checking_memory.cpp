@@ -1,0 +1,213 @@
+// The checker's calls on addresses and pages, what a witness is told, and what it answers.
+// Threads: as checking_driver.h says.
+#include "runtime/base/process.h"
+#include "simulator/checker/checking_driver.h"
+#include "simulator/machine/guard.h"
+
+namespace weir::driver::check {
+namespace {
+bool away() noexcept { return process_was_forked(); }
+using as = places::as;
+}  // namespace
+
+result<address> checked::reserve(std::size_t bytes, std::size_t alignment) {
+  auto const r = inner_->reserve(bytes, alignment);
+  if (r.ok()) judge_.lock()->memory.reserve(r.value, bytes);
+  return r;
+}
+
+status checked::unreserve(address at, std::size_t bytes) {
+  if (away()) return inner_->unreserve(at, bytes);
+  judge_.lock()->memory.unreserve(at);
+  status const is = inner_->unreserve(at, bytes);
+  if (!is.ok()) judge_.lock()->memory.reserve(at, bytes);
+  return is;
+}
+
+result<memory_handle> checked::create(int device, std::size_t bytes) {
+  auto const r = inner_->create(device, bytes);
+  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
+  else note(r.is, device);
+  return r;
+}
+
+status checked::release(memory_handle h) {
+  if (away()) return inner_->release(h);
+  auto p = judge_.lock()->memory.release(h);
+  status const is = inner_->release(h);
+  if (!is.ok() && p) judge_.lock()->memory.put_back(h, std::move(p));
+  return is;
+}
+
+status checked::map(address at, std::size_t bytes, memory_handle h) {
+  status const is = inner_->map(at, bytes, h);
+  if (is.ok()) judge_.lock()->memory.map(at, bytes, h);
+  return is;
+}
+
+status checked::unmap(address at, std::size_t bytes) {
+  if (away()) return inner_->unmap(at, bytes);
+  std::optional<places::region> gone;
+  gone = judge_.lock()->memory.take(at);
+  status const is = inner_->unmap(at, bytes);
+  if (!gone) return is;
+  auto const known = judge_.lock();
+  base::site const in = base::this_call().in;
+  if (is.ok()) known->unmapped(*gone, at, in.operation ? in : base::site{"unmap", in.at});
+  else known->memory.put_back(at, std::move(*gone));
+  return is;
+}
+
+result<memory_handle> checked::create_shared(int device, std::size_t bytes) {
+  auto const r = inner_->create_shared(device, bytes);
+  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
+  else note(r.is, device);
+  return r;
+}
+
+result<int> checked::export_handle(memory_handle h) { return inner_->export_handle(h); }
+
+// Known as memory of its own: what other processes do with the bytes is not seen here.
+result<memory_handle> checked::import_handle(int device, std::size_t bytes, int file) {
+  auto const r = inner_->import_handle(device, bytes, file);
+  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
+  else note(r.is, device);
+  return r;
+}
+
+result<address> checked::create_segment(int device, std::size_t bytes) {
+  auto const r = inner_->create_segment(device, bytes);
+  if (r.ok()) judge_.lock()->memory.map(r.value, bytes, as::segment, device);
+  else note(r.is, device);
+  return r;
+}
+
+status checked::release_segment(int device, address at) {
+  if (away()) return inner_->release_segment(device, at);
+  auto gone = judge_.lock()->memory.take(at);
+  std::size_t const bytes = gone ? gone->bytes : 0;
+  status const is = inner_->release_segment(device, at);
+  auto const known = judge_.lock();
+  if (is.ok()) known->blocks.forget(at, bytes);
+  else if (gone) known->memory.put_back(at, std::move(*gone));
+  return is;
+}
+
+status checked::pin(void* host, std::size_t bytes) {
+  status const is = inner_->pin(host, bytes);
+  if (is.ok()) judge_.lock()->memory.map(reinterpret_cast<address>(host), bytes, as::pin, -1);
+  return is;
+}
+
+status checked::unpin(void* host) {
+  if (away()) return inner_->unpin(host);
+  auto const at = reinterpret_cast<address>(host);
+  std::optional<places::region> gone = judge_.lock()->memory.take(at);
+  std::size_t const bytes = gone ? gone->bytes : 0;
+  status const is = inner_->unpin(host);
+  auto const known = judge_.lock();
+  if (is.ok()) known->drop_sources(at, bytes), known->blocks.forget(at, bytes), let_host_back(*known, at, bytes);
+  else if (gone) known->memory.put_back(at, std::move(*gone));
+  return is;
+}
+
+// Witness ---------------------------------------------------------------------------------------------------
+
+// A simulated machine guards bytes by blocks:
+// it may be told when the host gives them back, other tools only when no work uses them.
+void checked::allocated(user home, address at, std::size_t bytes, here where) {
+  if (away()) return;
+  if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
+  auto const known = judge_.lock();
+  bool const of_nobody = home.stream == stream_handle::none;
+  if (home.device < 0) {
+    let_host_back(*known, at, bytes);
+    if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_)
+      machine_->confine_work_from(own);
+  }
+  known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
+}
+
+void checked::freed(address at, std::size_t bytes, waits_for r, here where) {
+  if (away()) return;
+  if (sim::bytes_are_guarded && simulated()) inner_->block_given_back(at);
+  auto const known = judge_.lock();
+  boost::container::small_vector<stream_id, 4> behind, counted;
+  for (user const& u : r.behind) behind.push_back(known->order.find(u.device, u.stream));
+  for (user const& u : r.counted) counted.push_back(known->order.find(u.device, u.stream));
+  known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
+}
+
+void checked::handed_over(user to, address at, std::size_t bytes, here where) {
+  if (away()) return;
+  auto const known = judge_.lock();
+  known->handed_over(known->order.find(to.device, to.stream), at, bytes, where);
+}
+
+void checked::wait_inserted(user waiter, user other, address at, std::size_t bytes) {
+  if (away()) return;
+  auto const known = judge_.lock();
+  known->wait_inserted(known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream),
+                       at, bytes);
+}
+
+void checked::relied_on(user waiter, user other) {
+  if (away() || base::this_call().unpromised) return;
+  auto const known = judge_.lock();
+  known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream),
+                   known->order.find(other.device, other.stream));
+  if (waiter.device < 0) let_host_back(*known);
+}
+
+// Answers ---------------------------------------------------------------------------------------------------
+
+std::vector<finding> checked::findings() {
+  auto const known = judge_.lock();
+  known->taken = true;
+  return known->found;
+}
+
+void checked::on_finding(std::function<void(finding const&)> f) { judge_.lock()->listener = std::move(f); }
+control::over_waits checked::counted() const { return judge_.lock()->over; }
+
+std::vector<std::string> checked::census() const {
+  std::vector<std::string> all;
+  std::vector<bool> lost;
+  {
+    auto m = made_.lock();
+    lost = m->lost;
+    lost.resize(static_cast<std::size_t>(inner_->device_count()));
+    for (auto const& [key, device] : m->streams) {
+      if (!lost[static_cast<std::size_t>(device)]) all.push_back("a stream of gpu:" + std::to_string(device));
+    }
+    for (auto const& [key, device] : m->events) {
+      if (!lost[static_cast<std::size_t>(device)]) all.push_back("an event of gpu:" + std::to_string(device));
+    }
+  }
+  judge_.lock()->memory.census(all, lost);
+  return all;
+}
+
+std::string checked::describe(address at) {
+  auto const known = judge_.try_lock();
+  if (!known) return {};
+  auto const b = (*known)->blocks.find(at, 1);
+  if (b == (*known)->blocks.end()) return {};
+  return "byte " + std::to_string(at - b->first) + " of " + (*known)->block_text(b) +
+         (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
+}
+
+epoch checked::position(int device, stream_handle s) {
+  auto const known = judge_.lock();
+  return known->order.now(known->order.find(device, s)).at;
+}
+
+bool checked::ordered(epoch e, int device, stream_handle s) {
+  auto const known = judge_.lock();
+  moment const now = known->order.now(known->order.find(device, s));
+  return known->order.ordered(e, now.at.stream, now.seen, trust::known);
+}
+
+bool checked::complete(epoch e) { return judge_.lock()->order.complete(e, trust::known); }
+
+}  // namespace weir::driver::check

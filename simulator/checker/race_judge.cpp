@@ -1,0 +1,240 @@
+// What is looked at when: uses at enqueue, blocks at their beginning and end, pages when they go.
+// Threads: as race_judge.h says.
+#include "simulator/checker/race_judge.h"
+
+namespace weir::driver::check {
+namespace {
+constexpr shadow::offset everywhere = ~shadow::offset{0};
+}  // namespace
+
+checker::locked::~locked() {
+  if (of_.all_.to_tell.empty()) [[likely]] return;
+  auto const news = std::exchange(of_.all_.to_tell, {});
+  auto const listener = of_.all_.listener;
+  hold_.unlock();
+  if (!listener) return;
+  for (finding const& f : news) listener(f);
+}
+
+epoch knowledge::used(stream_id s, moment const& before, std::span<range const> ranges, base::site site, trust t) {
+  epoch const now = order.enqueued(s);
+  for (range const& r : ranges) {
+    if (r.bytes == 0) continue;
+    access_ref const a = made(r.writes ? action::writes : action::reads, now, site, r.at, r.bytes);
+    bool gone = false;
+    for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
+      if (b->second.live) continue;
+      if (!std::exchange(gone, true)) report_use_after_free(*a, b);
+    }
+    if (gone) continue;  // it would clash with the next owner again
+    auto const past = [&](access const& old) {
+      return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
+    };
+    if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
+    struct clash {
+      access_ref old;
+      address from, to;
+    };
+    std::vector<clash> clashes;  // of whole uses: memory is looked at page by page
+    for (part const& p : memory.find(r.at, r.bytes)) {
+      p.of->uses.add(p.from, p.to, a, past, [&](access const& old) {
+        address const to = p.at + (p.to - p.from);
+        auto const known =
+            std::find_if(clashes.begin(), clashes.end(), [&](clash const& c) { return c.old.get() == &old; });
+        if (known == clashes.end()) clashes.push_back({access_ref(const_cast<access*>(&old)), p.at, to});
+        else known->from = std::min(known->from, p.at), known->to = std::max(known->to, to);
+      });
+      ++added;
+    }
+    for (clash const& c : clashes) {
+      address const from = std::max(c.from, c.old->at), to = std::min(c.to, c.old->at + c.old->bytes);
+      if (from < to) report_race(*c.old, *a, from, to - from);
+      else report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory by another address
+    }
+  }
+  if (added >= sweep_at) sweep();
+  return now;
+}
+
+// A write of the block, by the allocator. What comes before it is judged by all that weir knew.
+void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, here where) {
+  if (bytes == 0) return;
+  moment const now = home ? order.now(home) : moment{};
+  auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, where, {nullptr, nullptr, 0}});
+  if (held) report_handed_out_early({}, b, held);
+  access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
+  auto const past = [&](access const& old) {
+    return old.all_epochs([&](epoch e) {
+      return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known);
+    });
+  };
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_handed_out_early(old, b, std::nullopt); });
+  }
+}
+
+// Uses that are over, or ordered before what the block waits for, are done with.
+// The next owner comes after `behind`.
+void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
+                      std::span<stream_id const> counted, here where) {
+  if (bytes == 0) return;
+  auto const b = blocks.find(at, bytes);
+  if (b == blocks.end() || b->first != at) return;  // of before the checker looked
+  b->second.live = false;
+  b->second.freed = where;
+  std::vector<moment> ends;
+  for (stream_id const s : behind) ends.push_back(order.now(s));
+  access_ref a;
+  if (!ends.empty()) {
+    a = made(action::frees, ends.front().at, {"deallocate", where}, at, bytes);
+    for (std::size_t i = 1; i < ends.size(); ++i) a->also.push_back(ends[i].at);
+  }
+  auto const over = [&](epoch e) {
+    return order.complete(e, trust::promised) || std::any_of(ends.begin(), ends.end(), [&](moment const& m) {
+             return order.ordered(e, m.at.stream, m.seen, trust::promised);
+           });
+  };
+  std::set<access const*> told;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access const& old) {
+      if (old.all_epochs(over)) return false;
+      if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;
+      if (told.insert(&old).second) report_freed_in_use(old, behind, b);
+      return false;
+    });
+    if (a) p.of->uses.add(p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
+  }
+}
+
+// The new stream comes after all uses so far. It is no use itself:
+// what the old one does next comes after its own.
+void knowledge::handed_over(stream_id to, address at, std::size_t bytes, here where) {
+  auto const b = blocks.find(at, bytes);
+  if (bytes == 0 || b == blocks.end() || b->first != at) return;
+  b->second.home = to;
+  moment const now = order.now(to);
+  access_ref const a = made(action::takes_over, now.at, {"rebind", where}, at, bytes);
+  std::set<access const*> told;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access const& old) {
+      bool const past = old.all_epochs([&](epoch e) { return order.ordered(e, to, now.seen, trust::known); });
+      if (!past && told.insert(&old).second) report_race(old, *a, p.at, p.to - p.from);
+      return true;
+    });
+  }
+}
+
+// How much more than the memory's last use does the wait cover?
+void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std::size_t bytes) {
+  std::uint64_t const covered = order.now(waiter).seen.known->of(other);
+  std::uint64_t last = 0;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access const& a) {
+      (void)a.all_epochs([&](epoch e) {
+        if (e.stream == other && e.n <= covered) last = std::max(last, e.n);
+        return true;
+      });
+      return true;
+    });
+  }
+  ++over.waits;
+  if (last && covered > last) over.operations += covered - last;
+}
+
+void knowledge::unmapped(places::region const& gone, address at, base::site site) {
+  std::set<access const*> told;
+  gone.shows->uses.each(0, gone.bytes, [&](access const& a) {
+    bool const through_here = a.at < at + gone.bytes && at < a.at + a.bytes;
+    bool const over_now = a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+    if (through_here && !over_now && told.insert(&a).second) report_unmapped(a, site, at, gone.bytes);
+    return !over_now && !through_here;
+  });
+  blocks.forget(at, gone.bytes);
+}
+
+// Only where the bytes are final: no work that may write them is still to come before the copy.
+void knowledge::copies_from(epoch copy, moment const& before, address at, std::size_t bytes, base::site site) {
+  if (bytes == 0 || !memory.is_pinned(at, bytes)) return;
+  for (auto const& [s, last] : host_functions) {
+    if (!order.complete(last, trust::known) && order.ordered(last, copy.stream, before.seen, trust::known)) return;
+  }
+  bool to_be_written = false;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access const& a) {
+      bool const device_writes =
+          a.how == action::writes && !a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+      to_be_written |= device_writes;
+      return true;
+    });
+  }
+  if (!to_be_written) reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
+}
+
+// It may write what it likes once it runs: what copies before it read is not judged any more.
+void knowledge::host_function(epoch e) {
+  host_functions[e.stream] = e;
+  moment const now = order.now(e.stream);
+  reading.forget([&](source const& s) { return order.ordered(s.copy, e.stream, now.seen, trust::known); });
+}
+
+std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
+  std::vector<access_ref> early;
+  if (bytes == 0) return early;
+  for (part const& p : memory.find(at, bytes)) {
+    p.of->uses.each(p.from, p.to, [&](access& a) {
+      bool const of_work = a.how == action::reads || a.how == action::writes;
+      bool const clashes = a.writes() || how == host_use::writes;
+      bool const of_all = a.at <= at && at + bytes <= a.at + a.bytes;
+      if (!of_work || !clashes || (how == host_use::takes_span && !of_all) ||
+          order.complete({a.stream, a.n}, trust::promised))
+        return true;
+      if (std::none_of(early.begin(), early.end(), [&](access_ref const& e) { return e.get() == &a; }))
+        early.emplace_back(&a);
+      return true;
+    });
+  }
+  for (access_ref const& a : early) {
+    address const from = std::max(at, a->at), to = std::min(at + bytes, a->at + a->bytes);
+    std::string const where = text_of(site);
+    report_early_host(*a, where, site.at.file ? text_of(site.at) : "it", site.at, key_of_call(site), from, to - from,
+                      how == host_use::writes ? "writes" : "reads");
+  }
+  return early;
+}
+
+// A fault in here would be judged under the lock that is held.
+std::uint64_t knowledge::hash_behind_shields(address at, std::size_t bytes) {
+  std::uint64_t hash = 0;
+  auto const look = [&] { hash = hash_of(reinterpret_cast<void const*>(at), bytes); };
+  if (machine) machine->look_behind_shields({at, bytes}, look);
+  else look();
+  return hash;
+}
+
+void knowledge::look_at_sources() {
+  if (reading.empty()) [[likely]] return;
+  reading.settle([&](epoch e) { return order.complete(e, trust::known); },
+                 [&](address at, std::size_t bytes) { return hash_behind_shields(at, bytes); },
+                 [&](source const& s) { report_changed(s); });
+}
+
+void knowledge::drop_sources(address at, std::size_t bytes) {
+  reading.forget([&](source const& s) { return s.at < at + bytes && at < s.at + s.bytes; });
+}
+
+// A promise kept by what was known already: the program may rely on that much of it from now on.
+void knowledge::relied_on(stream_id waiter, stream_id other) { order.promise(waiter, other); }
+
+void knowledge::sweep() {
+  std::size_t left = 0;
+  memory.each_physical([&](physical& p) {
+    p.uses.each(0, everywhere, [&](access const& a) {
+      return !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
+    });
+    left += p.uses.size();
+  });
+  added = 0;
+  sweep_at = std::max<std::size_t>(4096, 2 * left);
+}
+
+}  // namespace weir::driver::check

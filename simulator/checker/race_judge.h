@@ -1,0 +1,107 @@
+// The checker's judgement: one lock around order, memory, blocks and what was found.
+// Threads: any. Under its lock the machine is asked to shield pinned bytes, and nothing else is called.
+#pragma once
+#include <set>
+
+#include "runtime/base/sync.h"
+#include "runtime/driver/allocation_observer.h"
+#include "simulator/checker/blocks.h"
+#include "simulator/checker/captures.h"
+#include "simulator/checker/mappings.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/checker/sources.h"
+#include "simulator/machine/machine.h"
+
+namespace weir::driver::check {
+
+// Everything below, under the checker's lock.
+struct knowledge {
+  graph order;
+  places memory;
+  check::blocks blocks;
+  captures captured;
+  sources reading;                              // by copies that are not known to be complete
+  struct shielded {                             // pinned bytes that the machine keeps the host away from
+    std::uint64_t number = 0;                   // the machine's
+    access_ref use;
+  };
+  std::vector<shielded> shields;
+  sim::controls* machine = nullptr;             // null: no simulated one
+  std::map<stream_id, epoch> host_functions;    // the last one of each stream
+  std::vector<finding> found;
+  std::map<std::string, std::size_t> by_sites;  // index in found
+  std::vector<finding> to_tell;
+  std::function<void(finding const&)> listener;
+  control::over_waits over;
+  bool taken = false;                           // somebody has asked for the findings
+  std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
+
+  epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
+  // of a stream under capture: it does not happen now
+  bool keep_for_graph(stream_id, std::span<range const>, base::site);
+  epoch launched(executable&, moment before, base::site);
+  void allocated(stream_id home, int device, address, std::size_t bytes, here);
+  void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here);
+  void handed_over(stream_id to, address, std::size_t bytes, here);
+  void wait_inserted(stream_id waiter, stream_id other, address, std::size_t bytes);
+  void unmapped(places::region const&, address, base::site);
+  void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
+  void host_function(epoch);
+  // The host uses them now, in that call. Returns:
+  // some of the work that it had to wait for first, each reported.
+  std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
+  std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
+  void look_at_sources();                             // completion was seen
+  void drop_sources(address, std::size_t bytes);      // that memory goes: those not complete are not judged
+  void stuck(std::string circle, base::site);
+  void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
+  void sweep();
+
+  // Sentences (report.cpp)
+  void report_race(access const& before, access const& now, address from, std::size_t bytes);
+  void report_use_after_free(access const& now, blocks::map::iterator);
+  void report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator);
+  void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
+  void report_unmapped(access const& before, base::site, address, std::size_t bytes);
+  void report_changed(source const&);
+  void report_early_host(access const& before, std::string who, std::string where, here second, std::string key,
+                         address, std::size_t bytes, char const* how);
+  void report_undeclared(base::running_work const&, char const* how, address);
+  void note(finding::kind, std::string key, std::string text, here first, here second);
+  std::string stream(stream_id) const;
+  std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
+  std::string block_text(blocks::map::iterator) const;
+};
+
+// Text of a place in a program; the key tells two apart.
+std::string text_of(base::site const&);
+std::string text_of(here const&);
+std::string key_of_call(base::site const&);
+
+class checker {
+ public:
+  class locked {
+   public:
+    explicit locked(checker& c) : of_(c), hold_(c.lock_) {}
+    locked(checker& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
+    ~locked();  // tells what was found, once the lock is given up
+    knowledge* operator->() const noexcept { return &of_.all_; }
+    knowledge& operator*() const noexcept { return of_.all_; }
+
+   private:
+    checker& of_;
+    base::unique_lock hold_;
+  };
+  locked lock() { return locked(*this); }
+  std::optional<locked> try_lock() {
+    base::unique_lock held(lock_, std::try_to_lock);
+    if (!held.owns_lock()) return std::nullopt;
+    return std::optional<locked>(std::in_place, *this, std::move(held));
+  }
+
+ private:
+  base::mutex lock_;
+  knowledge all_;
+};
+
+}  // namespace weir::driver::check

@@ -1,0 +1,204 @@
+// The checker's sentences: what happened to which bytes, where in the program, and what to do about it.
+// Threads: as race_judge.h says.
+#include "simulator/checker/race_judge.h"
+
+namespace weir::driver::check {
+namespace {
+
+std::string number(std::uint64_t n) { return std::to_string(n); }
+
+char const* does(action how) {
+  switch (how) {
+    case action::reads: return "reads";
+    case action::writes: return "writes";
+    case action::allocates: return "begins";
+    case action::frees: return "ends";
+    case action::takes_over: return "takes over";
+  }
+  return "uses";
+}
+
+std::string key_of(base::site const& s, stream_id stream) {
+  std::string key = s.operation ? s.operation : "?";
+  return s.at.file ? key + '@' + s.at.file + ':' + number(s.at.line) : key + '#' + number(stream);
+}
+std::string key_of(here const& h) { return h.file ? std::string(h.file) + ':' + number(h.line) : "?"; }
+
+}  // namespace
+
+std::string key_of_call(base::site const& s) { return key_of(s, 0); }
+
+std::string_view name_of(finding::kind k) noexcept {
+  switch (k) {
+    case finding::kind::race: return "race";
+    case finding::kind::use_after_free: return "use after free";
+    case finding::kind::freed_in_use: return "freed in use";
+    case finding::kind::handed_out_early: return "handed out too early";
+    case finding::kind::unmapped_in_use: return "unmapped in use";
+    case finding::kind::source_changed: return "source changed";
+    case finding::kind::early_host: return "host too early";
+    case finding::kind::undeclared: return "undeclared use";
+    case finding::kind::stuck: return "stuck";
+  }
+  return "finding";
+}
+
+std::string text_of(here const& h) {
+  if (!h.file) return "a place that is not known";
+  std::string_view file = h.file;
+  file = file.substr(file.rfind('/') + 1);
+  return h.line ? std::string(file) + ':' + number(h.line) : std::string(file);
+}
+
+std::string text_of(base::site const& s) {
+  std::string const operation = s.operation ? s.operation : "a driver call";
+  return s.at.file ? operation + " at " + text_of(s.at) : operation;
+}
+
+std::string knowledge::stream(stream_id s) const {
+  return "stream " + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
+}
+
+std::string knowledge::block_text(blocks::map::iterator b) const {
+  block const& is = b->second;
+  std::string const of =
+      is.device < 0 ? "pinned block " + number(is.number)
+                    : "block " + number(is.number) + " of gpu:" + number(static_cast<std::uint64_t>(is.device));
+  return of + " (" + number(is.bytes) + " B, allocated at " + text_of(is.allocated) + ")";
+}
+
+std::string knowledge::bytes_of(address at, std::size_t bytes) {
+  auto const range = [&](std::uint64_t from) { return "bytes " + number(from) + "-" + number(from + bytes - 1); };
+  if (auto const b = blocks.find(at, bytes); b != blocks.end() && b->first <= at)
+    return range(at - b->first) + " of " + block_text(b);
+  part const p = memory.find(at, bytes).front();
+  if (p.of->number == 0) return number(bytes) + " bytes that are not weir's";
+  return range(p.from) + " of memory " + number(p.of->number) +
+         (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
+}
+
+void knowledge::note(finding::kind what, std::string key, std::string text, here first, here second) {
+  key.insert(key.begin(), static_cast<char>('a' + static_cast<int>(what)));
+  if (auto const known = by_sites.find(key); known != by_sites.end()) {
+    ++found[known->second].times;
+    return;
+  }
+  by_sites[std::move(key)] = found.size();
+  found.push_back({what, std::string(name_of(what)) + ": " + std::move(text), first, second, 1});
+  to_tell.push_back(found.back());
+}
+
+void knowledge::report_race(access const& before, access const& now, address from, std::size_t bytes) {
+  address const first = std::max(from, before.at), last = std::min(from + bytes, before.at + before.bytes);
+  bool const alias = first >= last;  // the older use went through other addresses of the same memory
+  std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
+  std::string const a = text_of(before.site), b = text_of(now.site);
+  std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
+                           " (stream_ref::wait, or an event recorded there) before " +
+                           (now.site.at.file ? text_of(now.site.at) : "the second") + ".";
+  std::string text;
+  if (before.how == action::allocates) {
+    text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
+           ", and nothing orders that after the block's beginning on " + stream(before.stream) + " (" + a +
+           "), where earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " +
+           wait;
+  } else {
+    text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " +
+           does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
+           (now.captured ? ", both in one graph" : "") + ", and nothing orders the two. Remedy: " + wait;
+  }
+  note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
+       before.site.at, now.site.at);
+}
+
+void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
+  note(finding::kind::use_after_free, key_of(now.site, now.stream) + '|' + key_of(b->second.freed),
+       text_of(now.site) + " " + does(now.how) + " " +
+           bytes_of(std::max(now.at, b->first),
+                    std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
+           " on " + stream(now.stream) + ", which was given back at " + text_of(b->second.freed) +
+           ". Remedy: keep the block until the last work that uses it has been given to its stream.",
+       b->second.freed, now.site.at);
+}
+
+void knowledge::report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator b) {
+  std::string const home =
+      behind.empty() ? "the host, which has not seen it complete" : "the block's own " + stream(behind.front());
+  note(finding::kind::freed_in_use, key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
+       block_text(b) + " was given back at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
+           does(before.how) + " it on " + stream(before.stream) + ", which nothing orders before " + home +
+           ". Remedy: mark the block for that stream first (record_stream, or declare the use: launch and copy do it), "
+           "or wait for it.",
+       before.site.at, b->second.freed);
+}
+
+void knowledge::report_handed_out_early(access const& before, blocks::map::iterator b,
+                                        std::optional<block> const& held) {
+  if (held) {
+    note(finding::kind::handed_out_early, "held|" + key_of(held->allocated) + '|' + key_of(b->second.allocated),
+         block_text(b) + " lies in memory of a block of " + number(held->bytes) +
+             " B that is still held (allocated at " + text_of(held->allocated) +
+             "). This is a defect of the allocator.",
+         held->allocated, b->second.allocated);
+    return;
+  }
+  std::string const by = b->second.home ? "on " + stream(b->second.home) : "to the host";
+  std::string const why =
+      before.how == action::frees
+          ? "an earlier block there was given back (" + text_of(before.site) + ") behind work of " +
+                stream(before.stream)
+          : text_of(before.site) + " " + does(before.how) + " that memory on " + stream(before.stream);
+  note(finding::kind::handed_out_early, key_of(before.site, before.stream) + '|' + key_of(b->second.allocated),
+       block_text(b) + " was handed out " + by + " while " + why +
+           ", which is neither complete nor ordered before. This is a defect of the allocator, or the earlier use was "
+           "never declared or marked.",
+       before.site.at, b->second.allocated);
+}
+
+void knowledge::report_unmapped(access const& before, base::site site, address at, std::size_t bytes) {
+  auto const b = blocks.find(std::max(before.at, at), 1);
+  note(finding::kind::unmapped_in_use, key_of(before.site, before.stream) + '|' + key_of(site, 0),
+       text_of(site) + " takes away " + number(bytes) + " bytes of pages" +
+           (b == blocks.end() ? "" : " with " + block_text(b)) + " while " + text_of(before.site) + " " +
+           does(before.how) + " " + number(before.bytes) + " bytes there on " + stream(before.stream) +
+           " and is not known to be complete. Pages go only when the host has seen their last use complete.",
+       before.site.at, site.at);
+}
+
+void knowledge::report_changed(source const& s) {
+  note(finding::kind::source_changed, key_of(s.site, s.copy.stream),
+       bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
+           ", and changed before the host had seen that copy complete. Remedy: write them again only when the copy's "
+           "stamp, an event after it or its stream was found complete, or take another buffer meanwhile.",
+       s.site.at, {nullptr, nullptr, 0});
+}
+
+// `where`: before what the program has to wait.
+void knowledge::report_early_host(access const& before, std::string who, std::string where, here second,
+                                  std::string key, address at, std::size_t bytes, char const* how) {
+  note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),
+       bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before.how) + " them on " +
+           stream(before.stream) + ", " + std::move(who) + " " + how +
+           " them, and the host has not waited for that. Remedy: before " + std::move(where) +
+           " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
+       before.site.at, second);
+}
+
+void knowledge::report_undeclared(base::running_work const& work, char const* how, address at) {
+  auto const b = blocks.find(at, 1);
+  note(finding::kind::undeclared,
+       key_of_call(work.given) + '|' + (b == blocks.end() ? "?" : key_of(b->second.allocated)),
+       "work (" + base::text_of(work) + ") " + how + " " + (b == blocks.end() ? "pinned memory" : block_text(b)) +
+           ", which it does not declare: nothing keeps that memory alive for it, and no order is checked. Remedy: "
+           "declare to launch or parallel_for all that the work uses: reads(p), writes(p), updates(p).",
+       work.given.at, {nullptr, nullptr, 0});
+}
+
+void knowledge::stuck(std::string circle, base::site site) {
+  note(finding::kind::stuck, key_of(site, 0),
+       text_of(site) + " waits for what cannot come: " + std::move(circle) +
+           ". Remedy: let one of them not wait, or give what it waits for.",
+       site.at, {nullptr, nullptr, 0});
+}
+
+}  // namespace weir::driver::check

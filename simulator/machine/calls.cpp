@@ -1,0 +1,428 @@
+// The machine's calls on streams, events, copies and work.
+// Threads: as the seam.
+#include <algorithm>
+
+#include "simulator/machine/machine_state.h"
+
+namespace weir::driver::sim {
+namespace {
+using running = weir::simulated::running;
+// the handles legacy and per_thread come before those of streams that were made
+constexpr std::uint64_t standing_streams = 2;
+std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
+std::uint64_t number(event_handle h) { return static_cast<std::uint64_t>(h); }
+
+// Work that a refused call was given is dropped all the same.
+status drop_refused(work const& w, status s) {
+  if (w.drop) {
+    inside_work const inside;
+    w.drop(w.state);
+  }
+  return s;
+}
+}  // namespace
+
+stream* machine::find_stream(int device, stream_handle h, status& why) {
+  why = check(device, need::alive);
+  if (!why.ok()) return nullptr;
+  if (h == stream_handle::legacy || h == stream_handle::per_thread) return standing_stream(device, h);
+  auto const& s = all_.streams.find(number(h));
+  if (h == stream_handle::none || !s || s->device != device) {
+    why = invalid;
+    return nullptr;
+  }
+  return s.get();
+}
+
+// What the host hears that waited for a stream of this device. Where it waited for a lost device's work, its
+// own device is lost with that one: a call that answers lost speaks for the device, and it cannot be whole.
+// Gives up the lock if it answers lost.
+status machine::answer(base::unique_lock& lock, int device, outcome end) {
+  switch (end) {
+    case outcome::done: return fine;
+    case outcome::stuck: return {code::failed};
+    case outcome::lost: break;
+  }
+  note(42, device);
+  all_.lose(device);
+  schedule_->changed(lock);
+  return {code::lost};
+}
+
+// What the host hears that asks whether a stream has come so far. One that never can, because it waits for a
+// lost device, is no more "not ready" to who asks than to who waits. May give up the lock.
+status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
+  auto const alive = s.shared_from_this();
+  schedule_->asked(s, position);
+  if (all_.devices[static_cast<std::size_t>(s.device)].lost) return {code::lost};  // that moved it
+  if (s.done >= position) return fine;
+  return all_.hopeless(s, position) ? answer(lock, s.device, outcome::lost) : status{code::not_ready};
+}
+
+status machine::queue(base::unique_lock& lock, stream& s, operation&& o) {
+  all_.give(s, std::move(o));
+  return schedule_->given(lock, s) ? fine : status{code::lost};
+}
+
+status machine::append(int device, stream_handle h, operation&& o) {
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) {
+    lock.unlock();
+    return drop_refused(o.job, why);
+  }
+  note(20, static_cast<int>(o.what), s->id, o.bytes);
+  if (how_ != running::threads) {
+    for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
+  }
+  o.blocks_ended = pages_.blocks_ended();
+  switch (give(*s, o, why)) {
+    case given::kept: return fine;
+    case given::refused: lock.unlock(); return drop_refused(o.job, why);
+    case given::queued: break;
+  }
+  return queue(lock, *s, std::move(o));
+}
+
+// Streams ---------------------------------------------------------------------------------------------------
+
+result<stream_handle> machine::create_stream(int device, stream_kind kind, int priority) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(12, device, static_cast<int>(kind), priority);
+  auto s = std::make_shared<stream>();
+  s->device = device;
+  s->kind = kind;
+  s->priority = std::clamp(priority, -5, 0);
+  base::lock_guard lock(all_.mutex);
+  s->id = all_.next_stream++;
+  if (all_.connections > 0)
+    s->connection =
+        how_ == running::seeded ? tape_.draw(all_.connections) : static_cast<std::uint32_t>(s->id % all_.connections);
+  all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
+  return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
+}
+
+void machine::number_stream(int device, stream_handle h, std::uint64_t number) {
+  base::lock_guard lock(all_.mutex);
+  status why;
+  if (stream* const s = find_stream(device, h, why)) s->number = number;
+}
+
+status machine::destroy_stream(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(13, device);
+  base::lock_guard lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return why;
+  if (s->permanent) return invalid;
+  if (s->in) return {code::not_permitted};
+  s->destroyed = true;
+  auto const alive = s->shared_from_this();
+  all_.streams.remove(number(h));
+  all_.forget_if_finished(*alive);
+  return fine;
+}
+
+status machine::query_stream(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return why;
+  note(21, s->id);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
+  return polled(lock, *s, s->given);
+}
+
+status machine::synchronize_stream(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return why;
+  note(22, s->id);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
+  auto const alive = s->shared_from_this();
+  return answer(lock, device, schedule_->until(lock, *s, s->given));
+}
+
+status machine::synchronize_device(int device) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  if (status const s = check(device, need::alive); !s.ok()) return s;
+  note(23, device);
+  if (status const met = spoil_on(device); !met.ok()) return met;
+  std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
+  for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) now.emplace_back(s, s->given);
+  for (auto const& [s, position] : now) {
+    if (status const end = answer(lock, device, schedule_->until(lock, *s, position)); !end.ok()) return end;
+  }
+  return fine;
+}
+
+result<bool> machine::capturing(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  base::lock_guard lock(all_.mutex);
+  status why;
+  stream const* const s = find_stream(device, h, why);
+  return {s ? fine : why, s && s->in};
+}
+
+result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  auto const h =
+      foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
+  if (h != stream_handle::legacy && h != stream_handle::per_thread) return {{code::not_supported}};
+  return {fine, h};
+}
+
+result<CUstream_st*> machine::native(int device, stream_handle) {
+  status const s = may_call(device, need::exists);
+  return {s.ok() ? status{code::not_supported} : s};
+}
+
+// Events ----------------------------------------------------------------------------------------------------
+
+result<event_handle> machine::create_event(int device, event_kind kind) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(43, device);
+  auto e = std::make_shared<event>();
+  e->device = device;
+  e->kind = kind;
+  base::lock_guard lock(all_.mutex);
+  note(24, device);
+  return {fine, static_cast<event_handle>(all_.events.add(std::move(e)))};
+}
+
+status machine::destroy_event(int device, event_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(44, device);
+  base::lock_guard lock(all_.mutex);
+  if (status const s = check(device, need::alive); !s.ok()) return s;
+  auto const& e = all_.events.find(number(h));
+  if (!e || e->device != device) return invalid;
+  note(25, device);
+  all_.events.remove(number(h));
+  return fine;
+}
+
+result<CUevent_st*> machine::native_event(event_handle) {
+  status const s = may_call();
+  return {s.ok() ? status{code::not_supported} : s};
+}
+
+status machine::record(int device, stream_handle sh, event_handle eh) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, sh, why);
+  if (!s) return why;
+  auto const& e = all_.events.find(number(eh));
+  if (!e || e->device != device) return invalid;
+  note(26, s->id);
+  if (s->in) return record_captured(*s, *e);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
+  keep_legacy_order(*s);
+  operation o;
+  o.what = operation::kind::record;
+  o.position = s->given + 1;
+  if (e->timed()) o.other = e;
+  e->captured.reset();
+  e->on = s->shared_from_this();
+  e->position = o.position;
+  return queue(lock, *s, std::move(o));
+}
+
+status machine::wait(int device, stream_handle sh, event_handle eh) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, sh, why);
+  if (!s) return why;
+  auto const& e = all_.events.find(number(eh));
+  if (!e) return invalid;
+  if (status const other = check(e->device, need::alive); !other.ok()) return other;
+  note(27, s->id, e->on ? e->on->id : 0, e->position);
+  if (s->in || e->captured) return wait_captured(*s, *e);
+  if (status const met = spoil_met(*s); !met.ok()) return met;
+  if (e->complete()) return fine;  // nothing to wait for
+  keep_legacy_order(*s);
+  operation o;
+  o.what = operation::kind::wait;
+  o.other = e->on;
+  o.position = e->position;
+  return queue(lock, *s, std::move(o));
+}
+
+status machine::query_event(event_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  auto const e = all_.events.find(number(h));
+  if (!e) return invalid;
+  if (status const s = check(e->device, need::alive); !s.ok()) return s;
+  if (status const met = spoil_of(*e); !met.ok()) return met;
+  if (!e->on) return fine;
+  note(28, e->on->id, e->position);
+  return polled(lock, *e->on, e->position);
+}
+
+status machine::synchronize_event(event_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  auto const e = all_.events.find(number(h));
+  if (!e) return invalid;
+  if (status const s = check(e->device, need::alive); !s.ok()) return s;
+  if (status const met = spoil_of(*e); !met.ok()) return met;
+  if (!e->on) return fine;
+  note(29, e->on->id, e->position);
+  auto const alive = e->on;
+  return answer(lock, e->device, schedule_->until(lock, *alive, e->position));
+}
+
+result<float> machine::elapsed_ms(event_handle start, event_handle end) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(63);
+  base::unique_lock lock(all_.mutex);
+  auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
+  if (!a || !b || a->device != b->device) return {invalid};
+  if (status const s = check(a->device, need::alive); !s.ok()) return {s};
+  for (auto const& one : {a, b}) {
+    if (status const met = spoil_of(*one); !met.ok()) return {met};
+  }
+  if (!a->timed() || !b->timed() || !a->on || !b->on) return {invalid};
+  for (auto const& one : {a, b}) {
+    if (!one->complete())
+      return {all_.hopeless(*one->on, one->position) ? answer(lock, one->device, outcome::lost)
+                                                     : status{code::not_ready}};
+  }
+  return {fine, static_cast<float>(static_cast<double>(b->at_ns - a->at_ns) / 1e6)};
+}
+
+// Work ------------------------------------------------------------------------------------------------------
+
+status machine::copy(int device, stream_handle h, void* dst, void const* src, std::size_t bytes) {
+  return copy_peer(device, h, dst, device, src, device, bytes);
+}
+
+status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device, void const* src, int src_device,
+                          std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (!exists(dst_device) || !exists(src_device)) return invalid;
+  operation o;
+  o.what = operation::kind::copy;
+  o.dst = dst;
+  o.src = src;
+  o.bytes = bytes;
+  o.dst_device = static_cast<std::int8_t>(dst_device);
+  o.src_device = static_cast<std::int8_t>(src_device);
+  {
+    base::lock_guard lock(all_.mutex);
+    status why;
+    if (!find_stream(device, h, why)) return why;
+    for (int side : {dst_device, src_device}) {
+      if (side != device && !check(side, need::alive).ok()) return check(side, need::alive);
+    }
+    if (bytes == 0) return fine;
+    if (how_ != running::threads)
+      tape_.note(pages_.name_of(reinterpret_cast<address>(dst)), pages_.name_of(reinterpret_cast<address>(src)));
+  }
+  std::vector<use> uses;
+  o.uses(device, uses);
+  for (use const& u : uses) {
+    if (!pages_.judge(u).empty()) return invalid;
+  }
+  return append(device, h, std::move(o));
+}
+
+status machine::fill(int device, stream_handle h, void* dst, std::uint32_t pattern, int pattern_bytes,
+                     std::size_t count) {
+  if (status const s = may_call(); !s.ok()) return s;
+  auto const at = reinterpret_cast<address>(dst);
+  bool const known = pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4;
+  if (!known || at % static_cast<unsigned>(pattern_bytes) != 0 || count > ~std::size_t{0} / 4) return invalid;
+  operation o;
+  o.what = operation::kind::fill;
+  o.dst = dst;
+  o.pattern = pattern;
+  o.pattern_bytes = static_cast<std::uint8_t>(pattern_bytes);
+  o.bytes = count * static_cast<unsigned>(pattern_bytes);
+  {
+    base::lock_guard lock(all_.mutex);
+    status why;
+    if (!find_stream(device, h, why)) return why;
+    if (count == 0) return fine;
+    if (how_ != running::threads) tape_.note(pages_.name_of(at), pattern);
+  }
+  if (!pages_.judge({{at, o.bytes, true}, device}).empty()) return invalid;
+  return append(device, h, std::move(o));
+}
+
+status machine::host_function(int device, stream_handle h, work w) {
+  if (status const s = may_call(); !s.ok()) return drop_refused(w, s);
+  if (!w.run) return drop_refused(w, invalid);
+  operation o;
+  o.what = operation::kind::host;
+  w.ready = nullptr;
+  o.job = w;
+  return append(device, h, std::move(o));
+}
+
+status machine::enqueue(int device, stream_handle h, std::span<touch const> touches, work w) {
+  if (status const s = may_call(); !s.ok()) return drop_refused(w, s);
+  operation o;
+  o.what = operation::kind::work;
+  o.job = w;
+  o.touches.assign(touches.begin(), touches.end());
+  return append(device, h, std::move(o));
+}
+
+void machine::recheck() {
+  if (!may_call().ok()) return;
+  base::unique_lock lock(all_.mutex);
+  schedule_->changed(lock);
+}
+
+// Proof tools -----------------------------------------------------------------------------------------------
+
+result<gate_handle> machine::hold(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return {why};
+  auto& d = all_.devices[static_cast<std::size_t>(device)];
+  if (s->in) return {{code::not_permitted}};
+  if (status const met = spoil_met(*s); !met.ok()) return {met};
+  if (d.closed_gates >= 4) return {{code::not_permitted}};
+  auto g = std::make_shared<gate>();
+  g->device = device;
+  g->number = all_.next_gate++;
+  note(30, s->id);
+  operation o;
+  o.what = operation::kind::gate;
+  o.other = g;
+  keep_legacy_order(*s);
+  ++d.closed_gates;
+  auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
+  all_.give(*s, std::move(o));
+  schedule_->given(lock, *s);
+  if (all_.connections > 0) recheck();  // while it is held nobody shares
+  return {fine, made};
+}
+
+status machine::open_gate(gate_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  auto const g = all_.gates.find(static_cast<std::uint64_t>(h));
+  if (!g) return invalid;
+  note(31, g->number);
+  g->open = true;
+  --all_.devices[static_cast<std::size_t>(g->device)].closed_gates;
+  all_.gates.remove(static_cast<std::uint64_t>(h));
+  schedule_->changed(lock);
+  return fine;
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,357 @@
+// Streams under capture, graphs and their launches;
+// and the rules of the legacy stream, which captures must not meet.
+// Threads: as the seam.
+#include "simulator/machine/capture.h"
+
+#include <algorithm>
+
+#include "simulator/machine/machine_state.h"
+
+namespace weir::driver::sim {
+namespace {
+constexpr status not_permitted{code::not_permitted};
+std::uint64_t number(graph_handle h) { return static_cast<std::uint64_t>(h); }
+std::uint64_t number(executable_handle h) { return static_cast<std::uint64_t>(h); }
+
+struct replayed {  // the work of one launch: the graph's own is dropped with the graph
+  std::shared_ptr<graph> of;
+  work* job;
+};
+replayed& in(void* state) { return *static_cast<replayed*>(state); }
+}  // namespace
+
+graph::~graph() {
+  std::vector<work> jobs;
+  for (lane& l : lanes) {
+    for (step& s : l.steps) {
+      if (s.what.job.drop) jobs.push_back(s.what.job);
+    }
+  }
+  drop_all(jobs);
+}
+
+bool graph::joined() const {
+  std::vector<std::size_t> reached(lanes.size(), 0), seen(lanes.size(), 0);
+  reached[0] = lanes[0].steps.size();
+  for (bool more = true; more;) {
+    more = false;
+    for (std::size_t l = 0; l < lanes.size(); ++l) {
+      for (; seen[l] < reached[l]; ++seen[l]) {
+        step const& s = lanes[l].steps[seen[l]];
+        if (s.what.what != operation::kind::wait) continue;
+        reached[s.lane] = std::max<std::size_t>(reached[s.lane], s.what.position);
+        more = true;
+      }
+    }
+  }
+  for (std::size_t l = 0; l < lanes.size(); ++l) {  // a lane's last waits are no work
+    auto const& steps = lanes[l].steps;
+    auto const works = [](step const& s) { return s.what.what != operation::kind::wait; };
+    if (std::any_of(steps.begin() + static_cast<std::ptrdiff_t>(reached[l]), steps.end(), works)) return false;
+  }
+  return true;
+}
+
+void capture::enter(stream& s, std::shared_ptr<capture> const& self) {
+  s.in = self;
+  s.lane = members.size();
+  members.push_back(&s);
+  kept->lanes.push_back({s.device, s.priority});
+}
+
+operation replay(graph::step& s, std::shared_ptr<graph> const& of) {
+  operation o = s.what;
+  o.job = {};
+  if (!s.what.job.run) return o;
+  o.job.state = new replayed{of, &s.what.job};
+  o.job.run = [](void* p) { in(p).job->run(in(p).job->state); };
+  o.job.drop = [](void* p) { delete static_cast<replayed*>(p); };
+  if (s.what.job.ready) o.job.ready = [](void* p) { return in(p).job->ready(in(p).job->state); };
+  return o;
+}
+
+// What streams are given ------------------------------------------------------------------------------------
+
+void machine::follow(stream& s, stream& other, std::uint64_t position) {
+  operation o;
+  o.what = operation::kind::wait;
+  o.other = other.shared_from_this();
+  o.position = position;
+  all_.give(s, std::move(o));
+}
+
+// The legacy stream and the blocking streams of its device, each after what the other was given before. What
+// is done, or was waited for already, is not waited for again.
+void machine::keep_legacy_order(stream& s) {
+  if (s.kind != stream_kind::blocking) return;
+  auto const& legacy = legacy_[static_cast<std::size_t>(s.device)];
+  if (!legacy) return;
+  if (&s != legacy.get()) {
+    if (s.saw_legacy < legacy->given && legacy->done < legacy->given) follow(s, *legacy, legacy->given);
+    s.saw_legacy = legacy->given;
+    return;
+  }
+  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live) {
+    if (b->kind != stream_kind::blocking || b == legacy) continue;
+    if (b->legacy_saw < b->given && b->done < b->given) follow(s, *b, b->given);
+    b->legacy_saw = b->given;
+  }
+}
+
+bool machine::meets_capture(stream const& s) {
+  if (s.in) return true;
+  if (legacy_[static_cast<std::size_t>(s.device)].get() != &s) return false;
+  auto const& live = all_.devices[static_cast<std::size_t>(s.device)].live;
+  return std::any_of(live.begin(), live.end(), [](auto const& b) { return b->in && b->kind == stream_kind::blocking; });
+}
+
+status machine::spoil_met(stream const& s) {
+  if (s.in) {
+    s.in->spoiled = true;
+    return not_permitted;
+  }
+  if (!meets_capture(s)) return fine;
+  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live) {
+    if (b->in && b->kind == stream_kind::blocking) b->in->spoiled = true;
+  }
+  return not_permitted;
+}
+
+status machine::spoil_on(int device) {
+  status said = fine;
+  for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) {
+    if (s->in) said = spoil_met(*s);
+  }
+  return said;
+}
+
+status machine::spoil_of(event const& e) {
+  if (!e.captured) return fine;
+  if (!e.captured->active()) return {code::invalid};
+  e.captured->spoiled = true;
+  return not_permitted;
+}
+
+status machine::keep(stream& s, operation&& o, std::size_t lane) {
+  if (s.in->spoiled || o.what == operation::kind::host) return not_permitted;
+  s.in->kept->lanes[s.lane].steps.push_back({std::move(o), lane});
+  return fine;
+}
+
+// Something is about to be given to s. Captured: it is kept, and nothing is to be queued.
+machine::given machine::give(stream& s, operation& o, status& said) {
+  if (!s.in) {
+    said = spoil_met(s);
+    if (!said.ok()) return given::refused;
+    keep_legacy_order(s);
+    return given::queued;
+  }
+  said = keep(s, std::move(o), 0);
+  return said.ok() ? given::kept : given::refused;
+}
+
+status machine::record_captured(stream& s, event& e) {
+  if (s.in->spoiled) return not_permitted;
+  e.captured = s.in;
+  e.lane = s.lane;
+  e.position = s.in->kept->lanes[s.lane].steps.size();
+  e.on.reset();
+  return fine;
+}
+
+status machine::wait_captured(stream& s, event& e) {
+  if (s.in && s.in->spoiled) return not_permitted;
+  if (!e.captured) {
+    if (!e.on) return fine;  // never recorded
+    return spoil_met(s);     // recorded outside
+  }
+  if (!e.captured->active()) return {code::invalid};
+  if (s.in && s.in != e.captured) {
+    s.in->spoiled = true;
+    return spoil_of(e);
+  }
+  if (!s.in) {
+    if (e.captured->spoiled) return not_permitted;
+    if (legacy_[static_cast<std::size_t>(s.device)].get() == &s) return spoil_of(e);
+    e.captured->enter(s, e.captured);
+  } else if (e.lane == s.lane) {
+    return fine;
+  }
+  operation o;
+  o.what = operation::kind::wait;
+  o.position = e.position;
+  return keep(s, std::move(o), e.lane);
+}
+
+// Begin and end ---------------------------------------------------------------------------------------------
+
+status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::lock_guard lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return why;
+  if (s->in || h == stream_handle::legacy) return not_permitted;
+  note(50, s->id, static_cast<int>(mode));
+  auto made = std::make_shared<capture>();
+  made->mode = mode;
+  made->thread = base::this_thread_id();
+  made->enter(*s, made);
+  return fine;
+}
+
+result<graph_handle> machine::end_capture(int device, stream_handle h) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  std::shared_ptr<capture> ended;  // let go of without the lock: with it goes its work, if it was refused
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return {why};
+  if (!s->in) return {not_permitted};
+  note(51, s->id);
+  bool const wrong_thread = s->in->mode != capture_mode::relaxed && s->in->thread != base::this_thread_id();
+  if (s->lane != 0 || wrong_thread) return {spoil_met(*s)};
+  ended = s->in;
+  for (stream* const member : std::exchange(ended->members, {})) member->in.reset();
+  auto kept = std::exchange(ended->kept, nullptr);
+  if (!ended->spoiled && kept->joined()) return {fine, static_cast<graph_handle>(graphs_.add(std::move(kept)))};
+  lock.unlock();
+  kept.reset();
+  return {not_permitted};
+}
+
+void machine::forget_captures() {
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) s->in.reset();
+  }
+}
+
+bool machine::unsafe_call() {
+  if (!may_call().ok()) return false;
+  base::lock_guard lock(all_.mutex);
+  bool permitted = true;
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      if (!s->in || s->in->mode == capture_mode::relaxed) continue;
+      if (s->in->mode == capture_mode::this_thread && s->in->thread != base::this_thread_id()) continue;
+      s->in->spoiled = true;
+      permitted = false;
+    }
+  }
+  return permitted;
+}
+
+// Graphs ----------------------------------------------------------------------------------------------------
+
+result<executable_handle> machine::instantiate(int device, graph_handle h) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(52, device);
+  base::lock_guard lock(all_.mutex);
+  auto const& g = graphs_.find(number(h));
+  if (!g) return {invalid};
+  auto made = std::make_shared<executable>();
+  made->device = device;
+  made->of = g;
+  return {fine, static_cast<executable_handle>(executables_.add(std::move(made)))};
+}
+
+status machine::launch_graph(int device, stream_handle h, executable_handle eh) {
+  if (status const s = may_call(); !s.ok()) return s;
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return why;
+  auto const e = executables_.find(number(eh));
+  if (!e || e->device != device) return invalid;
+  for (auto const& l : e->of->lanes) {
+    if (status const said = check(l.device, need::alive); !said.ok()) return said;
+  }
+  if (s->in) return not_permitted;
+  if (status const said = spoil_met(*s); !said.ok()) return said;
+  note(53, s->id, number(eh));
+  keep_legacy_order(*s);
+  if (e->last_on && e->last_on.get() != s && e->last_on->done < e->last) follow(*s, *e->last_on, e->last);
+  replay_on(*s, *e);
+  e->last_on = s->shared_from_this();
+  e->last = s->given;
+  schedule_->changed(lock);
+  return fine;
+}
+
+// The first lane goes to s, each other one to a stream of its own that ends with it:
+// so they run as concurrently as captured.
+void machine::replay_on(stream& s, executable& e) {
+  auto& lanes = e.of->lanes;
+  std::vector<std::shared_ptr<stream>> on{s.shared_from_this()};
+  for (std::size_t l = 1; l < lanes.size(); ++l) {
+    auto made = std::make_shared<stream>();
+    made->device = lanes[l].device;
+    made->priority = lanes[l].priority;
+    made->id = all_.next_stream++;
+    made->number = s.number;
+    made->from = {s.id, s.device};
+    made->destroyed = true;
+    made->connection = stream::alone;  // a graph's work is not given in the order it may run
+    all_.devices[static_cast<std::size_t>(made->device)].live.push_back(made);
+    on.push_back(std::move(made));
+  }
+  std::uint64_t const before = s.given;
+  for (std::size_t l = 0; l < lanes.size(); ++l) {
+    for (graph::step& step : lanes[l].steps) {
+      if (step.what.what == operation::kind::wait) {
+        follow(*on[l], *on[step.lane], step.what.position + (step.lane == 0 ? before : 0));
+      } else {
+        operation o = replay(step, e.of);
+        o.blocks_ended = pages_.blocks_ended();
+        all_.give(*on[l], std::move(o));
+      }
+    }
+  }
+}
+
+status machine::destroy_graph(graph_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  std::shared_ptr<graph> gone;  // after the lock: its work may go with it
+  base::lock_guard lock(all_.mutex);
+  gone = graphs_.find(number(h));
+  if (!gone) return invalid;
+  note(54, number(h));
+  graphs_.remove(number(h));
+  return fine;
+}
+
+status machine::destroy_executable(executable_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  std::shared_ptr<executable> gone;
+  base::lock_guard lock(all_.mutex);
+  gone = executables_.find(number(h));
+  if (!gone) return invalid;
+  note(55, number(h));
+  executables_.remove(number(h));
+  return fine;
+}
+
+void machine::graph_census(std::vector<std::string>& found) const {
+  graphs_.each([&](std::uint64_t h, graph const&) { found.push_back("graph " + std::to_string(h)); });
+  executables_.each([&](std::uint64_t h, executable const& e) {
+    found.push_back("executable " + std::to_string(h) + " of device " + std::to_string(e.device));
+  });
+}
+
+// Streams that are there without being made -----------------------------------------------------------------
+
+stream* machine::standing_stream(int device, stream_handle h) {
+  auto& slot = h == stream_handle::legacy ? legacy_[static_cast<std::size_t>(device)]
+                                          : of_threads_[{device, base::this_thread_id()}];
+  if (!slot) {
+    slot = std::make_shared<stream>();
+    slot->device = device;
+    slot->kind = stream_kind::blocking;
+    slot->id = all_.next_stream++;
+    slot->permanent = true;
+    all_.devices[static_cast<std::size_t>(device)].live.push_back(slot);
+  }
+  return slot.get();
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,45 @@
+// Which freedoms a machine takes, and their names.
+// Threads: as freedoms.h says.
+#include "simulator/machine/freedoms.h"
+
+namespace weir::driver::sim {
+namespace {
+constexpr std::uint32_t bit(freedom f) { return 1u << static_cast<int>(f); }
+constexpr std::uint32_t every = (1u << (freedom_count + 1)) - 2;
+// A right program meets these as refusals, or as a link that is not there: only for those that ask.
+constexpr std::uint32_t seen_by_right_programs = bit(freedom::room) | bit(freedom::wrong_bytes);
+}  // namespace
+
+std::string_view name_of(freedom f) noexcept {
+  switch (f) {
+    case freedom::overlap: return "F1 overlap";
+    case freedom::shared_connections: return "F2 shared connections";
+    case freedom::blocking_calls: return "F3 blocking calls";
+    case freedom::seen_late: return "F4 seen late";
+    case freedom::late_errors: return "F5 late errors";
+    case freedom::reuse: return "F6 reuse";
+    case freedom::host_functions: return "F7 host functions";
+    case freedom::room: return "F8 room";
+    case freedom::wrong_bytes: return "F9 wrong bytes";
+    case freedom::time: return "F10 time";
+  }
+  return "unknown";
+}
+
+freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {
+  using taken = weir::simulated::freedoms;
+  bool const seeded = like.how == weir::simulated::running::seeded;
+  if (like.takes == taken::all) on_ = every;
+  if (like.takes == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
+  // its threads take the others
+  if (like.how == weir::simulated::running::threads)
+    on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);
+  // answers are chosen, no more
+  if (t.enumerating())
+    on_ &= bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late) | bit(freedom::reuse);
+  // what a schedule by seed is
+  if (like.takes == taken::none && seeded)
+    on_ = bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late);
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,279 @@
+// What is said about code that touches memory it must leave alone, and what becomes of it.
+// Threads: any; the explanation is made on the thread that faulted.
+#include "simulator/machine/guard.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "runtime/base/call_site.h"
+#include "runtime/base/os.h"
+#include "simulator/machine/memory.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#include <sanitizer/asan_interface.h>
+#endif
+#endif
+
+namespace weir::driver::sim {
+namespace {
+
+struct watched {
+  std::vector<memory*> all;
+  onlooker more;
+};
+base::guarded<watched>& watching() {
+  static auto* const w = new base::guarded<watched>;  // asked until the process is gone
+  return *w;
+}
+
+bool explain(os::bad_access const& a) {
+  std::string who, more;
+  auto const where = reinterpret_cast<address>(a.at);
+  std::uint64_t shield = 0;
+  onlooker then;
+  bool again = false;
+  {
+    auto const w = watching().lock();
+    then = w->more;
+    for (memory* m : w->all) {
+      if (!again && who.empty() && !(again = m->let_through(a, shield))) who = m->owner_of(where);
+    }
+  }
+  if (again) {
+    if (shield && then.met_shield) then.met_shield(shield, a);
+    return true;
+  }
+  if (who.empty()) return false;
+  if (then.block) more = then.block(where);
+  base::running_work const* const work = base::this_call().running;
+  os::print_error("weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who +
+                  (more.empty() ? "" : ", in " + more) +
+                  (work ? ", which it does not declare, or not so far. Remedy: declare to launch or parallel_for all "
+                          "that the work uses: reads(p), writes(p), updates(p).\n"
+                        : ", outside of any work that declares it. Device memory is read and written by work on a "
+                          "stream: declare it to launch or parallel_for, or copy it with weir::copy.\n"));
+  if (then.the_end) then.the_end();
+  return false;
+}
+
+}  // namespace
+
+void watch_faults(memory& m) {
+  static bool const installed = os::on_bad_access(explain);
+  (void)installed;
+  watching().lock()->all.push_back(&m);
+}
+void unwatch_faults(memory& m) noexcept { std::erase(watching().lock()->all, &m); }
+void explain_faults_with(onlooker more) { watching().lock()->more = more; }
+
+#ifdef ASAN_POISON_MEMORY_REGION
+void poison_bytes(address at, std::size_t n) noexcept { ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
+void unpoison_bytes(address at, std::size_t n) noexcept { ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
+#else
+void poison_bytes(address, std::size_t) noexcept {}
+void unpoison_bytes(address, std::size_t) noexcept {}
+#endif
+
+namespace {
+std::string text_of(address at) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
+  return text;
+}
+}  // namespace
+
+bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
+  return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
+}
+
+std::map<address, memory::mapping>::const_iterator memory::mapping_before(address at) const {
+  auto const after = mappings_.upper_bound(at);
+  return after == mappings_.begin() ? mappings_.end() : std::prev(after);
+}
+
+// Pages first, then bytes: a page is within reach while any of its users runs,
+// a byte while a use that declares it does.
+bool memory::open_to(use const& u) {
+  bool open = true;
+  if (u.everything && open_to_all_++ == 0) {
+    for (auto const& m : mappings_) open &= reach(m, true), unpoison_bytes(m.first, m.second.bytes);
+  }
+  if (u.what.bytes == 0) return open;
+  for (auto m = mapping_before(u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes; ++m) {
+    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) open &= reach(*m, true);
+  }
+  auto const in = mapping_before(u.what.at);
+  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return open;  // pinned memory
+  open_bytes(u);
+  running_.push_back(u);
+  return open;
+}
+
+// All but what was given back before the work was given.
+void memory::open_bytes(use const& u) const {
+  address next = u.what.at;
+  address const end = next + u.what.bytes;
+  auto at = ended_.upper_bound(next);
+  if (at != ended_.begin()) --at;
+  for (; at != ended_.end() && at->first < end; ++at) {
+    address const to = at->first + at->second.bytes;
+    if (to <= next || at->second.when > u.ends) continue;
+    if (at->first > next) unpoison_bytes(next, at->first - next);
+    next = std::min(to, end);
+  }
+  if (next < end) unpoison_bytes(next, end - next);
+}
+
+void memory::forget_ended(address from, std::size_t bytes) {
+  address const to = from + bytes;
+  auto at = ended_.upper_bound(from);
+  if (at != ended_.begin()) --at;
+  while (at != ended_.end() && at->first < to) {
+    address const start = at->first, end = start + at->second.bytes;
+    ended const was = at->second;
+    if (end <= from) {
+      ++at;
+      continue;
+    }
+    at = ended_.erase(at);
+    if (start < from) ended_[start] = {from - start, was.when};
+    if (end > to) ended_[to] = {end - to, was.when};
+  }
+}
+
+void memory::block_taken(address at, std::size_t bytes) {
+  if (!bytes_are_guarded || !shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  forget_ended(at, bytes);
+  blocks_[at] = bytes;
+}
+
+void memory::block_given_back(address at) {
+  if (!bytes_are_guarded || !shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  auto const found = blocks_.find(at);
+  if (found == blocks_.end()) return;
+  forget_ended(at, found->second);
+  ended_[at] = {found->second, ++ends_};
+  blocks_.erase(found);
+}
+
+std::uint64_t memory::blocks_ended() const {
+  if (!bytes_are_guarded || !shape_.guarded) return 0;
+  base::lock_guard lock(mutex_);
+  return ends_;
+}
+
+void memory::close_to(use const& u) {
+  auto const same = std::find_if(running_.begin(), running_.end(), [&](use const& r) {
+    return r.what.at == u.what.at && r.what.bytes == u.what.bytes && r.ends == u.ends;
+  });
+  if (same != running_.end()) {
+    running_.erase(same);
+    if (open_to_all_ == 0) close_bytes(u.what.at, u.what.bytes);
+  }
+  if (u.everything && --open_to_all_ == 0) {
+    for (auto const& m : mappings_) close_bytes(m.first, m.second.bytes);
+  }
+  if (open_to_all_ > 0) return;
+  for (auto const& m : mappings_) {
+    bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
+    if (concerns && m.second.users == 0) reach(m, false);
+  }
+}
+
+// But for what other work is using, on another thread just now: that stays open all along.
+void memory::close_bytes(address from, std::size_t bytes) const {
+  if (!bytes_are_guarded) return;
+  std::vector<touch> used;
+  for (use const& r : running_) {
+    if (r.what.at < from + bytes && from < r.what.at + r.what.bytes) used.push_back(r.what);
+  }
+  std::sort(used.begin(), used.end(), [](touch const& a, touch const& b) { return a.at < b.at; });
+  address next = from;
+  for (touch const& t : used) {
+    if (t.at > next) poison_bytes(next, t.at - next);
+    next = std::max(next, t.at + t.bytes);
+  }
+  if (next < from + bytes) poison_bytes(next, from + bytes - next);
+}
+
+std::uint64_t memory::shield(touch const& t) {
+  if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // a neighbour's access has to go on
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(t.at);
+  if (after == pins_.begin()) return 0;
+  auto const in = std::prev(after);
+  if (t.at - in->first >= in->second.bytes || t.bytes > in->second.bytes - (t.at - in->first)) return 0;
+  in->second.shielded = true;
+  return shields_.raise(t);
+}
+
+void memory::unshield(std::uint64_t number) {
+  base::lock_guard lock(mutex_);
+  shields_.lower(number);
+}
+
+void memory::confine_work_from(touch const& pages) {
+  if (!shape_.guarded) return;
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(pages.at);
+  if (after != pins_.begin() && pages.at - std::prev(after)->first < std::prev(after)->second.bytes)
+    std::prev(after)->second.alone = pages;
+}
+
+memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_(uses), how_(how) {
+  if (!m.shape_.guarded) return;
+  base::lock_guard lock(m.mutex_);
+  of_ = &m;
+  for (use const& u : uses) how_ = u.everything ? pins::anywhere : how_;
+  if (how_ == pins::anywhere) {
+    m.shields_.open_all();
+    return;
+  }
+  for (use const& u : uses) m.shields_.open_for(u.what);
+  if (how_ != pins::alone || m.pins_.empty() || !os::bad_accesses_are_explained()) return;
+  std::vector<touch> all;
+  std::size_t bytes = 0;
+  for (auto& [at, p] : m.pins_) {
+    if (p.alone.bytes == 0) continue;
+    p.shielded = true;
+    bytes += p.alone.bytes;
+    all.push_back(p.alone);
+  }
+  if (bytes <= confined_at_most) m.shields_.confine_to(std::move(all));
+}
+
+memory::at_work::~at_work() {
+  if (!of_) return;
+  base::lock_guard lock(of_->mutex_);
+  if (how_ == pins::anywhere) {
+    of_->shields_.close_all();
+    return;
+  }
+  if (how_ == pins::alone) of_->shields_.release();
+  for (use const& u : uses_) of_->shields_.close_after(u.what);
+}
+
+bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
+  auto const at = reinterpret_cast<address>(a.at);
+  base::lock_guard lock(mutex_);
+  auto const after = pins_.upper_bound(at);
+  if (after == pins_.begin()) return false;
+  auto const in = std::prev(after);
+  return in->second.shielded && at - in->first < in->second.bytes && shields_.let_through(a, into);
+}
+
+std::string memory::owner_of(address at) const {
+  base::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
+  auto const m = mapping_before(at);
+  bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
+  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device)
+                               : ", an address where no device memory is mapped");
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,56 @@
+// The host threads of a seeded machine: which of them goes on, by the machine's tape.
+// Threads: as base::relay.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "simulator/machine/schedule_policy.h"
+#include "simulator/machine/tape.h"
+#include "simulator/threads/thread_scheduler.h"
+
+namespace weir::driver::sim {
+
+class hosts final : public base::relay_choices {
+ public:
+  struct machine {                                // what the threads' machine does for them
+    std::function<bool()> move;                   // one step of some stream. false: none can move
+    std::function<std::int64_t()> now_ns;
+    std::function<void(std::string const&)> stuck;
+  };
+  hosts(tape&, machine);
+
+  base::relay& threads() noexcept { return threads_; }
+  habit by() const noexcept { return habit_; }
+
+  int next(int now, std::span<int const> can) noexcept override;
+  int instead(int now, std::span<int const> can) noexcept override;
+  void yields(int now) noexcept override;
+  std::size_t woken(std::size_t of) noexcept override { return tape_.draw(static_cast<std::uint32_t>(of)); }
+  bool move() noexcept override { return machine_.move(); }
+  std::int64_t now_ns() noexcept override;
+  void jump(std::int64_t to_ns) noexcept override { jumped_ns_ += to_ns - now_ns(); }
+  void stuck(std::string const& why) noexcept override { machine_.stuck(why); }
+
+ private:
+  void decide();
+  int other(int now, std::span<int const> can, std::uint32_t percent);
+  int highest(std::span<int const> can);
+  static int after(int now, std::span<int const> can) noexcept;  // in turn
+  std::uint32_t& rank(int number);
+
+  tape& tape_;
+  machine machine_;
+  habit habit_ = habit::undecided;
+  std::uint32_t percent_ = 0;           // chance, starved: of switch points that switch
+  int starved_ = 0;                     // a thread's number
+  std::vector<std::uint32_t> ranks_;    // by thread's number; 0: none yet
+  std::vector<std::uint64_t> changes_;  // switch points at which the highest becomes the lowest, the last first
+  std::uint32_t lowest_ = 100;          // rank given next to who becomes the lowest
+  int switches_left_ = 0;               // enumerated
+  int in_a_row_ = 0;                    // switch points that one thread passed
+  std::int64_t jumped_ns_ = 0;
+  base::relay threads_;                 // last: it ends first
+};
+
+}  // namespace weir::driver::sim

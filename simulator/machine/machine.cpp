@@ -1,0 +1,500 @@
+// The machine's calls on devices and memory, its controls, and how it is put together.
+// Threads: as the seam.
+#include "simulator/machine/machine.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "runtime/base/os.h"
+#include "runtime/base/process.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine_state.h"
+#include "weir/types.h"
+
+namespace weir::driver::sim {
+namespace {
+using running = weir::simulated::running;
+using namespace weir::literals;
+
+constexpr std::size_t page_of(running how) { return how == running::threads ? 2_MiB : 64_KiB; }
+
+// A machine whose calls can be refused, with its controls.
+class refusable final : public faulty, public controls {
+ public:
+  explicit refusable(std::unique_ptr<machine> inner)
+      : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {}
+  bool step(int device, stream_handle s) override { return machine_.step(device, s); }
+  bool run() override { return machine_.run(); }
+  std::string stuck() const override { return machine_.stuck(); }
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override {
+    return faulty::fail_call(call, k, c);
+  }
+  bool cancel_failure(std::uint64_t number) override { return cancel(number); }
+  void forget_failures() override { forget_orders(); }
+  void lose(int device) override { machine_.lose(device); }
+  void cut(int from, int to) override { machine_.cut(from, to); }
+  void corrupt(int from, int to) override { machine_.corrupt(from, to); }
+  void use_up(int device, std::size_t bytes) override { machine_.use_up(device, bytes); }
+  std::uint64_t seed() const noexcept override { return machine_.seed(); }
+  std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
+  std::vector<freedom_taken> freedoms_taken() const override { return machine_.freedoms_taken(); }
+  std::vector<std::string> findings() const override { return machine_.findings(); }
+  base::relay* host_threads() noexcept override { return machine_.host_threads(); }
+  std::vector<std::string> census() const override { return machine_.census(); }
+  bool unsafe_call() override { return machine_.unsafe_call(); }
+  std::uint64_t shield(touch const& t) override { return machine_.shield(t); }
+  void unshield(std::uint64_t number) override { machine_.unshield(number); }
+  void look_behind_shields(touch const& t, std::function<void()> const& look) override {
+    machine_.look_behind_shields(t, look);
+  }
+  void confine_work_from(touch const& pages) override { machine_.confine_work_from(pages); }
+  void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
+
+ private:
+  int device_of(event_handle e) const override { return machine_.device_of(e); }
+  void refused_as_lost(int device) override {
+    for (int d = 0; d < machine_.device_count(); ++d) {
+      if (device == d || device == every_device) machine_.lose(d);
+    }
+  }
+  machine& machine_;
+};
+
+}  // namespace
+
+controls* controls_of(driver& d) noexcept {
+  for (driver* at = &d; at; at = at->behind()) {
+    if (auto* const c = dynamic_cast<controls*>(at)) return c;
+  }
+  return nullptr;
+}
+
+made make(weir::simulated const& like, std::vector<int> visible) {
+  watch_process();
+  tape* const lent = lent_tape::here();
+  std::uint64_t seed = lent && like.seed == 0 ? lent->seed() : like.seed;
+  if (seed == 0 && like.how == running::seeded) {
+    seed = os::random_number() | 1;
+    os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
+  }
+  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed, lent, std::move(visible)));
+  controls* const control = whole.get();
+  return {std::move(whole), control};
+}
+
+machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, std::vector<int> visible)
+    : visible_(std::move(visible)),
+      devices_(visible_.empty() ? std::clamp(like.devices, 0, 64) : static_cast<int>(visible_.size())),
+      how_(like.how),
+      granularity_(page_of(like.how)),
+      bytes_(like.memory / granularity_ * granularity_),
+      maps_(like.maps),
+      generation_(os::fork_generation()),
+      own_tape_(seed),
+      tape_(lent ? *lent : own_tape_),
+      takes_(like, tape_),
+      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary,
+              seed, takes_.on(freedom::reuse), like.guarded}),
+      all_(devices_, takes_, pages_),
+      legacy_(static_cast<std::size_t>(devices_)),
+      others_hold_(static_cast<std::size_t>(devices_)) {
+  using links = weir::simulated::links;
+  for (int from = 0; from < devices_; ++from) {
+    for (int to = 0; to < devices_; ++to) {
+      bool const linked =
+          from != to && (like.peers == links::all ||
+                         (like.peers == links::pairs && whole_number_of(from) / 2 == whole_number_of(to) / 2));
+      if (!linked) continue;
+      pages_.link(from, to, true);
+      if (takes_.on(freedom::wrong_bytes) && tape_.coin(10)) pages_.corrupt(from, to);
+    }
+  }
+  if (like.connections > 0) {
+    all_.connections = static_cast<std::uint32_t>(like.connections);
+  } else if (takes_.on(freedom::shared_connections) && tape_.coin(50)) {
+    all_.connections = 1 + tape_.draw(4);
+  }
+  if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
+  schedule_ = how_ == running::threads   ? make_crew(all_)
+              : how_ == running::stepped ? make_stepper(all_)
+                                         : make_wanderer(all_, tape_);
+  if (how_ != running::seeded) return;
+  hosts_ = std::make_unique<hosts>(
+      tape_, hosts::machine{[this] {
+                              base::unique_lock lock(all_.mutex, std::try_to_lock);
+                              return lock.owns_lock() &&
+                                     schedule_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
+                            },
+                            all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
+  all_.hosts = &hosts_->threads();
+}
+
+machine::~machine() {
+  if (os::fork_generation() != generation_) {  // the workers stayed with the parent: nobody is there to join
+    static_cast<void>(schedule_.release());
+    static_cast<void>(hosts_.release());
+    return;
+  }
+  if (hosts_) {
+    hosts_->threads().end();
+    count_habits(schedule_->by(), hosts_->by());
+  }
+  all_.hosts = nullptr;
+  bool const print = os::environment("WEIR_SIM_CENSUS").value_or("0") == "1";
+  if (at_end_ || print) {
+    auto const left = census();
+    if (at_end_) at_end_(left);
+    if (print) {
+      for (auto const& line : left) os::print_error("weir: simulated machine left: " + line + "\n");
+    }
+  }
+  schedule_.reset();
+  forget_captures();
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      s->busy = false;
+      all_.forget_queue(*s);
+      s->followers.clear();
+    }
+  }
+  drop_all(all_.dropped);
+}
+
+status machine::may_call() const {
+  if (os::fork_generation() != generation_) [[unlikely]] return {code::forked};
+  if (process_is_ending()) [[unlikely]] return {code::unloading};
+  if (inside_work::here()) [[unlikely]] return {code::not_permitted};
+  return all_.has_hosts() ? may_call_among_hosts() : fine;
+}
+
+status machine::may_call_among_hosts() const {
+  base::relay& threads = hosts_->threads();
+  if (!threads.has_this_thread()) {
+    all_.note_finding("stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+    return {code::not_permitted};
+  }
+  if (threads.over()) return {code::failed};
+  threads.point();
+  return fine;
+}
+
+status machine::check(int device, need n) {
+  if (!exists(device)) return invalid;
+  if (n == need::exists) return fine;
+  if (n == need::alive) all_.call_on(device);
+  auto const& d = all_.devices[static_cast<std::size_t>(device)];
+  if (!d.open) return invalid;
+  if (n == need::alive && d.lost) return {code::lost};
+  return fine;
+}
+
+status machine::may_call(int device, need n) {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (n == need::exists) return check(device, n);
+  base::lock_guard lock(all_.mutex);
+  return check(device, n);
+}
+
+// Machine ---------------------------------------------------------------------------------------------------
+
+result<device_info> machine::info(int device) {
+  if (status const s = may_call(device, need::exists); !s.ok()) return {s};
+  blocking_call(60, device);
+  device_info i;
+  i.name = "weir simulated device";
+  i.total_memory = bytes_;
+  i.granularity = granularity_;
+  i.major = 9;
+  i.multi_processor_count = 1;
+  i.pci_bus_id = "sim:" + std::to_string(whole_number_of(device));
+  i.uuid = "SIM-" + std::to_string(whole_number_of(device));
+  i.maps = maps_;
+  return {fine, std::move(i)};
+}
+
+status machine::open(int device) {
+  if (status const s = may_call(device, need::exists); !s.ok()) return s;
+  blocking_call(61, device);
+  base::lock_guard lock(all_.mutex);
+  auto& d = all_.devices[static_cast<std::size_t>(device)];
+  if (d.lost) return {code::lost};
+  if (!d.open && !schedule_->make_ready(device)) return {code::out_of_memory};
+  d.open = true;
+  return fine;
+}
+
+result<memory_info> machine::memory(int device) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(45, device);
+  return {fine, pages_.room(device)};
+}
+
+status machine::make_current(int device) { return may_call(device, need::opened); }
+
+result<peer_info> machine::peer(int from, int to) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  if (!exists(from) || !exists(to)) return {invalid};
+  blocking_call(46, from, to);
+  if (from == to) return {fine, {true, true, 0}};
+  bool const linked = pages_.linked(from, to);
+  return {fine, {linked, linked, linked ? 1 : 0}};
+}
+
+// As NVIDIA's driver does before it gives up memory that is not mapped by pages.
+// Work that can never run is not waited for.
+status machine::wait_for_all(int only) {
+  base::unique_lock lock(all_.mutex);
+  std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
+  for (int d = 0; d < devices_; ++d) {
+    if (only >= 0 && d != only) continue;
+    for (auto const& s : all_.devices[static_cast<std::size_t>(d)].live) now.emplace_back(s, s->given);
+  }
+  for (auto const& [s, position] : now) {
+    if (all_.hopeless(*s, position)) continue;
+    if (schedule_->until(lock, *s, position) == outcome::stuck) return {code::failed};
+  }
+  if (only >= 0) return check(only, need::alive);  // that may have lost it
+  return fine;
+}
+
+bool machine::refuses_memory() {
+  if (!takes_.on(freedom::room)) return false;
+  base::lock_guard lock(all_.mutex);
+  return takes_.takes(freedom::room, 3);
+}
+
+void machine::let_others_allocate() {
+  if (!tape_.coin(4)) return;
+  takes_.took(freedom::room);
+  int const device = static_cast<int>(tape_.draw(static_cast<std::uint32_t>(devices_)));
+  auto& held = others_hold_[static_cast<std::size_t>(device)];
+  pages_.others_leave(device, std::exchange(held, 0));
+  if (tape_.coin(50)) return;
+  held = pages_.room(device).free / granularity_ * tape_.draw(16) / 16 * granularity_;
+  pages_.use_up(device, held);
+}
+
+bool machine::any_alive() const {
+  base::lock_guard lock(all_.mutex);
+  return std::any_of(all_.devices.begin(), all_.devices.end(), [](auto const& d) { return !d.lost; });
+}
+
+// Addresses and pages ---------------------------------------------------------------------------------------
+
+result<address> machine::reserve(std::size_t bytes, std::size_t alignment) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(1, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
+  return pages_.reserve(bytes, alignment);
+}
+
+status machine::unreserve(address at, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(2, bytes);
+  return pages_.unreserve(at, bytes);
+}
+
+result<memory_handle> machine::create(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(3, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
+  return pages_.create(device, bytes);
+}
+
+status machine::release(memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(4);
+  return pages_.release(h);
+}
+
+status machine::map(address at, std::size_t bytes, memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(5, how_ == running::threads ? 0 : pages_.name_of(at), bytes);
+  return pages_.map(at, bytes, h);
+}
+
+status machine::unmap(address at, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  if (how_ != running::threads) {
+    blocking_call(6, pages_.name_of(at), bytes);
+    base::lock_guard lock(all_.mutex);
+    schedule_->before_unmap();
+  }
+  return pages_.unmap(at, bytes);
+}
+
+status machine::grant(address at, std::size_t bytes, int device) {
+  if (status const s = may_call(device, need::opened); !s.ok()) return s;
+  blocking_call(7, device, bytes);
+  return pages_.grant(at, bytes, std::uint64_t{1} << device);
+}
+
+status machine::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
+  if (!devices) return {code::invalid};
+  for (std::uint64_t left = devices; left; left &= left - 1) {
+    if (status const s = may_call(std::countr_zero(left), need::opened); !s.ok()) return s;
+  }
+  blocking_call(7, devices, bytes);
+  return pages_.grant(at, bytes, devices);
+}
+
+result<memory_handle> machine::create_shared(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(70, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
+  return pages_.create_shared(device, bytes);
+}
+
+result<int> machine::export_handle(memory_handle h) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(71);
+  return pages_.export_handle(h);
+}
+
+result<memory_handle> machine::import_handle(int device, std::size_t bytes, int file) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(72, device, bytes);
+  return pages_.import_handle(device, bytes, file);
+}
+
+result<address> machine::create_segment(int device, std::size_t bytes) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
+  blocking_call(8, device, bytes);
+  if (refuses_memory()) return {{code::out_of_memory}};
+  return pages_.create_segment(device, bytes);
+}
+
+status machine::release_segment(int device, address at) {
+  if (status const s = may_call(device, need::alive); !s.ok()) return s;
+  blocking_call(9, device);
+  if (!pages_.is_segment(device, at)) return invalid;
+  if (status const s = wait_for_all(device); !s.ok()) return s;
+  return pages_.release_segment(device, at);
+}
+
+status machine::pin(void* host, std::size_t bytes) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(10, bytes);
+  if (!any_alive()) return {code::lost};
+  if (refuses_memory()) return {code::out_of_memory};
+  return pages_.pin(host, bytes);
+}
+
+status machine::unpin(void* host) {
+  if (status const s = may_call(); !s.ok()) return s;
+  blocking_call(11);
+  if (!pages_.is_pin(reinterpret_cast<address>(host))) return invalid;
+  if (!any_alive()) return {code::lost};
+  if (status const s = wait_for_all(-1); !s.ok()) return s;
+  return pages_.unpin(host);
+}
+
+result<place> machine::find(void const* at) {
+  if (status const s = may_call(); !s.ok()) return {s};
+  blocking_call(62, how_ == running::threads ? 0 : pages_.name_of(reinterpret_cast<address>(at)));
+  return {fine, pages_.find(reinterpret_cast<address>(at))};
+}
+
+// Controls --------------------------------------------------------------------------------------------------
+
+bool machine::step(int device, stream_handle h) {
+  base::unique_lock lock(all_.mutex);
+  status why;
+  stream* const s = find_stream(device, h, why);
+  if (!s) return false;
+  note(40, s->id);
+  auto const alive = s->shared_from_this();
+  bool const moved = schedule_->step(*s);
+  std::vector<work> dropped;
+  dropped.swap(all_.dropped);
+  lock.unlock();
+  drop_all(dropped);
+  return moved;
+}
+
+bool machine::run() {
+  base::unique_lock lock(all_.mutex);
+  note(41);
+  bool const all_done = schedule_->run(lock);
+  std::vector<work> dropped;
+  dropped.swap(all_.dropped);
+  lock.unlock();
+  drop_all(dropped);
+  return all_done;
+}
+
+std::string machine::stuck() const {
+  base::lock_guard lock(all_.mutex);
+  std::string text;
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      if (!s->queue.empty() && !d.lost) text += (text.empty() ? "" : "; ") + all_.why_not(*s);
+    }
+  }
+  return text;
+}
+
+void machine::lose(int device) {
+  if (!exists(device)) return;
+  std::vector<work> dropped;
+  {
+    base::lock_guard lock(all_.mutex);
+    note(42, device);
+    all_.surface();
+    all_.devices[static_cast<std::size_t>(device)].open = true;
+    all_.lose(device);
+    dropped.swap(all_.dropped);
+  }
+  drop_all(dropped);
+  recheck();
+}
+
+int machine::device_of(event_handle h) const {
+  base::lock_guard lock(all_.mutex);
+  auto const& e = all_.events.find(static_cast<std::uint64_t>(h));
+  return e ? e->device : -1;
+}
+
+void machine::cut(int from, int to) {
+  if (exists(from) && exists(to)) pages_.link(from, to, false);
+}
+
+void machine::corrupt(int from, int to) {
+  if (exists(from) && exists(to)) pages_.corrupt(from, to);
+}
+
+std::vector<freedom_taken> machine::freedoms_taken() const {
+  std::vector<freedom_taken> all;
+  for (std::size_t i = 1; i <= freedom_count; ++i)
+    all.push_back({name_of(static_cast<freedom>(i)), takes_.taken(static_cast<freedom>(i))});
+  base::lock_guard lock(all_.mutex);
+  all[static_cast<std::size_t>(freedom::reuse) - 1].times +=
+      all_.streams.came_back() + all_.events.came_back() + pages_.came_back();
+  return all;
+}
+
+void machine::use_up(int device, std::size_t bytes) {
+  if (exists(device)) pages_.use_up(device, bytes);
+}
+
+std::uint64_t machine::trace_hash() const noexcept { return how_ == running::threads ? 0 : tape_.hash(); }
+
+std::vector<std::string> machine::census() const {
+  std::vector<std::string> found;
+  {
+    base::lock_guard lock(all_.mutex);
+    all_.census(found);
+    graph_census(found);
+  }
+  std::vector<bool> lost;
+  {
+    base::lock_guard lock(all_.mutex);
+    for (auto const& d : all_.devices) lost.push_back(d.lost);
+  }
+  pages_.census(found, lost);
+  return found;
+}
+
+void machine::at_end(std::function<void(std::vector<std::string> const&)> f) { at_end_ = std::move(f); }
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,194 @@
+// What a simulated machine is composed of, and the checks every one of its calls begins with.
+// Threads: as the seam.
+#pragma once
+#include <map>
+#include <optional>
+
+#include "simulator/machine/capture.h"
+#include "simulator/machine/executor.h"
+#include "simulator/machine/host_threads.h"
+#include "simulator/machine/machine.h"
+
+namespace weir::driver::sim {
+
+class machine final : public driver, public controls {
+ public:
+  machine(weir::simulated const&, std::uint64_t seed, tape* lent, std::vector<int> visible);
+  ~machine() override;
+
+  bool simulated() const noexcept override { return true; }
+  bool moves_by_itself() const noexcept override { return how_ == weir::simulated::running::threads; }
+  int device_count() const noexcept override { return devices_; }
+  result<device_info> info(int device) override;
+  status open(int device) override;
+  result<memory_info> memory(int device) override;
+  status make_current(int device) override;
+  status synchronize_device(int device) override;
+  result<peer_info> peer(int from, int to) override;
+
+  result<address> reserve(std::size_t bytes, std::size_t alignment) override;
+  status unreserve(address, std::size_t bytes) override;
+  result<memory_handle> create(int device, std::size_t bytes) override;
+  status release(memory_handle) override;
+  status map(address, std::size_t bytes, memory_handle) override;
+  status unmap(address, std::size_t bytes) override;
+  status grant(address, std::size_t bytes, int device) override;
+  status grant_all(address, std::size_t bytes, std::uint64_t devices) override;
+  result<memory_handle> create_shared(int device, std::size_t bytes) override;
+  result<int> export_handle(memory_handle) override;
+  result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
+  result<address> create_segment(int device, std::size_t bytes) override;
+  status release_segment(int device, address) override;
+  status pin(void* host, std::size_t bytes) override;
+  status unpin(void* host) override;
+  result<place> find(void const*) override;
+
+  result<stream_handle> create_stream(int device, stream_kind, int priority) override;
+  status destroy_stream(int device, stream_handle) override;
+  status query_stream(int device, stream_handle) override;
+  status synchronize_stream(int device, stream_handle) override;
+  result<bool> capturing(int device, stream_handle) override;
+  result<stream_handle> adopt(int device, CUstream_st*) override;
+  result<CUstream_st*> native(int device, stream_handle) override;
+  result<event_handle> create_event(int device, event_kind) override;
+  status destroy_event(int device, event_handle) override;
+  result<CUevent_st*> native_event(event_handle) override;
+  status record(int device, stream_handle, event_handle) override;
+  status wait(int device, stream_handle, event_handle) override;
+  status query_event(event_handle) override;
+  status synchronize_event(event_handle) override;
+  result<float> elapsed_ms(event_handle start, event_handle end) override;
+
+  status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
+  status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
+                   std::size_t bytes) override;
+  status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
+              std::size_t count) override;
+  status host_function(int device, stream_handle, work) override;
+  status enqueue(int device, stream_handle, std::span<touch const>, work) override;
+  void recheck() override;
+  void number_stream(int device, stream_handle, std::uint64_t number) override;
+  void block_taken(address at, std::size_t bytes) override { pages_.block_taken(at, bytes); }
+  void block_given_back(address at) override { pages_.block_given_back(at); }
+  status begin_capture(int device, stream_handle, capture_mode) override;
+  result<graph_handle> end_capture(int device, stream_handle) override;
+  result<executable_handle> instantiate(int device, graph_handle) override;
+  status launch_graph(int device, stream_handle, executable_handle) override;
+  status destroy_graph(graph_handle) override;
+  status destroy_executable(executable_handle) override;
+  result<gate_handle> hold(int device, stream_handle) override;
+  status open_gate(gate_handle) override;
+
+  bool step(int device, stream_handle) override;
+  bool run() override;
+  std::string stuck() const override;
+  // these three are the decorator's: see make()
+  std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }
+  bool cancel_failure(std::uint64_t) override { return false; }
+  void forget_failures() override {}
+  int device_of(event_handle) const;                         // -1: no such event
+  void lose(int device) override;
+  void cut(int from, int to) override;
+  void corrupt(int from, int to) override;
+  void use_up(int device, std::size_t bytes) override;
+  std::uint64_t seed() const noexcept override { return tape_.seed(); }
+  std::uint64_t trace_hash() const noexcept override;
+  std::vector<freedom_taken> freedoms_taken() const override;
+  std::vector<std::string> findings() const override { return all_.findings(); }
+  base::relay* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
+  std::vector<std::string> census() const override;
+  void at_end(std::function<void(std::vector<std::string> const&)>) override;
+  bool unsafe_call() override;
+  std::uint64_t shield(touch const& t) override { return pages_.shield(t); }
+  void unshield(std::uint64_t number) override { pages_.unshield(number); }
+  void look_behind_shields(touch const& t, std::function<void()> const& look) override {
+    use const one{t};
+    memory::at_work const here(pages_, {&one, 1}, memory::pins::declared);
+    look();
+  }
+  void confine_work_from(touch const& pages) override { pages_.confine_work_from(pages); }
+
+ private:
+  enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
+  status may_call() const;  // this process, this thread, now; a switch point of host threads
+  status may_call_among_hosts() const;
+  status may_call(int device, need);
+  status check(int device, need);                            // Requires: the lock, for more than exists
+  bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
+  stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
+  status append(int device, stream_handle, operation&&);     // drops its work when refused
+  status queue(base::unique_lock&, stream&, operation&&);    // gives up the lock
+  status answer(base::unique_lock&, int device, outcome);
+  status polled(base::unique_lock&, stream&, std::uint64_t position);
+
+  // Captures and the legacy stream. Require: the lock.
+  // Those that answer not_permitted have spoiled what they met, unless it says otherwise.
+  enum class given : std::uint8_t { queued, kept, refused };
+  given give(stream&, operation&, status&);             // queued: the caller queues it
+  status keep(stream&, operation&&, std::size_t lane);  // in its capture's graph; refused when that is spoiled
+  status record_captured(stream&, event&);
+  status wait_captured(stream&, event&);                // one of the two is captured
+  bool meets_capture(stream const&);                    // would asking it, or (legacy) giving it something, meet one?
+  status spoil_met(stream const&);                      // ok: it meets none
+  status spoil_on(int device);                          // ok: no stream of the device is captured
+  status spoil_of(event const&);                        // ok: its last record was a real one
+  void forget_captures();
+  void follow(stream&, stream& other, std::uint64_t position);
+  void keep_legacy_order(stream&);
+  void replay_on(stream&, executable&);
+  stream* standing_stream(int device, stream_handle);   // legacy or per_thread, made at first use
+  void graph_census(std::vector<std::string>&) const;
+
+  status wait_for_all(int only);  // Blocks: until all work given so far is done, of all devices (-1) or one
+  bool any_alive() const;         // some device is not lost
+  bool refuses_memory();          // this time, though there may be room (F8)
+  // other processes take room and give it back (F8). Requires: the lock
+  void let_others_allocate();
+  // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
+  template <class... Numbers>
+  void blocking_call(Numbers... numbers);
+  template <class... Numbers>
+  void note(Numbers... numbers);                             // Requires: the lock
+
+  // among all of the machine's
+  int whole_number_of(int device) const {
+    return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
+  }
+
+  std::vector<int> const visible_;
+  int const devices_;
+  weir::simulated::running const how_;
+  std::size_t const granularity_, bytes_;
+  bool const maps_;                 // told by info() alone: what is asked all the same still works
+  std::uint64_t const generation_;  // of the process that made this
+  tape own_tape_;
+  tape& tape_;
+  freedoms takes_;
+  sim::memory pages_;
+  queues all_;
+  slots<graph> graphs_{slots<graph>::reuse::told_apart};
+  slots<executable> executables_{slots<executable>::reuse::told_apart};
+  std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: never used
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
+  std::unique_ptr<schedule> schedule_;
+  std::vector<std::size_t> others_hold_;  // bytes of each device, by F8
+  std::unique_ptr<hosts> hosts_;                             // seeded
+  std::function<void(std::vector<std::string> const&)> at_end_;
+};
+
+template <class... Numbers>
+void machine::note(Numbers... numbers) {
+  if (how_ != weir::simulated::running::threads) tape_.note(numbers...);
+}
+
+template <class... Numbers>
+void machine::blocking_call(Numbers... numbers) {
+  bool const others = takes_.on(freedom::room);
+  if (how_ == weir::simulated::running::threads && !others) return;
+  base::unique_lock lock(all_.mutex);
+  note(numbers...);
+  if (others) let_others_allocate();
+  schedule_->pause();
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,126 @@
+// The wanderer takes, by its tape, the freedoms a device has:
+// it moves early, late, out of step, half way, or only when it must.
+// Threads: as executor.h says.
+#include "simulator/machine/stepping.h"
+
+namespace weir::driver::sim {
+namespace {
+
+class wanderer final : public walk {
+ public:
+  wanderer(queues& q, tape& t) : walk(q), tape_(t) {
+    if (tape_.enumerating()) return;
+    habit_ = mixed_habits[tape_.weighted(mix_of_habits)];
+    if (habit_ == habit::starved) starved_ = 1 + tape_.draw(6);  // a stream's id
+    if (habit_ == habit::ranked) turns_left_ = 1 + tape_.draw(3);
+  }
+
+  habit by() const override { return habit_; }
+  bool given(base::unique_lock& lock, stream&) override {
+    wander();
+    leave(lock);
+    return true;
+  }
+  void changed(base::unique_lock& lock) override {
+    wander();
+    leave(lock);
+  }
+
+  void asked(stream& s, std::uint64_t position) override {
+    if (s.done >= position) {
+      patience_ = 0;
+      return;
+    }
+    if (habit_ == habit::chance || habit_ == habit::enumerated) {
+      if (tape_.coin(50)) drive(s, position);
+    } else {
+      wander();
+    }
+    if (s.done >= position) {
+      patience_ = 0;
+    } else if (++patience_ > 12) {  // who polls gets there in the end
+      patience_ = 0;
+      drive(s, position);
+    } else if (!s.queue.empty() && s.queue.front().at == operation::phase::written) {
+      all_.takes.took(freedom::seen_late);
+    }
+  }
+
+  outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
+    // up to ten hours
+    if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);
+    return walk::until(lock, s, position);
+  }
+
+  void pause() override {
+    if (habit_ == habit::lazy || habit_ == habit::enumerated || !tape_.coin(12)) return;
+    all_.takes.took(freedom::blocking_calls);
+    run_all();  // all that can move: behind a closed gate it would wait for whoever is about to open it
+  }
+
+ private:
+  void wander() {
+    switch (habit_) {
+      case habit::eager: run_all(); return;
+      case habit::lazy: case habit::undecided: return;
+      case habit::enumerated: return;  // nothing but the answers is chosen, for that is all the host learns
+      case habit::chance: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
+      case habit::uniform: moves(tape_.draw(6), nullptr); return;
+      case habit::starved: moves(tape_.draw(6), find_starved()); return;
+      case habit::ranked: ranked_moves(tape_.draw(5)); return;
+    }
+  }
+
+  stream const* find_starved() const {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (s->id == starved_) return s.get();
+      }
+    }
+    return nullptr;
+  }
+
+  void moves(std::uint32_t n, stream const* but) {
+    for (; n > 0; --n) {
+      auto const* const next = movable(tape_.draw(64), but);
+      if (!next) return;
+      auto const s = *next;
+      operation const& o = s->queue.front();
+      if (o.what == operation::kind::host && o.at == operation::phase::queued &&
+          all_.takes.takes(freedom::host_functions, 50))
+        continue;
+      move(*s, stride::part);
+    }
+  }
+
+  // The stream of the highest rank that can move does; a few times in a run the highest becomes the lowest.
+  void ranked_moves(std::uint32_t n) {
+    for (; n > 0; --n) {
+      std::shared_ptr<stream> best;
+      for (auto const& d : all_.devices) {
+        for (auto const& s : d.live) {
+          if (s->rank == 0) s->rank = 1000 + tape_.draw(1000);
+          if (can_move(*s) && (!best || s->rank > best->rank)) best = s;
+        }
+      }
+      if (!best) return;
+      if (turns_left_ > 0 && tape_.draw(20) == 19) {
+        best->rank = turns_left_--;
+        continue;
+      }
+      move(*best, stride::part);
+    }
+  }
+
+  tape& tape_;
+  habit habit_ = habit::enumerated;
+  std::uint64_t starved_ = 0;
+  std::uint32_t turns_left_ = 0;
+  int patience_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<schedule> make_wanderer(queues& q, tape& t) { return std::make_unique<wanderer>(q, t); }
+
+}  // namespace weir::driver::sim

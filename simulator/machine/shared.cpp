@@ -1,0 +1,62 @@
+// The simulated machine's memory that other processes map: what is exported is a nameless file.
+// Threads: any; under the memory's lock.
+#include "runtime/base/os.h"
+#include "runtime/base/os_socket.h"
+#include "simulator/machine/memory.h"
+
+namespace weir::driver::sim {
+// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody
+// does. None of them can cut it short.
+result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
+  if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
+  base::lock_guard lock(mutex_);
+  make_room();
+  bank& from = *banks_[static_cast<std::size_t>(device)];
+  if (!from.count(bytes)) return {{code::out_of_memory}};
+  int const file = os::make_memory_file("weir shared memory");
+  if (file < 0 || !os::resize_file(file, bytes) || !os::seal_size(file)) {
+    if (file >= 0) os::close_file(file);
+    from.uncount(bytes);
+    return {{code::out_of_memory}};
+  }
+  std::uint32_t const index = new_slot();
+  physical& p = handles_[index];
+  p = {device, bytes, 0, 0, false, p.turn + 1, file, false};
+  return {fine, handle_of(index)};
+}
+
+result<int> memory::export_handle(memory_handle h) {
+  base::lock_guard lock(mutex_);
+  physical* const p = lookup(h);
+  if (!p || p->file < 0 || p->foreign) return {invalid};
+  int const file = os::duplicate_file(p->file);
+  if (file < 0) return {{code::out_of_memory}};
+  return {fine, file};
+}
+
+result<memory_handle> memory::import_handle(int device, std::size_t bytes, int file) {
+  if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
+  if (os::unfit_to_map(file, bytes)) return {invalid};
+  base::lock_guard lock(mutex_);
+  make_room();
+  int const own = os::duplicate_file(file);
+  if (own < 0) return {{code::out_of_memory}};
+  std::uint32_t const index = new_slot();
+  physical& p = handles_[index];
+  p = {device, bytes, 0, 0, false, p.turn + 1, own, true};
+  return {fine, handle_of(index)};
+}
+
+// Ensures: new_slot() does not throw, so that no file is lost.
+void memory::make_room() {
+  if (handles_.size() == handles_.capacity()) handles_.reserve(2 * handles_.size() + 8);
+}
+
+void memory::close_shared(physical& p) {
+  if (p.file < 0) return;
+  os::close_file(p.file);
+  if (!p.foreign) banks_[static_cast<std::size_t>(p.device)]->uncount(p.bytes);
+  p.file = -1;
+}
+
+}  // namespace weir::driver::sim

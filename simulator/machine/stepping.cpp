@@ -1,0 +1,278 @@
+// The steps of a walk: an operation starts (its outputs become poison), writes, completes.
+// Threads: as stepping.h says.
+#include "simulator/machine/stepping.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+namespace weir::driver::sim {
+namespace {
+constexpr std::byte poison_byte{0xdb};
+constexpr std::size_t poisoned_at_most = 1u << 20;  // bytes of one output
+
+bool overlap(touch const& a, touch const& b) { return a.at < b.at + b.bytes && b.at < a.at + a.bytes; }
+}  // namespace
+
+walk::walk(queues& q) : all_(q) {
+  q.clock = [this] { return now_ns_; };
+  q.abandon = [this](stream& s) {
+    if (auto const half = running_.find(s.id); half != running_.end()) {
+      all_.bytes.end(half->second.uses);
+      running_.erase(half);
+      s.queue.front().at = operation::phase::queued;
+    }
+  };
+}
+
+bool walk::can_move(stream const& s) const {
+  auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
+  if (s.queue.empty() || device.lost || device.failing) return false;
+  operation const& o = s.queue.front();
+  if (o.at != operation::phase::queued) return true;
+  bool const ready = o.what == operation::kind::wait   ? o.awaited().done >= o.position
+                     : o.what == operation::kind::gate ? o.held().open
+                     : o.what == operation::kind::work ? !o.job.ready || o.job.ready(o.job.state)
+                                                       : true;
+  return ready && !in_the_way(s).by;
+}
+
+walk::obstacle walk::in_the_way(stream const& s) const {
+  if (stream* const ahead = all_.ahead_of(s)) {
+    all_.takes.took(freedom::shared_connections);
+    bool const begun = ahead->queue.front().at != operation::phase::queued;
+    return {ahead, ahead->done + (begun ? 2 : 1)};
+  }
+  if (s.queue.empty() || s.queue.front().what != operation::kind::host) return {};
+  auto const other = host_function_of_.lock();
+  if (!other || other.get() == &s || other->queue.empty() || other->queue.front().what != operation::kind::host ||
+      other->queue.front().at != operation::phase::running)
+    return {};
+  all_.takes.took(freedom::host_functions);
+  return {other.get(), other->done + 1};
+}
+
+// Not finished and not started is seen by nobody as long as the streams are ordered;
+// whoever looks too early sees poison.
+void walk::poison(operation const& o, shadow& into) {
+  memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
+  for (use const& u : into.uses) {
+    if (!u.what.writes || u.what.bytes == 0) continue;
+    if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)) continue;
+    touch part = u.what;
+    part.bytes = std::min(part.bytes, poisoned_at_most);
+    auto* const at = reinterpret_cast<std::byte*>(part.at);
+    // it may read them, or write only some
+    if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));
+  }
+  for (use const& u : into.uses) {
+    if (!u.what.writes || u.what.bytes == 0 ||
+        (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)))
+      continue;
+    std::memset(reinterpret_cast<void*>(u.what.at), static_cast<int>(poison_byte),
+                std::min(u.what.bytes, poisoned_at_most));
+  }
+}
+
+void walk::start(stream& s) {
+  operation& o = s.queue.front();
+  shadow& mine = running_[s.id];
+  o.uses(s.device, mine.uses);
+  if (std::string const wrong = all_.bytes.begin(mine.uses); !wrong.empty()) {
+    running_.erase(s.id);
+    all_.note_finding("stray: " + wrong);
+    all_.fault(s.device);
+    drop_all(all_.dropped);  // under the lock: whether other work is ready may hang on it
+    return;
+  }
+  o.at = operation::phase::running;
+  if (o.what == operation::kind::host && all_.takes.on(freedom::host_functions)) host_function_of_ = s.weak_from_this();
+}
+
+void walk::write(stream& s) {
+  operation& o = s.queue.front();
+  shadow& mine = running_[s.id];
+  using pins = memory::pins;
+  using kind = operation::kind;
+  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses,
+                                     o.what == kind::host                ? pins::anywhere
+                                     : o.what == kind::work && o.job.run ? pins::alone
+                                                                         : pins::declared);
+  for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k)
+    std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
+  o.run();
+  all_.distort(o, mine.uses);
+  now.reset();
+  o.drop();
+  all_.bytes.end(mine.uses);
+  running_.erase(s.id);
+  o.at = operation::phase::written;
+}
+
+void walk::finish(stream& s) {
+  auto const alive = s.shared_from_this();
+  all_.retire(s, freed_);
+  freed_.clear();  // nobody needs waking here: the next step looks
+  all_.forget_if_finished(s);
+}
+
+bool walk::move(stream& s, stride how) {
+  if (!can_move(s)) return false;
+  all_.tell_hosts();
+  using kind = operation::kind;
+  now_ns_ += 1000;
+  operation& o = s.queue.front();
+  if (o.what == kind::wait || o.what == kind::gate || o.what == kind::record) {
+    finish(s);
+    return true;
+  }
+  if (o.at == operation::phase::queued) {
+    start(s);
+    if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].failing) return true;
+    if (how == stride::part) {
+      all_.takes.took(freedom::overlap);
+      poison(o, running_[s.id]);
+      return true;
+    }
+  }
+  if (o.at == operation::phase::running) {
+    write(s);
+    if (how == stride::part) return true;
+  }
+  finish(s);
+  return true;
+}
+
+std::shared_ptr<stream> const* walk::movable(std::uint32_t from, stream const* but) {
+  std::size_t total = 0;
+  for (auto const& d : all_.devices) total += d.live.size();
+  if (total == 0) return nullptr;
+  std::size_t skip = from % total;
+  for (int round = 0; round < 2; ++round) {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (skip > 0) {
+          --skip;
+        } else if (s.get() != but && can_move(*s)) {
+          return &s;
+        }
+      }
+    }
+  }
+  return nullptr;
+}
+
+void walk::run_all() {
+  while (auto const* next = movable(0, nullptr)) {
+    auto const s = *next;
+    move(*s, stride::whole);
+  }
+}
+
+outcome walk::drive(stream& target, std::uint64_t position) {
+  auto const alive = target.shared_from_this();
+  std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> path{{alive, position}};
+  while (!path.empty()) {
+    auto const [s, needed] = path.back();
+    if (s->done >= needed) {
+      path.pop_back();
+      continue;
+    }
+    if (all_.devices[static_cast<std::size_t>(alive->device)].failing ||
+        all_.devices[static_cast<std::size_t>(s->device)].failing) {
+      all_.surface();  // who waits for it hears of it
+      drop_all(all_.dropped);
+    }
+    if (all_.devices[static_cast<std::size_t>(alive->device)].lost ||
+        all_.devices[static_cast<std::size_t>(s->device)].lost)
+      return outcome::lost;
+    if (move(*s, stride::whole)) continue;
+    operation const& o = s->queue.front();
+    if (auto const first = in_the_way(*s); first.by) {
+      path.emplace_back(first.by->shared_from_this(), first.position);
+    } else if (o.what == operation::kind::wait) {
+      path.emplace_back(o.awaited().shared_from_this(), o.position);
+    } else if (o.what == operation::kind::work) {  // its ready() waits for some other work: any of it may be the one
+      auto const* const other = movable(0, s.get());
+      if (!other) return outcome::stuck;
+      auto const moved = *other;
+      move(*moved, stride::whole);
+    } else {
+      return outcome::stuck;
+    }
+  }
+  return outcome::done;
+}
+
+outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) {
+  auto const alive = s.shared_from_this();
+  outcome end = outcome::stuck;
+  do {
+    if (all_.hosts) {  // others may do much between the call and the moment it looks
+      lock.unlock();
+      lock.lock();
+    }
+    end = drive(s, position);
+  } while (end == outcome::stuck && all_.wait_for_hosts(lock, s));
+  if (end == outcome::stuck && !all_.has_hosts())
+    all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
+  return end;
+}
+
+void walk::before_unmap() {
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
+    }
+  }
+}
+
+bool walk::move_one(base::unique_lock& lock, std::uint32_t from) {
+  auto const* const next = movable(from, nullptr);
+  if (!next) return false;
+  auto const s = *next;
+  move(*s, stride::part);
+  leave(lock);
+  return true;
+}
+
+bool walk::step(stream& s) { return move(s, stride::whole); }
+
+bool walk::run(base::unique_lock&) {
+  run_all();
+  all_.surface();
+  for (auto const& d : all_.devices) {
+    for (auto const& s : d.live) {
+      if (!s->queue.empty()) return false;
+    }
+  }
+  return true;
+}
+
+void walk::leave(base::unique_lock& lock) {
+  std::vector<work> dropped;
+  dropped.swap(all_.dropped);
+  all_.tell_hosts();
+  lock.unlock();
+  drop_all(dropped);
+}
+
+namespace {
+
+class stepper final : public walk {
+ public:
+  using walk::walk;
+  bool given(base::unique_lock& lock, stream&) override {
+    leave(lock);
+    return true;
+  }
+  void changed(base::unique_lock& lock) override { leave(lock); }
+  void asked(stream&, std::uint64_t) override {}
+  void pause() override {}
+};
+
+}  // namespace
+
+std::unique_ptr<schedule> make_stepper(queues& q) { return std::make_unique<stepper>(q); }
+
+}  // namespace weir::driver::sim

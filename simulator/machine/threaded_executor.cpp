@@ -1,0 +1,304 @@
+// The crew runs a simulated machine with threads: each device has a worker for its work and one for its
+// copies, the machine one for host functions. Workers sleep when nothing is ready and are woken one by one.
+// Threads: as executor.h says; workers take the machine's lock between operations, never during one.
+#include <algorithm>
+#include <array>
+#include <cassert>
+
+#include "simulator/machine/executor.h"
+
+namespace weir::driver::sim {
+namespace {
+
+constexpr std::size_t full_queue = 1024;  // operations; a call that appends to a stream waits while it has more
+
+class crew final : public schedule {
+ public:
+  explicit crew(queues& q) : all_(q) {
+    for (std::size_t i = 0; i < 2 * q.devices.size() + 1; ++i) engines_.push_back(std::make_unique<engine>());
+  }
+
+  ~crew() override {
+    {
+      base::lock_guard lock(all_.mutex);
+      ending_ = true;
+      for (auto& e : engines_) e->wake.notify_one();
+    }
+    for (auto& e : engines_) {
+      if (e->worker.joinable()) e->worker.join();
+    }
+  }
+
+  // Here, and not when there is work: who gives work cannot be told that there is nobody to do it.
+  bool make_ready(int device) override {
+    try {
+      auto const first = 2 * static_cast<std::size_t>(device);
+      for (std::size_t const i : {first, first + 1, engines_.size() - 1}) {
+        engine& e = *engines_[i];
+        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
+      }
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  bool given(base::unique_lock& lock, stream& s) override {
+    settle(s);
+    bool room = true;
+    if (s.queue.size() > full_queue) {
+      auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
+      ++waiting_for_room_;
+      wake_engines_locked();
+      bool const& gone = all_.devices[static_cast<std::size_t>(s.device)].lost;
+      room_.wait(
+          lock, [&] { return gone || s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given - full_queue / 2); });
+      --waiting_for_room_;
+      room = !gone && s.queue.size() <= full_queue / 2;
+      if (!room && !gone) {  // what would make room waits for a lost device, and the host for it: as in machine::answer
+        all_.lose(s.device);
+        todo_all();
+        settle_all();
+      }
+    }
+    leave(lock);
+    return room;
+  }
+
+  void changed(base::unique_lock& lock) override {
+    todo_all();
+    settle_all();
+    leave(lock);
+  }
+
+  void asked(stream&, std::uint64_t) override {}
+  void pause() override {}
+  void before_unmap() override {}
+  bool step(stream&) override { return false; }
+
+  outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
+    auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
+    auto const end = [&] { return s.done >= position || device.lost || all_.hopeless(s, position); };
+    if (!end()) {
+      host_waiter self{position};
+      s.hosts.push_back(&self);
+      self.wake.wait(lock, end);
+      s.hosts.erase(std::find(s.hosts.begin(), s.hosts.end(), &self));
+    }
+    return s.done >= position ? outcome::done : outcome::lost;
+  }
+
+  bool run(base::unique_lock& lock) override {
+    ++waiting_for_rest_;
+    rest_.wait(lock, [&] { return busy_ == 0; });
+    --waiting_for_rest_;
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (!s->queue.empty()) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  struct engine {
+    std::deque<std::shared_ptr<stream>> urgent, ready;  // streams whose front this engine is to run
+    base::condition wake;
+    bool asleep = false, to_wake = false;
+    base::thread worker;
+  };
+
+  engine& engine_for(stream const& s, operation const& o) {
+    if (o.what == operation::kind::host) return *engines_.back();
+    bool const copies = o.what == operation::kind::copy;
+    return *engines_[2 * static_cast<std::size_t>(s.device) + (copies ? 1 : 0)];
+  }
+
+  void todo_all() {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        if (!s->busy && !s->queue.empty()) todo_.push_back(s);
+      }
+    }
+  }
+
+  void settle(stream& s) {
+    todo_.push_back(s.shared_from_this());
+    settle_all();
+  }
+
+  // Takes the streams in todo_ as far as they come without an engine.
+  void settle_all() {
+    while (!todo_.empty()) {
+      std::shared_ptr<stream> const s = std::move(todo_.back());
+      todo_.pop_back();
+      if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost) advance(s);
+      all_.forget_if_finished(*s);
+    }
+    if (waiting_for_room_ > 0) room_.notify_all();
+  }
+
+  void advance(std::shared_ptr<stream> const& s) {
+    using kind = operation::kind;
+    while (!s->queue.empty()) {
+      operation& o = s->queue.front();
+      if (all_.ahead_of(*s)) {
+        all_.takes.took(freedom::shared_connections);
+        return;
+      }
+      if (o.what == kind::wait) {
+        stream& other = o.awaited();
+        if (other.done < o.position) {
+          if (!s->following) other.followers.emplace_back(o.position, s);
+          s->following = true;
+          if (all_.any_lost) wake_hosts();
+          return;
+        }
+      } else if (o.what == kind::gate) {
+        if (!o.held().open) return;
+      } else if (o.what != kind::record) {
+        if (ending_) return;
+        if (o.job.ready && !o.job.ready(o.job.state)) {
+          if (std::find(standing_.begin(), standing_.end(), s) == standing_.end()) standing_.push_back(s);
+          return;
+        }
+        engine& e = engine_for(*s, o);
+        assert(e.worker.joinable());  // invariant: a stream's device is open, and its engines were made for that
+        s->busy = true;
+        ++busy_;
+        let_begin(*s);
+        (s->priority < 0 ? e.urgent : e.ready).push_back(s);
+        if (e.asleep && !e.to_wake) {
+          e.to_wake = true;
+          to_wake_.push_back(&e);
+        }
+        return;
+      }
+      all_.retire(*s, todo_);
+      let_begin(*s);
+    }
+  }
+
+  // The front of s has begun: what shares its connection may.
+  void let_begin(stream const& s) {
+    if (all_.connections == 0) return;
+    for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live) {
+      if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty())
+        todo_.push_back(other);
+    }
+  }
+
+  void wake_hosts() {
+    for (auto const& d : all_.devices) {
+      for (auto const& s : d.live) {
+        for (host_waiter* h : s->hosts) h->wake.notify_one();
+      }
+    }
+  }
+
+  void wake_engines_locked() {
+    for (engine* e : to_wake_) e->wake.notify_one();
+    to_wake_.clear();
+  }
+
+  // Wakes after the lock is given up: who wakes needs it at once.
+  void leave(base::unique_lock& lock) {
+    std::vector<work> dropped;
+    dropped.swap(all_.dropped);
+    if (to_wake_.empty()) {
+      lock.unlock();
+    } else if (to_wake_.size() <= 8) {
+      std::array<engine*, 8> wake;
+      std::size_t const n = to_wake_.size();
+      std::copy(to_wake_.begin(), to_wake_.end(), wake.begin());
+      to_wake_.clear();
+      lock.unlock();
+      for (std::size_t i = 0; i < n; ++i) wake[i]->wake.notify_one();
+    } else {
+      wake_engines_locked();
+      lock.unlock();
+    }
+    if (dropped.empty()) return;
+    drop_all(dropped);
+    lock.lock();  // work that will never run is what other work's ready() may have waited for
+    changed(lock);
+  }
+
+  void labour(engine& e) {
+    std::vector<use> uses;
+    base::unique_lock lock(all_.mutex);
+    for (;;) {
+      auto& from = e.urgent.empty() ? e.ready : e.urgent;
+      if (from.empty()) {
+        if (ending_) return;
+        e.asleep = true;
+        e.wake.wait(lock);
+        e.asleep = e.to_wake = false;
+        continue;
+      }
+      std::shared_ptr<stream> const s = std::move(from.front());
+      from.pop_front();
+      if (ending_) {
+        s->busy = false;
+        continue;
+      }
+      operation& o = s->queue.front();  // appending moves no operation
+      auto& device = all_.devices[static_cast<std::size_t>(s->device)];
+      std::string wrong;
+      if (!device.lost) {
+        wake_engines_locked();
+        lock.unlock();
+        o.uses(s->device, uses);
+        wrong = all_.bytes.begin(uses);
+        if (wrong.empty()) {
+          {
+            memory::at_work const now(
+                all_.bytes, uses, o.what == operation::kind::host ? memory::pins::anywhere : memory::pins::declared);
+            o.run();
+            all_.distort(o, uses);
+          }
+          all_.bytes.end(uses);
+        }
+        o.drop();
+        lock.lock();
+      }
+      s->busy = false;
+      --busy_;
+      if (!wrong.empty()) {
+        all_.note_finding("stray: " + wrong);
+        all_.fault(s->device);
+        if (all_.connections > 0) todo_all();  // what waits for it in vain holds nobody up any more
+      }
+      if (device.lost) {
+        all_.forget_queue(*s);
+        all_.forget_if_finished(*s);
+      } else {
+        all_.retire(*s, todo_);
+        todo_.push_back(s);
+      }
+      for (auto& waits : standing_) todo_.push_back(std::move(waits));
+      standing_.clear();
+      settle_all();
+      if (waiting_for_rest_ > 0 && busy_ == 0) rest_.notify_all();
+      if (!all_.dropped.empty() || !to_wake_.empty()) {
+        leave(lock);
+        lock.lock();
+      }
+    }
+  }
+
+  queues& all_;
+  std::vector<std::unique_ptr<engine>> engines_;
+  std::vector<std::shared_ptr<stream>> todo_, standing_;  // standing: before work that was not ready
+  std::vector<engine*> to_wake_;
+  base::condition room_, rest_;
+  int waiting_for_room_ = 0, waiting_for_rest_ = 0;
+  std::size_t busy_ = 0;  // streams an engine has
+  bool ending_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<schedule> make_crew(queues& q) { return std::make_unique<crew>(q); }
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,313 @@
+// Operations, streams, events and gates: what they do, whoever moves them.
+// Threads: as work.h says.
+#include "simulator/machine/work.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/driver/words.h"
+
+namespace weir::driver::sim {
+namespace {
+void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
+  if (pattern_bytes == 1) {
+    std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
+  } else if (pattern_bytes == 2) {
+    std::fill_n(static_cast<std::uint16_t*>(dst), bytes / 2, static_cast<std::uint16_t>(pattern));
+  } else {
+    std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
+  }
+}
+// Streams that nobody has numbered are the driver's own matter,
+// and named by other words than those of the program.
+std::string named(stream const& s) {
+  bool const lane = s.from.id != 0;
+  return (lane ? "a graph on stream " : "stream ") +
+         std::to_string(s.number ? s.number
+                        : lane   ? s.from.id
+                                 : s.id) +
+         (s.number ? " of gpu:" : " of device ") + std::to_string(lane ? s.from.device : s.device);
+}
+
+std::string at(base::site const& s) {
+  if (!s.operation || !s.at.file) return {};
+  std::string_view const file = s.at.file;
+  return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
+         std::to_string(s.at.line) + ")";
+}
+
+base::atomic<words const*> said_of_work{nullptr};
+}  // namespace
+
+void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
+
+void drop_all(std::vector<work>& all) noexcept {
+  if (all.empty()) return;
+  inside_work const inside;
+  for (work& w : all) {
+    if (w.drop) w.drop(w.state);
+  }
+  all.clear();
+}
+
+void operation::uses(int device, std::vector<use>& into) const {
+  into.clear();
+  if (what == kind::copy) {
+    into.push_back({{reinterpret_cast<address>(src), bytes, false}, src_device});
+    into.push_back({{reinterpret_cast<address>(dst), bytes, true}, dst_device});
+  } else if (what == kind::fill) {
+    into.push_back({{reinterpret_cast<address>(dst), bytes, true}, device});
+  } else {
+    for (touch const& t : touches) into.push_back({t, device});
+    if (job.ready) into.push_back({{}, device, true});
+  }
+  for (use& u : into) u.ends = blocks_ended;
+}
+
+void operation::run() noexcept {  // work that throws ends the process, as it does on a GPU's host thread
+  if (what == kind::copy) {
+    std::memmove(dst, src, bytes);
+  } else if (what == kind::fill) {
+    fill(dst, pattern, pattern_bytes, bytes);
+  } else if (job.run) {
+    inside_work const inside;
+    job.run(job.state);
+  }
+}
+
+void operation::drop() noexcept {
+  if (!job.drop) return;
+  inside_work const inside;
+  std::exchange(job.drop, nullptr)(job.state);
+}
+
+queues::queues(int n, freedoms& f, memory& m)
+    : streams(f.on(freedom::reuse) ? slots<stream>::reuse::at_once : slots<stream>::reuse::told_apart),
+      events(f.on(freedom::reuse) ? slots<event>::reuse::at_once : slots<event>::reuse::told_apart),
+      gates(slots<gate>::reuse::told_apart),
+      devices(static_cast<std::size_t>(n)),
+      bytes(m),
+      takes(f),
+      clock(base::now_ns) {}
+
+void queues::give(stream& s, operation&& o) {
+  o.turn = next_turn++;
+  if (o.what == operation::kind::wait) o.site = base::this_call().in;
+  ++s.given;
+  s.queue.push_back(std::move(o));
+}
+
+stream* queues::ahead_of(stream const& s) const {
+  if (connections == 0 || s.connection == stream::alone || s.queue.empty() ||
+      s.queue.front().what == operation::kind::gate)
+    return nullptr;
+  for (auto const& d : devices) {
+    if (d.closed_gates > 0) return nullptr;
+  }
+  stream* first = nullptr;
+  std::uint64_t before = s.queue.front().turn;
+  for (auto const& other : devices[static_cast<std::size_t>(s.device)].live) {
+    if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
+    std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
+    if (other->queue.size() <= begun || other->queue[begun].turn >= before) continue;
+    // it waits for a lost device: it never begins, and holds nobody up
+    if (hopeless(*other, other->done + begun + 1)) continue;
+    before = other->queue[begun].turn;
+    first = other.get();
+  }
+  return first;
+}
+
+void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
+  operation& o = s.queue.front();
+  if (o.what == operation::kind::record && o.other) {
+    auto& e = *static_cast<event*>(o.other.get());
+    if (e.on.get() == &s && e.position == o.position) e.at_ns = clock();
+  }
+  s.queue.pop_front();
+  ++s.done;
+  if (!s.followers.empty()) {
+    auto const rest =
+        std::stable_partition(s.followers.begin(), s.followers.end(), [&](auto const& f) { return f.first > s.done; });
+    for (auto f = rest; f != s.followers.end(); ++f) {
+      f->second->following = false;
+      freed.push_back(std::move(f->second));
+    }
+    s.followers.erase(rest, s.followers.end());
+  }
+  for (host_waiter* h : s.hosts) {
+    if (s.done >= h->position) h->wake.notify_one();
+  }
+}
+
+void queues::forget_queue(stream& s) {
+  std::size_t const keep = s.busy ? 1 : 0;
+  while (s.queue.size() > keep) {
+    operation& o = s.queue.back();
+    if (o.job.drop) dropped.push_back(o.job);
+    s.queue.pop_back();
+  }
+}
+
+void queues::forget_if_finished(stream& s) {
+  if (!s.destroyed || !s.queue.empty()) return;
+  auto& live = devices[static_cast<std::size_t>(s.device)].live;
+  auto const at = std::find_if(live.begin(), live.end(), [&](auto const& p) { return p.get() == &s; });
+  if (at != live.end()) live.erase(at);
+}
+
+void queues::lose(int device) {
+  auto& d = devices[static_cast<std::size_t>(device)];
+  if (d.lost) return;
+  d.lost = any_lost = true;
+  d.failing = false;
+  for (auto const& s : d.live) {
+    if (abandon) abandon(*s);
+    forget_queue(*s);
+  }
+  for (auto const& each : devices) {  // waiters of other devices look whether their wait became hopeless
+    for (auto const& s : each.live) {
+      for (host_waiter* h : s->hosts) h->wake.notify_one();
+    }
+  }
+}
+
+void queues::fault(int device) {
+  bool const all = spreads && spreads();
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (static_cast<int>(d) != device && !(all && devices[d].open)) continue;
+    devices[d].failing = !devices[d].lost;
+    for (auto const& s : devices[d].live) {
+      if (abandon) abandon(*s);
+    }
+  }
+  if (calls_to_failure == 0 && takes.takes(freedom::late_errors, 50)) calls_to_failure = 1 + takes.draw(6);
+  if (calls_to_failure == 0) surface();
+}
+
+void queues::distort(operation const& o, std::span<use const> uses) {
+  if (!uses.empty() && bytes.distort(uses, o.what == operation::kind::copy)) takes.took(freedom::wrong_bytes);
+}
+
+void queues::surface() {
+  calls_to_failure = 0;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (std::exchange(devices[d].failing, false)) lose(static_cast<int>(d));
+  }
+}
+
+void queues::call_on(int device) {
+  if (!devices[static_cast<std::size_t>(device)].failing || --calls_to_failure > 0) return;
+  surface();
+  drop_all(dropped);  // under the lock: whether other work is ready may hang on it
+}
+
+bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
+  if (s.done >= position) return false;
+  if (devices[static_cast<std::size_t>(s.device)].lost) return true;
+  if (std::find(seen.begin(), seen.end(), &s) != seen.end()) return false;
+  seen.push_back(&s);
+  std::size_t const ahead = std::min<std::size_t>(s.queue.size(), position - s.done);
+  for (std::size_t i = 0; i < ahead; ++i) {
+    operation const& o = s.queue[i];
+    if (o.what == operation::kind::wait && hopeless(o.awaited(), o.position, seen)) return true;
+  }
+  return false;
+}
+
+bool queues::hopeless(stream const& s, std::uint64_t position) const {
+  if (!any_lost) return false;
+  std::vector<stream const*> seen;
+  return hopeless(s, position, seen);
+}
+
+stream const* queues::who_has_what(operation const& waits, words const& known, work& found) const {
+  for (auto const& d : devices) {
+    for (auto const& s : d.live) {
+      for (operation const& o : s->queue) {
+        if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
+        found = o.job;
+        return s.get();
+      }
+    }
+  }
+  return nullptr;
+}
+
+// Of work that waits for other work: adds why, and answers the stream that has that. Null: all is said.
+stream const* queues::why_not_ready(operation const& o, std::string& text) const {
+  words const* const known = said_of_work.load();
+  if (!o.job.ready || !known || known->of != o.job.ready) {
+    text += " stands before work that is not ready: it waits for work of other streams";
+    return nullptr;
+  }
+  text += " stands before " + known->name(o.job.state) + ", which waits for ";
+  work other;
+  stream const* const has = who_has_what(o, *known, other);
+  if (has) {
+    text += known->name(other.state) + ", still to run: ";
+    return has;
+  }
+  std::string const missing = known->missing(o.job.state);
+  text += missing.empty() ? "work of other streams" : missing + ", which was never given";
+  return nullptr;
+}
+
+std::string queues::why_not(stream const& from) const {
+  std::string text;
+  std::vector<stream const*> passed;
+  for (stream const* s = &from; s;) {
+    text += named(*s);
+    if (std::find(passed.begin(), passed.end(), s) != passed.end()) return text + ": a circle";
+    passed.push_back(s);
+    if (devices[static_cast<std::size_t>(s->device)].lost) return text + ", whose device is lost";
+    if (s->queue.empty()) return text + ", which has nothing to do";
+    operation const& o = s->queue.front();
+    if (o.what == operation::kind::gate) return text + " is held by gate " + std::to_string(o.held().number);
+    if (stream const* const ahead = ahead_of(*s)) {
+      text += " shares a connection and stands behind ";
+      s = ahead;
+    } else if (o.what == operation::kind::work) {
+      s = why_not_ready(o, text);
+    } else if (o.what == operation::kind::wait) {
+      text += " waits" + at(o.site) + " for operation " + std::to_string(o.position) + " of ";
+      s = &o.awaited();
+    } else {
+      return text + ", which can move";
+    }
+  }
+  return text;
+}
+
+bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
+  if (!has_hosts()) return false;
+  ++waiting_hosts_;
+  bool const moved = hosts->wait_for_others(moved_, lock, [&] { return why_not(s); });
+  --waiting_hosts_;
+  return moved;
+}
+
+void queues::note_finding(std::string text) const { findings_.lock()->push_back(std::move(text)); }
+std::vector<std::string> queues::findings() const { return *findings_.lock(); }
+
+void queues::census(std::vector<std::string>& found) const {
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d].lost) continue;  // nothing can be given back there
+    for (auto const& s : devices[d].live) {
+      if (s->permanent && s->queue.empty()) continue;
+      std::string text = named(*s);
+      if (s->destroyed) text += ", destroyed";
+      if (!s->queue.empty()) text += ", with " + std::to_string(s->queue.size()) + " operations that did not run";
+      found.push_back(std::move(text));
+    }
+  }
+  events.each([&](std::uint64_t h, event const& e) {
+    if (!devices[static_cast<std::size_t>(e.device)].lost)
+      found.push_back("event " + std::to_string(h) + " of device " + std::to_string(e.device));
+  });
+  gates.each([&](std::uint64_t, gate const& g) {
+    found.push_back("closed gate " + std::to_string(g.number) + " of device " + std::to_string(g.device));
+  });
+}
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,232 @@
+// What waits and runs on the simulated machine: operations in streams, events, gates.
+// Threads: all of it under the machine's lock, but for the bytes and user work of an operation that was taken
+// to be run.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/call_site.h"
+#include "simulator/machine/freedoms.h"
+#include "simulator/machine/memory.h"
+#include "simulator/threads/thread_scheduler.h"
+
+namespace weir::driver::sim {
+
+struct stream;
+struct capture;
+struct words;
+
+struct event {
+  int device = 0;
+  event_kind kind{};
+  std::shared_ptr<stream> on;  // of the last record; null: never recorded
+  std::uint64_t position = 0;  // complete when on->done >= position
+  std::int64_t at_ns = 0;      // timing kinds: when that was
+  // the last record was inside this one: of so many steps (position) of a lane; `on` is null then
+  std::shared_ptr<sim::capture> captured{};
+  std::size_t lane = 0;
+  bool timed() const noexcept { return kind == event_kind::timing || kind == event_kind::timing_blocking_sync; }
+  bool complete() const noexcept;
+};
+
+struct gate {
+  int device = 0;
+  bool open = false;
+  std::weak_ptr<stream> held;
+  std::uint64_t number = 0;
+};
+
+struct operation {
+  enum class kind : std::uint8_t { work, host, copy, fill, record, wait, gate };
+  enum class phase : std::uint8_t { queued, running, written };  // written: bytes are there, completion is not seen yet
+
+  kind what{};
+  phase at = phase::queued;
+  std::uint8_t pattern_bytes = 0;
+  std::int8_t dst_device = 0, src_device = 0;  // of a copy: who must reach each side
+  std::uint32_t pattern = 0;
+  void* dst = nullptr;
+  void const* src = nullptr;
+  std::size_t bytes = 0;
+  work job{};
+  std::vector<touch> touches{};
+  std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
+  std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
+  std::uint64_t turn = 0;         // counts all operations in the order they were given
+  std::uint64_t blocks_ended = 0; // before it was given
+  base::site site{};              // wait: the line of the program, under a checker
+
+  stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
+  gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
+  void uses(int device, std::vector<use>& into) const;
+  void run() noexcept;        // the bytes, or the work itself. Requires: what it uses was begun
+  void drop() noexcept;  // its work, if that was not dropped yet
+};
+
+// A host thread that waits. Lives on that thread's stack.
+struct host_waiter {
+  std::uint64_t position;
+  base::condition wake{};
+};
+
+// A stream is a queue whose front is next. Invariant: given = done + queue.size().
+struct stream : std::enable_shared_from_this<stream> {
+  int device = 0;
+  int priority = 0;
+  stream_kind kind{};
+  std::uint64_t id = 0;
+  std::uint64_t number = 0;       // what reports call it; 0: its id
+  // a lane of a graph: the stream it was launched on. id 0: no lane
+  struct launched { std::uint64_t id = 0; int device = 0; } from{};
+  std::uint64_t given = 0, done = 0;
+  std::deque<operation> queue{};
+  bool busy = false;       // a worker has the front, or will
+  bool following = false;  // in `followers` of the stream its front waits for
+  bool destroyed = false;
+  bool permanent = false;  // of the machine itself: the legacy stream, a thread's
+  std::shared_ptr<capture> in{};  // under capture: what it is given is kept there
+  std::size_t lane = 0;           // of that capture's graph
+  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of
+  // its own before the other's next one
+  std::uint64_t saw_legacy = 0, legacy_saw = 0;
+  static constexpr std::uint32_t alone = ~0u;
+  std::uint32_t connection = 0;   // the one it shares, if streams share any
+  std::uint32_t rank = 0;  // for schedules that rank streams
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, whose front waits for it)
+  std::vector<host_waiter*> hosts{};
+};
+
+inline bool event::complete() const noexcept { return !on || on->done >= position; }
+
+// Objects by handle. A handle is index + 1, with the slot's turn above it unless handles are to come back at
+// once.
+template <class T>
+class slots {
+ public:
+  enum class reuse : std::uint8_t { told_apart, at_once };
+  explicit slots(reuse r) : reuse_(r) {}
+  std::uint64_t add(std::shared_ptr<T> what) {
+    std::uint32_t index;
+    if (free_.empty()) {
+      index = static_cast<std::uint32_t>(all_.size());
+      all_.emplace_back();
+    } else {
+      index = free_.back();
+      free_.pop_back();
+      if (reuse_ == reuse::at_once) ++came_back_;
+    }
+    all_[index].what = std::move(what);
+    return handle(index);
+  }
+  std::shared_ptr<T> const& find(std::uint64_t h) const {
+    static std::shared_ptr<T> const none;
+    auto const index = static_cast<std::uint32_t>(h) - 1;
+    return index < all_.size() && handle(index) == h ? all_[index].what : none;
+  }
+  void remove(std::uint64_t h) {
+    auto const index = static_cast<std::uint32_t>(h) - 1;
+    all_[index].what.reset();
+    ++all_[index].turn;
+    free_.push_back(index);
+  }
+  std::uint64_t came_back() const noexcept { return came_back_; }  // handles
+  template <class F>
+  void each(F visit) const {
+    for (std::uint32_t i = 0; i < all_.size(); ++i) {
+      if (all_[i].what) visit(handle(i), *all_[i].what);
+    }
+  }
+
+ private:
+  struct slot {
+    std::shared_ptr<T> what;
+    std::uint32_t turn = 0;
+  };
+  std::uint64_t handle(std::uint32_t index) const {
+    return (reuse_ == reuse::at_once ? 0 : static_cast<std::uint64_t>(all_[index].turn) << 32) | (index + 1);
+  }
+  reuse reuse_;
+  std::uint64_t came_back_ = 0;
+  std::vector<slot> all_;
+  std::vector<std::uint32_t> free_;
+};
+
+// Everything under the machine's lock, and the steps every schedule is made of.
+class queues {
+ public:
+  queues(int devices, freedoms&, memory&);
+
+  mutable base::mutex mutex{base::quiet};
+  slots<stream> streams;
+  slots<event> events;
+  slots<gate> gates;
+  struct device_state {
+    bool open = false, lost = false;
+    bool failing = false;                       // its work has failed, nothing runs any more, and it is not said yet
+    int closed_gates = 0;
+    std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
+  };
+  std::vector<device_state> devices;
+  memory& bytes;
+  freedoms& takes;
+  std::uint32_t connections = 0;        // of a device, shared by its streams; 0: one for each stream
+  std::uint32_t calls_to_failure = 0;   // until what is failing is lost
+  std::uint64_t next_stream = 1, next_gate = 1, next_turn = 1;
+  bool any_lost = false;
+  std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
+  std::function<std::int64_t()> clock;  // ns, for timing events
+  std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
+  base::relay* hosts = nullptr;         // the host threads, where the machine switches them
+  std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
+
+  void give(stream&, operation&&);  // at the end of its queue
+  // Streams that share a connection begin their work in the order it was given: the stream with the first
+  // work that has to begin before this one's front. Null: none. A held stream stands outside, and while one
+  // is held no stream shares: what gates prove must not hang on who shares with whom.
+  stream* ahead_of(stream const&) const;
+
+  // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
+  void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
+  // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
+  void lose(int device);
+  // The same by work that ran there: what else is open may be lost with it,
+  // and all of it some calls later (F5).
+  void fault(int device);
+  void surface();                      // what is failing is lost now
+  // what it carried over corrupt links, if it did. Requires: it ran
+  void distort(operation const&, std::span<use const>);
+  void call_on(int device);            // a call names it: it may be the one that hears of the failure
+  void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
+  void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
+  // Can `position` of s never be reached, because it waits for a lost device?
+  bool hopeless(stream const& s, std::uint64_t position) const;
+  // Why s does not move, followed to its end. In words.
+  std::string why_not(stream const& s) const;
+  // A host waits for a stream that does not move:
+  // others may give it, or another, what is missing. Gives up the lock.
+  // Returns: false when none can.
+  bool wait_for_hosts(base::unique_lock&, stream const&);
+  bool has_hosts() const noexcept { return hosts && hosts->active(); }
+  void tell_hosts() {
+    if (waiting_hosts_ > 0) moved_.notify_all();
+  }
+  void note_finding(std::string) const;
+  std::vector<std::string> findings() const;
+  void census(std::vector<std::string>&) const;
+
+ private:
+  bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
+  stream const* why_not_ready(operation const&, std::string& text) const;
+  stream const* who_has_what(operation const& waits, words const&, work& found) const;  // null: nobody
+  base::guarded<std::vector<std::string>> findings_;
+  base::condition moved_;
+  int waiting_hosts_ = 0;  // for moved_
+};
+
+void drop_all(std::vector<work>&) noexcept;
+
+}  // namespace weir::driver::sim

@@ -1,0 +1,90 @@
+// The system's threads that relays keep, and which relay a thread is in.
+// Threads: any.
+#include "simulator/threads/scheduled_thread.h"
+
+#include "runtime/base/os.h"
+
+namespace weir::base::detail {
+namespace {
+
+constinit thread_local relay_thread* current = nullptr;
+
+struct kept {
+  baton_flag go{};
+  std::shared_ptr<relay_thread> next{};
+  std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept = nullptr;
+};
+
+// Never destroyed: kept threads sleep until the process is gone.
+struct shelf {
+  std::mutex mutex{};
+  std::vector<kept*> idle{};
+};
+shelf*& all() noexcept {
+  static shelf* made = new shelf;
+  return made;
+}
+
+// Returns: whose baton it is then. Its relay holds that thread until it has it.
+// Ensures: nothing of the relay is held here:
+// its first thread leaves, and counts what is left, while this one has yet to go to sleep.
+baton_flag& done_by(kept& me) {
+  auto const mine = std::move(me.next);
+  current = mine.get();
+  baton_flag& next = *me.body(*mine)->go;
+  current = nullptr;
+  return next;
+}
+
+void labour(kept& me) {
+  for (;;) {
+    me.go.await();
+    baton_flag& next = done_by(me);
+    {
+      std::lock_guard lock(all()->mutex);
+      all()->idle.push_back(&me);
+    }
+    next.give();
+  }
+}
+
+// In a child of fork there is one thread, and it is in no relay;
+// until then no switch point may look for others.
+[[maybe_unused]] bool const watching_forks = os::around_forks(
+    [] {
+      if (current) ++current->quiet;
+    },
+    [] {
+      if (current) --current->quiet;
+    },
+    [] {
+      current = nullptr;
+      relays.store(0);
+      all() = new shelf;
+    });
+
+}  // namespace
+
+relay_thread*& this_relay_thread() noexcept { return current; }
+
+void run_on_kept_thread(std::shared_ptr<relay_thread> t,
+                        std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept) {
+  kept* by = nullptr;
+  {
+    std::lock_guard lock(all()->mutex);
+    if (!all()->idle.empty()) {
+      by = all()->idle.back();
+      all()->idle.pop_back();
+    }
+  }
+  if (!by) {
+    auto made = std::make_unique<kept>();
+    std::thread(labour, std::ref(*made)).detach();
+    by = made.release();
+  }
+  t->go = &by->go;
+  by->body = body;
+  by->next = std::move(t);
+}
+
+}  // namespace weir::base::detail

@@ -1,0 +1,499 @@
+// How a relay's threads hand on the baton, wait and end.
+// Threads: as thread_scheduler.h says.
+#include "simulator/threads/thread_scheduler.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "runtime/base/os.h"
+#include "simulator/threads/scheduled_thread.h"
+
+namespace weir::base {
+namespace {
+using state = detail::relay_thread::state;
+
+[[noreturn]] void end_process(std::string const& why) noexcept {
+  os::print_error("weir: " + why + "\n");
+  std::abort();
+}
+}  // namespace
+
+relay* relay::here() noexcept {
+  member* const me = detail::this_relay_thread();
+  return me ? me->in : nullptr;
+}
+
+int relay::number() noexcept {
+  member* const me = detail::this_relay_thread();
+  return me ? me->number : 0;
+}
+
+void relay::enter(std::string name, life l) {
+  if (active() || here()) end_process("a thread begins a second relay");
+  auto first = std::make_shared<member>();
+  first->in = this;
+  first->name = std::move(name);
+  detail::this_relay_thread() = first.get();
+  threads_.push_back(std::move(first));
+  ready_.push_back(0);
+  alive_ = 1;
+  life_ = l;
+  over_ = false;
+  why_over_.clear();
+  active_.store(true, std::memory_order_relaxed);
+  detail::relays.fetch_add(1);
+}
+
+void relay::leave() noexcept {
+  if (!has_this_thread() || alive_ != 1) end_process("a relay is left while threads of it are running: " + circle());
+  detail::this_relay_thread() = nullptr;
+  threads_.clear();
+  ready_.clear();
+  held_.clear();
+  named_.clear();
+  active_.store(false, std::memory_order_relaxed);
+  detail::relays.fetch_sub(1);
+}
+
+void relay::end() noexcept {
+  if (!active()) return;
+  if (!has_this_thread()) end_process("a machine with threads of its own is ended by another thread: " + circle());
+  if (alive_ > 1) {
+    if (!over_) why_over_ = "the machine ends before its threads: " + circle();
+    give_up();
+    for (std::size_t i = 1; i < threads_.size(); ++i) join(*detail::this_relay_thread(), *threads_[i]);
+  }
+  leave();
+}
+
+void relay::spawn(std::string name, std::function<void()> body) {
+  auto t = start(std::move(name), std::make_shared<std::function<void()>>(std::move(body)),
+                 [](void* b) { (*static_cast<std::function<void()>*>(b))(); });
+  t->spawned = true;
+  point();
+}
+
+relay::member_ptr relay::start(std::string name, std::shared_ptr<void> body, void (*run)(void*)) {
+  auto t = std::make_shared<member>();
+  t->in = this;
+  t->number = static_cast<int>(threads_.size());
+  t->name = std::move(name);
+  t->body = std::move(body);
+  t->run = run;
+  threads_.reserve(threads_.size() + 1);
+  ready_.reserve(threads_.size() + 1);
+  detail::run_on_kept_thread(t, [](member& self) noexcept { return body_of(self); });
+  threads_.push_back(t);
+  ready_.push_back(t->number);
+  ++alive_;
+  return t;
+}
+
+relay::member_ptr relay::body_of(member& me) noexcept {
+  relay& in = *me.in;
+  try {
+    if (!in.over_) me.run(me.body.get());
+  } catch (abandoned const&) {
+  } catch (...) {
+    if (!me.spawned) std::terminate();  // as any thread would
+    if (!in.first_error_) in.first_error_ = std::current_exception();
+  }
+  me.body.reset();
+  me.ends = true;
+  detail::end_thread_values();
+  me.is = state::ended;
+  in.not_ready(me);
+  --in.alive_;
+  for (auto const& t : in.threads_) {
+    if (t->is == state::thread && t->what == &me) in.make_ready(*t);
+  }
+  return in.threads_[static_cast<std::size_t>(in.choose_other(me.number))];
+}
+
+std::string relay::join() {
+  member& me = *detail::this_relay_thread();
+  for (std::size_t i = 1; i < threads_.size(); ++i) {
+    if (threads_[i]->spawned || over_) join(me, *threads_[i]);
+  }
+  over_ = false;
+  auto const error = std::exchange(first_error_, nullptr);
+  if (life_ == life::while_needed && alive_ == 1) leave();
+  std::string why = std::exchange(why_over_, {});
+  if (error) std::rethrow_exception(error);
+  return why;
+}
+
+void relay::join(member& me, member& other) {
+  point();
+  while (other.is != state::ended) {
+    if (me.number != 0) throw_if_over(me);  // the first thread is where all comes to its end
+    me.is = state::thread;
+    me.what = &other;
+    block(me);
+  }
+}
+
+// Switch points ---------------------------------------------------------------------------------------------
+
+void relay::point() noexcept {
+  member& me = *detail::this_relay_thread();
+  if (me.quiet > 0 || choosing_) return;
+  if (++points_ % endless == 0) {
+    if (over_) end_process("a run that is over does not end: " + why_over_);
+    why_over_ = "the run does not end: " + std::to_string(points_) + " switch points were passed; " + circle();
+    choices_.stuck(why_over_);
+    give_up();
+  }
+  if (over_) return;
+  wake_sleepers();
+  if (ready_.size() > 1) hand_to(choices_.next(me.number, ready_));
+}
+
+void relay::yield() noexcept {
+  member& me = *detail::this_relay_thread();
+  point();
+  if (me.quiet > 0 && ++points_ % endless == 0)
+    end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
+  if (ready_.size() < 2 || me.quiet > 0 || choosing_) return;
+  choices_.yields(me.number);
+  std::vector<int> others = ready_;
+  std::erase(others, me.number);
+  hand_to(others.size() == 1 ? others[0] : choices_.instead(me.number, others));
+}
+
+void relay::sleep(std::int64_t ns) {
+  member& me = *detail::this_relay_thread();
+  if (over_ || choosing_) return;
+  me.is = state::asleep;
+  me.until_ns = time_limit(std::chrono::nanoseconds(ns)).after(choices_.now_ns());
+  ++limits_;
+  block(me);
+}
+
+void relay::hand_to(int n) noexcept {
+  member& me = *detail::this_relay_thread();
+  if (n == me.number) return;
+  auto const next = threads_[static_cast<std::size_t>(n)];
+  next->go->give();
+  me.go->await();
+}
+
+// Locks and conditions --------------------------------------------------------------------------------------
+
+int relay::holder(mutex const& m) const noexcept {
+  auto const at = std::find_if(held_.begin(), held_.end(), [&](held const& h) { return h.what == &m; });
+  return at == held_.end() ? -1 : at->by;
+}
+
+void relay::take(member& me, mutex& m) {
+  held_.push_back({&m, me.number});
+  if (m.quiet_) ++me.quiet;
+}
+
+bool relay::give_back(member& me, mutex& m) noexcept {
+  auto const at =
+      std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
+  if (at == held_.rend()) {  // it was locked before this thread entered; or it was not, see retake()
+    if (std::erase(me.not_retaken, &m) == 0) m.mutex_.unlock();
+    return false;
+  }
+  held_.erase(std::next(at).base());
+  if (m.quiet_) --me.quiet;
+  m.mutex_.unlock();
+  for (auto const& t : threads_) {
+    if (t->is == state::lock && t->what == &m) make_ready(*t);
+  }
+  return true;
+}
+
+void relay::lock(member& me, mutex& m) {
+  if (!m.quiet_) point();
+  if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // it takes and gives locks for ever
+  me.gave_up = false;
+  while (!m.mutex_.try_lock()) {
+    if (holder(m) < 0) {
+      lock_from_outside(m);
+      break;
+    }
+    if (me.gave_up) {
+      throw_if_over(me);
+      return me.not_retaken.push_back(&m);
+    }
+    me.is = state::lock;
+    me.what = &m;
+    me.firm = me.ends || std::uncaught_exceptions() > 0;
+    block(me);
+  }
+  take(me, m);
+}
+
+// Somebody outside has it, who needs no baton to give it back;
+// or a thread that locked it before it entered, and waits for the baton.
+void relay::lock_from_outside(mutex& m) {
+  for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
+    if (naps > 20'000)
+      end_process("a lock is never given back that no thread of this machine locked since it is one: " + circle());
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+}
+
+bool relay::try_lock(member& me, mutex& m) {
+  if (!m.quiet_) point();
+  if (!m.mutex_.try_lock()) return false;
+  take(me, m);
+  return true;
+}
+
+void relay::unlock(member& me, mutex& m) noexcept {
+  if (give_back(me, m)) point();
+}
+
+// After a wait. When all unwind, whoever has the lock may never give it back: then its data are this thread's
+// all the same, for one runs at a time.
+void relay::retake(member& me, mutex& m) {
+  while (!m.mutex_.try_lock()) {
+    if (holder(m) < 0) {
+      lock_from_outside(m);
+      break;
+    }
+    if (over_) return me.not_retaken.push_back(&m);
+    me.is = state::lock;
+    me.what = &m;
+    block(me);
+  }
+  take(me, m);
+}
+
+bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit_ns) {
+  throw_if_over(me);
+  mutex& m = *lock.mutex();
+  me.is = state::condition;
+  me.what = &c;
+  me.limit_passed = false;
+  if (limit_ns != condition::no_limit) {
+    me.until_ns = time_limit(std::chrono::nanoseconds(limit_ns)).after(choices_.now_ns());
+    ++limits_;
+  }
+  give_back(me, m);
+  block(me);
+  bool const in_time = !me.limit_passed;
+  retake(me, m);
+  throw_if_over(me);
+  return in_time;
+}
+
+bool relay::wait_for_others(condition& c, unique_lock& lock, std::function<std::string()> const& why) {
+  if (over_ || choosing_) return false;
+  member& me = *detail::this_relay_thread();
+  me.is = state::others;
+  me.what = &c;
+  me.why = &why;
+  me.gave_up = false;
+  give_back(me, *lock.mutex());
+  block(me);
+  me.why = nullptr;
+  bool const moved = !me.gave_up && !over_;
+  retake(me, *lock.mutex());
+  return moved;
+}
+
+void relay::notify(condition& c, bool all) noexcept {
+  std::vector<member*> waiting;
+  for (auto const& t : threads_) {
+    if ((t->is == state::condition || t->is == state::others) && t->what == &c) waiting.push_back(t.get());
+  }
+  if (all) {
+    for (member* t : waiting) make_ready(*t);
+  } else if (!waiting.empty()) {
+    make_ready(*waiting[waiting.size() == 1 ? 0 : choices_.woken(waiting.size())]);
+  }
+  point();
+}
+
+// Who goes on -----------------------------------------------------------------------------------------------
+
+void relay::make_ready(member& t) noexcept {
+  if (t.until_ns != member::never) --limits_;
+  t.until_ns = member::never;
+  t.is = state::ready;
+  ready_.insert(std::lower_bound(ready_.begin(), ready_.end(), t.number), t.number);
+}
+
+void relay::not_ready(member& t) noexcept { std::erase(ready_, t.number); }
+
+void relay::block(member& me) {
+  if (choosing_) end_process("work of a simulated device waits for a host thread: " + circle());
+  not_ready(me);
+  hand_to(choose_other(me.number));
+}
+
+int relay::choose_other(int now) {
+  for (;;) {
+    wake_sleepers();
+    if (!ready_.empty()) return ready_.size() == 1 ? ready_[0] : choices_.instead(now, ready_);
+    choosing_ = true;
+    bool const moved = !over_ && choices_.move();
+    choosing_ = false;
+    if (!moved && !jump_to_next_limit()) nothing_moves();
+  }
+}
+
+void relay::wake_sleepers() noexcept {
+  if (limits_ == 0) return;
+  std::int64_t const now = choices_.now_ns();
+  for (auto const& t : threads_) {
+    if (t->until_ns == member::never || t->until_ns > now) continue;
+    t->limit_passed = true;
+    make_ready(*t);
+  }
+}
+
+bool relay::jump_to_next_limit() noexcept {
+  if (limits_ == 0) return false;
+  std::int64_t first = member::never;
+  for (auto const& t : threads_) {
+    if (t->until_ns != member::never && (first == member::never || t->until_ns < first)) first = t->until_ns;
+  }
+  choices_.jump(first);
+  return true;
+}
+
+// Who waits in the machine is told, and goes on with an error; when nobody does, all unwind.
+void relay::nothing_moves() {
+  std::string const text = circle();
+  if (over_) {
+    if (!wake_at_locks(false) && !wake_at_locks(true))
+      end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
+    return;
+  }
+  choices_.stuck(text);
+  for (auto const& t : threads_) {
+    if (t->is != state::others) continue;
+    t->gave_up = true;
+    make_ready(*t);
+  }
+  if (!ready_.empty()) return;
+  why_over_ = text;
+  give_up();
+}
+
+bool relay::wake_at_locks(bool firm) noexcept {
+  for (auto const& t : threads_) {
+    if (t->is != state::lock || t->firm != firm) continue;
+    t->gave_up = true;
+    make_ready(*t);
+    return true;
+  }
+  return false;
+}
+
+void relay::give_up() noexcept {
+  over_ = true;
+  over_at_ = points_;
+  // its code may know nothing of what it is thrown
+  if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");
+  for (auto const& t : threads_) {
+    if (t->is != state::ready && t->is != state::ended) make_ready(*t);
+  }
+}
+
+void relay::throw_if_over(member const& me) const {
+  if (over_ && !me.ends && std::uncaught_exceptions() == 0) throw abandoned{};
+}
+
+std::string relay::name_of(void const* what) const {
+  auto const at = std::find(named_.begin(), named_.end(), what);
+  auto const index = at - named_.begin();
+  if (at == named_.end()) named_.push_back(what);
+  return std::to_string(index + 1);
+}
+
+std::string relay::state_of(member const& t) const {
+  auto const named = [](member const& m) {
+    return "thread " + std::to_string(m.number) + (m.name.empty() ? "" : " (" + m.name + ")");
+  };
+  std::string const text = named(t) + " waits for ";
+  switch (t.is) {
+    case state::lock: {
+      int const by = holder(*static_cast<mutex const*>(t.what));
+      return text + "lock " + name_of(t.what) +
+             (by < 0           ? ""
+              : by == t.number ? ", which it holds itself"
+                               : ", which " + named(*threads_[static_cast<std::size_t>(by)]) + " holds");
+    }
+    case state::condition: return text + "condition " + name_of(t.what);
+    case state::others: return named(t) + " waits in a call: " + (*t.why)();
+    case state::thread: return text + "the end of " + named(*static_cast<member const*>(t.what));
+    case state::asleep: return named(t) + " sleeps";
+    case state::ready: return named(t) + " can go on";
+    case state::ended: break;
+  }
+  return {};
+}
+
+std::string relay::circle() const {
+  std::string text;
+  for (auto const& t : threads_) {
+    if (t->is != state::ended) text += (text.empty() ? "" : "; ") + state_of(*t);
+  }
+  return text;
+}
+
+// sync.h's calls --------------------------------------------------------------------------------------------
+
+namespace detail {
+
+void point() noexcept {
+  if (relay_thread* const me = this_relay_thread()) me->in->point();
+}
+
+void lock(mutex& m) {
+  relay_thread* const me = this_relay_thread();
+  if (!me) return m.mutex_.lock();
+  me->in->lock(*me, m);
+}
+
+bool try_lock(mutex& m) {
+  relay_thread* const me = this_relay_thread();
+  return me ? me->in->try_lock(*me, m) : m.mutex_.try_lock();
+}
+
+void unlock(mutex& m) noexcept {
+  relay_thread* const me = this_relay_thread();
+  if (!me) return m.mutex_.unlock();
+  me->in->unlock(*me, m);
+}
+
+bool wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
+  if (relay_thread* const me = this_relay_thread()) return me->in->wait(*me, c, lock, limit_ns);
+  c.wait_plainly(lock);
+  return true;
+}
+
+void notify(condition& c, bool all) noexcept {
+  if (relay_thread* const me = this_relay_thread()) me->in->notify(c, all);
+}
+
+void keep_baton(bool yes) noexcept {
+  if (relay_thread* const me = this_relay_thread()) me->quiet += yes ? 1 : -1;
+}
+
+bool in_relay() noexcept { return this_relay_thread() != nullptr; }
+
+std::shared_ptr<relay_thread> start_in_relay(std::shared_ptr<void> body, void (*run)(void*)) {
+  relay& in = *this_relay_thread()->in;
+  auto t = in.start("weir's", std::move(body), run);
+  in.point();
+  return t;
+}
+
+void join_in_relay(std::shared_ptr<relay_thread> t) {
+  if (t->is == state::ended) return;
+  relay_thread* const me = this_relay_thread();
+  if (!me || me->in != t->in)
+    end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
+  me->in->join(*me, *t);
+}
+
+}  // namespace detail
+}  // namespace weir::base

@@ -1,0 +1,69 @@
+// The last adoption of each block that was ever adopted, by address.
+// Threads: any.
+#include "streams/api/adoptions.h"
+
+#include <boost/unordered/unordered_flat_map.hpp>
+#include <cstdio>
+
+#include "weir/error.h"
+
+namespace weir::streams {
+namespace {
+
+struct adoption {
+  std::uint64_t number = 0;
+  bool owned = false;  // by the buffer that adopted it
+  here at{nullptr, nullptr, 0};
+};
+using books = boost::unordered_flat_map<void*, adoption>;
+base::guarded<books>& last_of_each() {
+  static auto* const all = new base::guarded<books>;  // outlives every buffer
+  return *all;
+}
+
+std::string text_of(void* block) {
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "%p", block);
+  return digits;
+}
+std::string text_of(here at) { return at.file ? std::string(" at ") + at.file + ":" + std::to_string(at.line) : ""; }
+
+}  // namespace
+
+std::uint64_t adoptions::add(void* block, here at) {
+  base::undivided const one_step;  // what buffers did before is none of a run's affairs
+  auto all = last_of_each().lock();
+  adoption& its = (*all)[block];
+  if (its.owned) {
+    throw invalid_use("buffer::adopt", text_of(block) + " belongs to the buffer that adopted it" + text_of(its.at),
+                      "Move that buffer, or release() the block first", at);
+  }
+  std::uint64_t const number = now() + 1;
+  its = {number, true, at};
+  now_.set(number + 1);
+  return number;
+}
+
+bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
+  base::undivided const one_step;
+  here by{nullptr, nullptr, 0};
+  {
+    auto all = last_of_each().lock();
+    auto const its = all->find(block);
+    if (its == all->end() || its->second.number < since) return true;
+    if (its->second.number == since) {
+      its->second.owned = false;
+      return true;
+    }
+    by = its->second.at;
+  }
+  try {
+    std::fprintf(stderr,
+                 "weir: buffer: %p was adopted by another buffer%s; this one owned it and gives nothing back. "
+                 "release() a block before it is adopted\n",
+                 block, text_of(by).c_str());
+  } catch (...) {}  // no memory for the words
+  return false;
+}
+
+}  // namespace weir::streams

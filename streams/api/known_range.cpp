@@ -1,0 +1,112 @@
+// The one look at an address: device blocks by subtraction, pinned blocks,
+// memory shared or locked beside them.
+// Threads: any.
+#include "streams/api/known_range.h"
+
+#include <cstdio>
+
+#include "runtime/base/byte_range.h"
+#include "runtime/core/parts.h"
+#include "runtime/observe/external_memory.h"
+#include "streams/pinned/pinned_memory.h"
+
+namespace weir::streams {
+namespace {
+
+base::byte_range range_of(memory::block const& b) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(b.base), b.bytes};
+}
+
+// A range without a size begins in its block: behind the last byte there is nothing that could be meant.
+known_range::verdict judge(memory::block const& b, void const* at, std::size_t bytes) noexcept {
+  auto const from = reinterpret_cast<std::uintptr_t>(at);
+  bool const inside = bytes || at == b.base ? range_of(b).holds(from, bytes) : range_of(b).left_from(from) > 0;
+  return inside ? known_range::verdict::inside : known_range::verdict::past_end;
+}
+
+}  // namespace
+
+known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes) noexcept {
+  known_range out;
+  out.at = at, out.bytes = bytes;
+  auto const lies_in = [&](std::optional<memory::block> const& found) {
+    out.is = found ? judge(*found, at, bytes) : verdict::no_block;
+    if (found) out.block = *found;
+  };
+  if (auto const from = reinterpret_cast<std::uintptr_t>(at); from + bytes < from) {
+    out.is = verdict::wraps;
+    return out;
+  }
+  if (auto* const devices = r.part_if_made<memory::device_memory>()) {
+    if (auto* const owner = devices->owner(at)) {
+      out.memory = owner, out.device = owner->device();
+      lies_in(owner->find(at));
+      return out;
+    }
+  }
+  if (auto* const pool = r.part_if_made<pinned_memory>()) {
+    if (auto const found = pool->find(at); found || pool->reserves(at)) {
+      out.pinned = pool;
+      lies_in(found);
+      return out;
+    }
+  }
+  if (auto const* const beside = r.part_if_made<observe::memory_beside>()) {
+    if (auto const its = beside->find(at)) {
+      out.device = its->device, out.readers = its->readers;
+      out.locked_in_place = its->device < 0;
+      out.imported = its->device >= 0 && its->kind == observe::sharing::imported;
+      auto const kind = its->device < 0 ? memory_kind::pinned : memory_kind::device;
+      memory::block const held{reinterpret_cast<void*>(its->at), its->bytes, its->device, kind, nullptr};
+      lies_in(its->in_use ? std::optional(held) : std::nullopt);
+      return out;
+    }
+  }
+  if (memory::device_memory::owner_in_process(at)) out.is = verdict::of_another_runtime;
+  return out;
+}
+
+std::size_t known_range::left() const noexcept {
+  return range_of(block).left_from(reinterpret_cast<std::uintptr_t>(at));
+}
+
+bool known_range::open_to(int reader) const noexcept {
+  return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1;
+}
+
+std::string known_range::text() const {
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "%p", at);
+  return (device >= 0 ? "gpu:" + std::to_string(device) + " " : pinned || locked_in_place ? "pinned " : "") + digits;
+}
+
+known_range const& known_range::require_inside(std::string_view operation, std::string_view operand, here where) const {
+  if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
+  auto const refuse = [&](std::string const& what, char const* remedy) {
+    std::string const asked =
+        bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for what follows in its block";
+    throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where);
+  };
+  switch (is) {
+    case verdict::past_end:
+      refuse("holds " + std::to_string(left()) + " B" +
+                 (at == block.base ? "" : " to the end of its block of " + std::to_string(block.bytes) + " B"),
+             "Use no more bytes than the block holds");
+      break;
+    case verdict::no_block:
+      if (memory || pinned)
+        refuse("is not allocated", "It was freed before this call, or never handed out: keep its owner until then");
+      refuse("lies in memory shared with other processes, in no buffer",
+             "The buffer was given back before this call: keep it until then");
+      break;
+    case verdict::wraps: refuse("wraps around the address space", "Look for a size that overflowed"); break;
+    case verdict::of_another_runtime:
+      refuse("is device memory of another runtime", "Use the runtime whose memory it is");
+      break;
+    case verdict::inside:
+    case verdict::unknown: break;
+  }
+  return *this;
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,239 @@
+// Work of the user's on a stream: what it declares to use is checked, marked for the stream,
+// and told to whoever judges order.
+// Threads: any.
+//
+// Marks come before the work is given: a block freed while its kernel is being launched then takes a stamp
+// behind the kernel, never one before it.
+// A mark without work (the launch failed) costs a stamp at the free and nothing else.
+#include "weir/launch.h"
+
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/call_site.h"
+#include "runtime/base/os.h"
+#include "runtime/memory/device/allocator.h"
+#include "runtime/observe/external_memory.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/api/known_range.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
+#include "streams/stream/timed_work.h"
+#include "weir/parallel_for.h"
+
+namespace weir::detail {
+namespace {
+
+std::string hex(void const* p) {
+  char text[2 + 16 + 1];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(p)));
+  return text;
+}
+std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
+
+char const* verb(access how) noexcept {
+  return how == access::read ? "reads" : how == access::write ? "writes" : "updates";
+}
+
+void check_use(streams::known_range const& is, use const& u, clock::timeline& line, here at) {
+  auto const refuse = [&](std::string what, std::string remedy) {
+    throw invalid_use(
+        "launch",
+        std::string(verb(u.how)) + " " + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what),
+        std::move(remedy), at);
+  };
+  if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
+    if (find_block(u.address))
+      refuse("a block of another runtime",
+             "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
+    // A GPU may reach what is not weir's, pageable memory too where the system can.
+    // Simulated devices reach their own and pinned memory.
+    driver::driver& machine = line.owner().machine();
+    auto const place =
+        machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
+    if (place.ok() && place.value.in == driver::where::pageable) {
+      refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
+    }
+    if (place.ok() && place.value.in == driver::where::unknown_device) {
+      refuse("device memory of no device of this runtime", "Launch with the runtime whose memory it is");
+    }
+    if (u.bytes == 0)
+      refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
+    return;
+  }
+  if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
+    refuse("the block is on " + gpu_name(is.device) + " and " + gpu_name(line.device()) + " has no access to it",
+           "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) +
+               ", or grant access (weir::grant_access)");
+  }
+}
+
+// What the seam is told. Most launches declare a few uses.
+class touches {
+ public:
+  touches(runtime::impl& r, std::span<use const> uses) {
+    if (uses.size() > few_.size()) many_.reserve(uses.size());
+    for (use const& u : uses) {
+      if (!u.address) continue;
+      std::size_t bytes = u.bytes;
+      if (bytes == 0) bytes = streams::known_range::of(r, u.address, 0).left();
+      if (bytes == 0) continue;  // nothing in it
+      driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access::read};
+      if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;
+    }
+  }
+  std::span<driver::touch const> all() const noexcept {
+    return many_.empty() ? std::span(few_.data(), count_) : std::span<driver::touch const>(many_);
+  }
+
+ private:
+  std::array<driver::touch, 8> few_;
+  std::size_t count_ = 0;
+  std::vector<driver::touch> many_;
+};
+
+// Work of the program, and the line that gave it. It ends the process where the body throws:
+// on a stream there is nobody to catch it.
+class body {
+ public:
+  body(queued what, clock::timeline& line, char const* operation, here at) noexcept
+      : what_(what), about_{{operation, at}, line.device(), line.owner().part<clock::clocks>().number_of(line)} {}
+  ~body() { what_.drop(what_.state); }
+  body(body const&) = delete;
+  static void run(void* self) noexcept {
+    auto const& its = *static_cast<body*>(self);
+    base::running const now(its.about_);
+    try {
+      its.what_.run(its.what_.state);
+    } catch (std::exception const& e) {
+      its.end(std::string("an exception: ") + e.what());
+    } catch (...) {
+      its.end("something that is no std::exception");
+    }
+  }
+  static void drop(void* self) { delete static_cast<body*>(self); }
+
+ private:
+  [[noreturn]] void end(std::string const& what) const noexcept {
+    os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what +
+                    ". Nobody can catch it on a stream: the process ends. Remedy: catch it in the work, and leave word "
+                    "in memory that the host looks at.\n");
+    driver::check::print_all_findings();
+    std::terminate();
+  }
+  queued const what_;
+  base::running_work const about_;
+};
+
+void require_of(clock::timeline& line, driver::status s, std::string_view what, here at) {
+  if (s.ok()) [[likely]] return;
+  throw_refusal(
+      line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()),
+      "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line",
+      at);
+}
+
+}  // namespace
+
+bool begin_work(stream_ref s, std::span<use const> uses, here at) {
+  clock::timeline& line = streams::line_or_throw(s, "launch", at);
+  runtime::impl& r = line.owner();
+  using streams::known_range;
+  std::array<known_range, 8> few;
+  std::vector<known_range> many(uses.size() > few.size() ? uses.size() : 0);
+  known_range* const found = many.empty() ? few.data() : many.data();
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    if (!uses[i].address) continue;
+    found[i] = known_range::of(r, uses[i].address, uses[i].bytes);
+    check_use(found[i], uses[i], line, at);
+  }
+  for (std::size_t i = 0; i < uses.size(); ++i) {  // nothing is marked unless all are in order
+    if (found[i].memory && found[i].block.home != &line) found[i].memory->mark(uses[i].address, line, at);
+    if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
+  }
+  bool const simulated = r.machine().simulated();
+  // else there may be nothing to queue: the body's copy may throw
+  if (!simulated) streams::begin_timed_launch(line, at);
+  return simulated;
+}
+
+void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
+  clock::timeline& line = streams::line_of(s);
+  base::call_site const in(line.owner().witness(), "launch", at);
+  streams::begin_timed_launch(line, at);
+  driver::status is;
+  body* given = nullptr;
+  try {
+    touches const touched(line.owner(), uses);
+    given = new body(q, line, "launch", at);
+    is = line.owner().machine().enqueue(line.device(), line.handle(), touched.all(), {body::run, body::drop, given});
+  } catch (...) {
+    given ? delete given : q.drop(q.state);
+    streams::end_timed_launch();
+    throw;
+  }
+  if (!is.ok()) streams::end_timed_launch();
+  require_of(line, is, "launch", at);  // the seam has dropped what it refused
+}
+
+void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
+  clock::timeline& line = streams::line_of(s);
+  streams::end_timed_launch();
+  try {
+    line.owner().machine().touched(line.device(), line.handle(), touches(line.owner(), uses).all());
+  } catch (...) {  // no memory for a checker's list: the checker misses this one
+  }
+}
+
+void end_work(stream_ref s, std::span<use const> uses, here at) {
+  clock::timeline& line = streams::line_of(s);
+  streams::end_timed_launch();
+  driver::driver& machine = line.owner().machine();
+  base::call_site const in(line.owner().witness(), "launch", at);
+  if (!machine.simulated()) machine.touched(line.device(), line.handle(), touches(line.owner(), uses).all());
+  if (line.owner().options().launch_blocking) [[unlikely]] {
+    auto const capturing = machine.capturing(line.device(), line.handle());
+    require_of(line, capturing.is, "launch", at);
+    if (!capturing.value) require_of(line, machine.synchronize_stream(line.device(), line.handle()), "launch", at);
+  }
+}
+
+void no_device_code(here at) {
+  throw not_supported("parallel_for", "a GPU, and a loop that only the host compiler has read",
+                      "Name the file in weir_kernels(target file.cu) and build with a CUDA toolkit", at);
+}
+
+void check_native_launch(stream_ref s, int native_code, here at) {
+  if (native_code == 0) [[likely]] return;
+  clock::timeline& line = streams::line_of(s);
+  driver::status const is = line.captured().is;  // a sticky error answers here as well, and a capture is not spoiled
+  require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
+             "parallel_for", at);
+}
+
+}  // namespace weir::detail
+
+namespace weir {
+
+void launch_host(stream_ref s, std::function<void()> run, here at) {
+  clock::timeline& line = streams::line_or_throw(s, "launch_host", at);
+  if (!run) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
+  base::call_site const in(line.owner().witness(), "launch_host", at);
+  streams::timed_work const timed(line, "launch_host", 0, at);
+  using function = std::function<void()>;
+  auto kept = std::make_unique<function>(std::move(run));
+  auto* const given = new detail::body(
+      {[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()},
+      line, "launch_host", at);
+  static_cast<void>(kept.release());
+  detail::require_of(line,
+                     line.owner().machine().host_function(line.device(), line.handle(),
+                                                          {detail::body::run, detail::body::drop, given}),
+                     "launch_host", at);
+}
+
+}  // namespace weir

@@ -1,0 +1,330 @@
+// weir/memory.h over the allocators: the current stream in, a block out; and the owner of one block.
+// Threads: any.
+#include "weir/memory.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "runtime/base/os.h"
+#include "runtime/base/round_up.h"
+#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/observe/external_memory.h"
+#include "runtime/observe/history.h"
+#include "simulator/checker/race_checker.h"
+#include "streams/api/adoptions.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+namespace {
+
+memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_memory>(); }
+
+std::string pointer_text(void const* p) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%p", p);
+  return text;
+}
+
+[[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+  if (find_block(p)) {  // see streams::block_of_allocator
+    throw invalid_use(
+        operation,
+        pointer_text(p) + " lies in a shared_buffer, an opened_buffer or a pinned_range, which keep their own memory",
+        "Call what that object has for it (shared_buffer::record_stream, its end), or wait for the stream before it "
+        "ends",
+        at);
+  }
+  throw invalid_use(
+      operation,
+      pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
+      "Pass the address of a block that weir allocated and that is still held", at);
+}
+
+// The owner of a block in the runtime of that stream:
+// another runtime's stream would be gone before the block.
+memory::allocator* device_owner(void const* p, clock::timeline const& user) {
+  auto* const its = user.owner().part_if_made<memory::device_memory>();
+  return its ? its->owner(p) : nullptr;
+}
+streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user) {
+  auto* const its = user.owner().part_if_made<streams::pinned_memory>();
+  return its && its->reserves(p) ? its : nullptr;
+}
+[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user, here at) {
+  if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
+  throw invalid_use(operation,
+                    pointer_text(p) + " is a block of another runtime than " + streams::describe(user) +
+                        " of runtime " + std::to_string(user.owner().id()),
+                    "Use streams of the runtime whose block it is; order two runtimes on the host", at);
+}
+
+void* pageable(size_t bytes, size_t alignment, here at) {
+  if (alignment & (alignment - 1))
+    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B",
+                      "Ask for a power of two, or weir::natural", at);
+  if (alignment > 2_MiB)
+    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
+  if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
+    throw invalid_use("buffer", std::to_string(bytes) + " B",
+                      "The size has overflowed: check the product it was made from", at);
+  }
+  size_t const align = std::max<size_t>(alignment, 64);
+  if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
+  memory_report r{};
+  r.on = cpu;
+  r.capacity = os::memory_of_host();
+  r.requested = r.rounded = bytes;
+  throw out_of_memory(r, at);
+}
+
+// History. A block's beginning is noted once it is had, its end before it goes.
+void* noted(void* p, std::size_t bytes, clock::timeline const& home, here const& at) noexcept {
+  observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
+  return p;
+}
+void note_end(void const* p, here const& at) noexcept { observe::note(observe::action::free, p, 0, 0, 0, 0, at); }
+
+void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here const& at) {
+  void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
+  return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
+               at);
+}
+
+}  // namespace
+
+void* allocate(size_t bytes, size_t alignment, here at) {
+  return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at);
+}
+
+void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept {
+  return memory::quick_allocate(stream_access::line(s), bytes, alignment);
+}
+bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
+
+void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) {
+  return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at);
+}
+void detail::deallocate_slowly(void* p, here at) {
+  if (memory::quick_deallocate_marked(nullptr, p)) return;
+  note_end(p, at);
+  if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of the parent's block
+  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
+  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+  throw_foreign("deallocate", p, at);
+}
+
+void deallocate(stream_ref last_use, void* p, here at) {
+  if (memory::quick_deallocate_used(detail::stream_access::line(last_use), p) || !p || process_was_forked()) return;
+  if (memory::quick_deallocate_marked(detail::stream_access::line(last_use), p)) return;
+  clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
+  note_end(p, at);
+  if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
+  if (auto* const host = pinned_owner(p, line)) {
+    auto const found = host->find(p);
+    if (found && found->base == p) host->mark(p, line);
+    return host->deallocate(p, at);
+  }
+  throw_stranger("deallocate", p, line, at);
+}
+
+void record_stream(void const* p, stream_ref user, here at) {
+  if (memory::quick_mark(detail::stream_access::line(user), p)) return;
+  clock::timeline& line = streams::line_or_throw(user, "record_stream", at);
+  if (memory::allocator* const a = device_owner(p, line)) {
+    a->mark(p, line, at);
+    return memory::remember_user(line);
+  }
+  if (auto* const host = pinned_owner(p, line)) {
+    if (host->find(p)) return host->mark(p, line);
+    throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block",
+                      "It was freed before: record the stream while the block is held", at);
+  }
+  throw_stranger("record_stream", p, line, at);
+}
+
+std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
+  std::optional<memory::block> found;
+  if (process_was_forked()) return std::nullopt;
+  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
+    found = a->find(p);
+  } else if (auto const* const host = streams::pinned_memory::owner(p)) {
+    found = host->find(p);
+  }
+  if (!found) return std::nullopt;
+  block_info out{found->device < 0 ? cpu : device(found->device), found->kind, found->base, found->bytes, std::nullopt};
+  if (found->home) out.home = streams::ref_of(*found->home);
+  return out;
+}
+
+std::optional<block_info> find_block(void const* p) noexcept {
+  if (auto own = streams::block_of_allocator(p)) return own;
+  auto const beside = process_was_forked() ? std::nullopt : observe::memory_beside::find_in_process(p);
+  if (!beside || !beside->in_use) return std::nullopt;
+  bool const of_host = beside->device < 0;
+  return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device,
+                    reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
+}
+
+buffer::buffer(size_t bytes, buffer_options o, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  if (o.kind == memory_kind::pinned) {
+    data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
+    observe::note(observe::action::alloc, data_, bytes, 0, r.id(), observe::pinned_memory_place, at);
+    kind_ = static_cast<size_t>(memory_kind::pinned);
+  } else if (o.kind == memory_kind::pageable || o.on.is_cpu()) {
+    data_ = pageable(bytes, o.alignment, at);
+    kind_ = static_cast<size_t>(memory_kind::pageable);
+  } else {
+    clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at), at);
+    data_ = allocate_on(home, bytes, o.alignment, at);
+    kind_ = static_cast<size_t>(memory_kind::device);
+  }
+  size_ = bytes;
+  since_ = streams::adoptions::now();
+}
+
+void buffer::reset() noexcept {
+  void* const p = data_;
+  memory_kind const k = kind();
+  std::uint64_t const since = since_;
+  forget();
+  if (!p) return;
+  constexpr here its_end{"the end of its buffer", "", 0};  // nobody's line
+  if (k != memory_kind::pageable) {
+    if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // the parent's, another buffer's
+    note_end(p, its_end);
+  }
+  try {  // the runtime may be gone: then the block went, or stays, with it
+    if (k == memory_kind::pageable) {
+      std::free(p);
+    } else if (k == memory_kind::pinned) {
+      if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
+    } else if (memory::quick_deallocate_noted(p)) {
+    } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
+      a->deallocate(p, nullptr, its_end);
+    }
+  } catch (...) {  // freed behind this owner's back
+  }
+}
+
+void* buffer::host_data(char const* operation, here at) const {
+  if (kind() == memory_kind::pinned)
+    driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
+  if (kind() != memory_kind::device || !data_) return data_;
+  throw invalid_use(operation, std::to_string(size()) + " B of device memory",
+                    "Copy it to a pinned or pageable buffer first (weir::copy)", at);
+}
+
+block_info buffer::info() const noexcept {
+  if (kind() != memory_kind::pageable && data_) {
+    if (auto found = find_block(data_)) return *found;
+  }
+  return {cpu, kind(), data_, size(), std::nullopt};
+}
+
+void buffer::record_stream(stream_ref s, here at) const {
+  if (data_ && kind() != memory_kind::pageable) weir::record_stream(data_, s, at);
+}
+
+void buffer::rebind(stream_ref home, here at) {
+  memory::allocator* const a =
+      data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
+  if (!a)
+    throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory",
+                      "Only device blocks have a home stream", at);
+  clock::timeline& line = streams::line_or_throw(home, "buffer::rebind", at);
+  if (device_owner(data_, line) != a) throw_stranger("buffer::rebind", data_, line, at);
+  a->rebind(data_, line, at);
+}
+
+void* buffer::release() noexcept {
+  void* const p = data_;
+  if (p && kind() != memory_kind::pageable && !process_was_forked()) (void)streams::adoptions::owner_ends(p, since_);
+  forget();
+  return p;
+}
+
+buffer buffer::adopt(void* p, here at) {
+  buffer out;
+  if (!p) return out;
+  auto const found = streams::block_of_allocator(p);
+  if (!found || found->base != p) throw_foreign("buffer::adopt", p, at);
+  out.since_ = streams::adoptions::add(p, at);
+  out.data_ = p;
+  out.size_ = found->bytes;
+  out.kind_ = static_cast<size_t>(found->kind);
+  return out;
+}
+
+buffer pinned(size_t bytes, here at) { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); }
+
+buffer pin_memory(std::span<std::byte const> from, here at) {
+  buffer out = pinned(from.size(), at);
+  driver::check::host_uses(from.data(), from.size(), driver::check::host_use::reads, "pin_memory", at);
+  if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
+  return out;
+}
+
+void warm_up_pinned_memory(size_t bytes, here at) {
+  auto& pool = streams::current_runtime(at).part<streams::pinned_memory>();
+  pool.deallocate(pool.allocate(bytes, natural, at), at);
+}
+
+size_t empty_pinned_cache(here at) {
+  auto* const pool = streams::current_runtime(at).part_if_made<streams::pinned_memory>();
+  return pool ? pool->trim() : 0;
+}
+
+size_t empty_cache(device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", at));
+  return a ? a->empty_cache() : 0;
+}
+
+void set_memory_limit(size_t bytes, device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  blocks(r).on(streams::resolve(on, r, "set_memory_limit", at), at).set_limit(bytes);
+}
+
+void set_per_process_memory_fraction(double of_total, device on, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
+  if (!(of_total > 0 && of_total <= 1)) {
+    throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total),
+                      "Name a fraction of the device's memory above 0, at most 1", at);
+  }
+  auto const info = r.machine().info(d);
+  require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
+  blocks(r).on(d, at).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));
+}
+
+struct callback_registration::state {
+  out_of_memory_callback call;
+  memory::device_memory* in = nullptr;
+  std::uint64_t id = 0;
+};
+
+callback_registration::callback_registration(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
+callback_registration::callback_registration(callback_registration&&) noexcept = default;
+callback_registration::~callback_registration() {
+  if (state_ && !process_was_forked() && memory::device_memory::is_alive(state_->in))
+    state_->in->remove_callback(state_->id);
+}
+
+callback_registration on_out_of_memory(out_of_memory_callback call, int order, here at) {
+  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Give it something to call", at);
+  auto s = std::make_unique<callback_registration::state>();
+  s->call = std::move(call);
+  s->in = &blocks(streams::current_runtime(at));
+  s->id = s->in->add_callback(
+      [](void* p, memory_report const& r) { return static_cast<callback_registration::state*>(p)->call(r); }, s.get(),
+      order);
+  return callback_registration(std::move(s));
+}
+
+}  // namespace weir

@@ -1,0 +1,135 @@
+// Memory of the program's own, page-locked where it lies.
+// Threads: any; one object is made and destroyed by one thread.
+#include <algorithm>
+
+#include "runtime/base/byte_range.h"
+#include "runtime/base/os.h"
+#include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
+#include "runtime/driver/allocation_observer.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/pinned/locked_ranges.h"
+#include "streams/stream/context.h"
+#include "weir/memory.h"
+
+namespace weir {
+namespace streams {
+
+locked_ranges::~locked_ranges() {
+  auto const next = [&]() -> void* {
+    auto all = all_.lock();
+    auto const one = std::find_if(all->begin(), all->end(), [](range const& r) { return r.is == state::locked; });
+    return one == all->end() ? nullptr : one->first;
+  };
+  while (void* const first = next()) unlock(first);
+  try_refused();
+}
+
+driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_range own, here at) {
+  try_refused();
+  {
+    auto all = all_.lock();
+    if (all->size() == all->capacity()) all->reserve(std::max<std::size_t>(8, 2 * all->size()));
+    all->push_back({first, state::tried});  // so that its unlock takes no memory
+  }
+  auto const pinned = runtime_.machine().pin(first, bytes);
+  if (!pinned.ok()) {
+    forget(first);
+    return pinned;
+  }
+  bool const booked = books_.pinned(own.at, own.bytes, at);
+  try {
+    if (runtime_.witness() && booked) [[unlikely]] runtime_.witness()->allocated({}, own.at, own.bytes, at);
+  } catch (...) {
+    static_cast<void>(books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size()));
+    try_unlock(first);
+    throw;
+  }
+  auto all = all_.lock();
+  std::find_if(all->rbegin(), all->rend(), [&](range const& r) { return r.first == first; })->is = state::locked;
+  return pinned;
+}
+
+void locked_ranges::unlock(void* first) noexcept {
+  try_refused();
+  static_cast<void>(runtime_.has_come_to_rest());  // no engine reads or writes it any more
+  auto const was = books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size());
+  constexpr here its_end{"the end of its pinned_range", "", 0};  // nobody's line
+  try {
+    if (runtime_.witness() && was) [[unlikely]] runtime_.witness()->freed(was->at, was->requested, {}, its_end);
+  } catch (...) {}  // it is not heard of
+  try_unlock(first);
+}
+
+void locked_ranges::try_refused() noexcept {
+  for (bool rests = false;;) {
+    void* first = nullptr;
+    {
+      auto all = all_.lock();
+      auto const one = std::find_if(all->begin(), all->end(), [](range const& r) { return r.is == state::refused; });
+      if (one == all->end()) return;
+      one->is = state::tried;
+      first = one->first;
+    }
+    if (!std::exchange(rests, true)) static_cast<void>(runtime_.has_come_to_rest());
+    try_unlock(first);
+    // It is refused again: so would the others be.
+    auto all = all_.lock();
+    if (std::any_of(all->begin(), all->end(),
+                    [&](range const& r) { return r.first == first && r.is == state::refused; }))
+      return;
+  }
+}
+
+void locked_ranges::try_unlock(void* first) noexcept {
+  auto const is = runtime_.machine().unpin(first);
+  // invalid: the driver knows of no such range any more
+  if (is.ok() || is.what == driver::code::invalid) return forget(first);
+  auto all = all_.lock();
+  for (range& r : *all) {
+    if (r.first == first) r.is = state::refused;
+  }
+}
+
+void locked_ranges::forget(void* first) noexcept {
+  auto all = all_.lock();
+  auto const last = std::find_if(all->rbegin(), all->rend(), [&](range const& r) { return r.first == first; });
+  if (last != all->rend()) all->erase(std::next(last).base());
+}
+
+}  // namespace streams
+
+struct pinned_range::state {
+  void* first;
+  known_runtime of;
+};
+
+pinned_range::pinned_range(std::span<std::byte> memory, here at) {
+  auto& r = streams::current_runtime(at);
+  std::string const what = streams::range_text(memory.data(), memory.size());
+  if (!memory.data()) throw invalid_use("pinned_range", what, "Pass memory of the host", at);
+  if (memory.empty()) return;
+  if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
+    throw invalid_use("pinned_range", what + ", which ends beyond all addresses",
+                      "The size has overflowed: check the product it was made from", at);
+  }
+  auto const page = static_cast<driver::address>(os::page_size());
+  auto const own = reinterpret_cast<driver::address>(memory.data());
+  auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);
+  // a driver locks pages for every device, once one is open
+  r.open_any(streams::current_ordinal(r), "pinned_range", at);
+  state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
+  auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
+  if (pinned.what == driver::code::invalid)
+    throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host",
+                      at);
+  require(pinned, "pinned_range", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
+}
+
+pinned_range::~pinned_range() {
+  if (!state_ || process_is_ending() || process_was_forked()) return;
+  // else its runtime unlocked it
+  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);
+}
+
+}  // namespace weir

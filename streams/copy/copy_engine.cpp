@@ -1,0 +1,90 @@
+// Copies as single operations of a stream.
+// Threads: any.
+#include "streams/copy/copy_engine.h"
+
+#include <cstdio>
+
+#include "runtime/base/call_site.h"
+#include "streams/stream/timed_work.h"
+
+namespace weir::streams {
+namespace {
+
+[[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src,
+                          std::size_t bytes, here at, std::string const& whose = "") {
+  bool const filling = !src;
+  throw_refusal(why, filling ? "set" : "copy",
+                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
+                    " on a stream of gpu:" + std::to_string(line.device()) + whose,
+                why.what == driver::code::lost ? "Go on with the other devices"
+                                               : "Nothing was enqueued: the same call may be made again",
+                at);
+}
+
+}  // namespace
+
+std::string range_text(void const* p, std::size_t bytes) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%p (%zu B)", p, bytes);
+  return text;
+}
+
+std::string which_is_lost(runtime::impl& r, driver::status why, int one, int other) {
+  if (why.what != driver::code::lost) return "";
+  std::string out;
+  for (int const d : {one, other}) {
+    if (r.machine().memory(d).is.what == driver::code::lost)
+      out += (out.empty() ? ": gpu:" : " and gpu:") + std::to_string(d);
+  }
+  return out;
+}
+
+driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here const& at) {
+  auto& r = line.owner();
+  if (r.witness() || observe::activity::on()) [[unlikely]] {
+    base::call_site const in(r.witness(), "copy", at);
+    timed_work const timed(line, "copy", bytes, at);
+    return line.note(r.machine().copy(line.device(), line.handle(), dst, src, bytes));
+  }
+  auto const done = r.machine().copy(line.device(), line.handle(), dst, src, bytes);
+  return done.ok() ? done : line.note(done);
+}
+
+void throw_refused_copy(driver::status why, clock::timeline const& line, void const* dst, void const* src,
+                        std::size_t bytes, here at) {
+  refused(why, line, dst, src, bytes, at);
+}
+
+void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here at) {
+  auto const done = try_copy(line, dst, src, bytes, at);
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
+}
+
+driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
+                             std::size_t bytes, here at) noexcept {
+  base::call_site const in(line.owner().witness(), "copy", at);
+  timed_work const timed(line, "copy", bytes, at);
+  auto const done =
+      line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
+  // whose loss was it?
+  if (done.what == driver::code::lost)
+    (void)line.note(line.owner().machine().query_stream(line.device(), line.handle()));
+  return done;
+}
+
+void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
+                       std::size_t bytes, here at) {
+  auto const done = try_peer_copy(line, dst, dst_device, src, src_device, bytes, at);
+  if (!done.ok()) [[unlikely]]
+    refused(done, line, dst, src, bytes, at, which_is_lost(line.owner(), done, dst_device, src_device));
+}
+
+void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {
+  base::call_site const in(line.owner().witness(), "set", at);
+  timed_work const timed(line, "set", bytes, at);
+  auto const done = line.note(
+      line.owner().machine().fill(line.device(), line.handle(), dst, static_cast<std::uint32_t>(value), 1, bytes));
+  if (!done.ok()) [[unlikely]] refused(done, line, dst, nullptr, bytes, at);
+}
+
+}  // namespace weir::streams

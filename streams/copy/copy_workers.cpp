@@ -1,0 +1,115 @@
+// The crew's queue.
+// Threads: any; one lock, not held while bytes are copied.
+#include "streams/copy/copy_workers.h"
+
+#include <algorithm>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "runtime/base/os_numa.h"
+
+namespace weir::streams {
+
+void copy_crew::work_by(manner how) noexcept {
+  base::lock_guard const lock(mutex_);
+  how_ = how;
+}
+
+// Ensures: one piece less of it is to be taken. Requires: there is one.
+void copy_crew::take_piece(task& t, base::unique_lock& lock) {
+  std::size_t const from = t.taken, n = std::min(t.piece, t.bytes - from);
+  t.taken += n;
+  ++t.hands;
+  if (t.taken == t.bytes) {
+    if (t.is == task::state::queued) std::erase(queue_, &t);
+    t.is = task::state::running;
+  }
+  lock.unlock();
+  copy_in_host(static_cast<char*>(t.dst) + from, static_cast<char const*>(t.src) + from, n, t.by);
+  lock.lock();
+  if (--t.hands || t.is != task::state::running) return;
+  t.is = task::state::done;
+  finished_.fetch_add(1, base::memory_order_relaxed);
+  done_.notify_all();
+}
+
+// A thread that sleeps takes long to wake, longer than many pieces take on a machine that is itself a guest.
+void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
+  if (how_.spin_ns <= 0 || base::order_is_chosen()) return;
+  std::int64_t const end = base::now_ns() + how_.spin_ns;
+  lock.unlock();
+  while (word.load(base::memory_order_relaxed) == value && base::now_ns() < end) {
+#if defined(__SSE2__)
+    _mm_pause();
+#endif
+  }
+  lock.lock();
+}
+
+void copy_crew::work(int number) {
+  if (!near_.empty()) os::keep_this_thread_on(near_);
+  base::unique_lock lock(mutex_);
+  auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
+  while (true) {
+    if (!may()) spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
+    queued_.wait(lock, may);
+    if (ending_) return;  // what is queued is done by whoever finishes it
+    take_piece(*queue_.front(), lock);
+  }
+}
+
+void copy_crew::submit(task& t) noexcept {
+  base::unique_lock lock(mutex_);
+  if (t.is != task::state::idle) return;
+  try {
+    while (asked_ < how_.threads && !ending_) {
+      int const number = asked_++;
+      threads_.emplace_back([this, number] { work(number); });
+    }
+  } catch (...) {
+    asked_ = std::max(asked_, how_.threads);
+  }  // no more threads to be had: fewer are slower, none is whoever finishes
+  try {
+    queue_.push_back(&t);
+  } catch (...) {
+    return;
+  }
+  t.is = task::state::queued;
+  submitted_.fetch_add(1, base::memory_order_relaxed);
+  bool const some_stand_by = asked_ > how_.threads;  // and would sleep on, woken alone
+  t.piece < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
+}
+
+void copy_crew::finish(task& t) {
+  base::unique_lock lock(mutex_);
+  while (t.is == task::state::idle || t.is == task::state::queued) take_piece(t, lock);
+  while (t.is == task::state::running) {
+    if (how_.helps && !queue_.empty()) {
+      take_piece(*queue_.front(), lock);
+      continue;
+    }
+    spin_while(finished_, finished_.load(base::memory_order_relaxed), lock);
+    if (t.is == task::state::running) done_.wait(lock);
+  }
+}
+
+void copy_crew::cancel(task& t) noexcept {
+  base::unique_lock lock(mutex_);
+  if (t.is == task::state::queued) std::erase(queue_, &t);
+  t.is = t.hands ? task::state::running : task::state::done;  // nobody takes any more of it
+  done_.wait(lock, [&] { return t.is != task::state::running; });
+}
+
+void copy_crew::stop() noexcept {
+  std::vector<base::thread> ended;
+  {
+    base::unique_lock lock(mutex_);
+    ending_ = true;  // and none is made any more
+    ended.swap(threads_);
+    queued_.notify_all();
+  }
+  for (auto& one : ended) one.join();
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,510 @@
+// Staged copies: chunks filled by the crew and carried by the engine, or the other way round.
+// Threads: any.
+#include "streams/copy/staging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "runtime/base/call_site.h"
+#include "runtime/base/os.h"
+#include "runtime/base/round_up.h"
+#include "simulator/threads/thread_scheduler.h"
+#include "streams/copy/copy_engine.h"
+#include "streams/copy/node_workers.h"
+#include "streams/pinned/pinned_memory.h"
+
+namespace weir::streams {
+namespace {
+
+constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
+constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
+constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
+// a function of the host holds the stream after each: few of them
+constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
+constexpr std::size_t fetch_last = std::size_t{8} << 20;     // and the last ones
+constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
+constexpr std::size_t few_shares = 8;
+constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
+constexpr std::size_t between_slots = 4;  // one filled, one emptied, and what their streams lag behind
+
+std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
+std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
+
+// A block of the pinned pool, given back with the stamps it was marked with.
+class slot {
+ public:
+  slot(pinned_memory& pool, int device, std::size_t bytes, here at)
+      : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
+  slot(slot&& other) noexcept
+      : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
+  slot& operator=(slot&&) = delete;
+  ~slot() {
+    try {
+      pool_->deallocate(memory_, here::current());
+    } catch (...) {}
+  }
+  void* memory() const noexcept { return memory_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  void used_by(clock::timeline const& line) const noexcept { used_until(line.now()); }
+  void used_until(clock::stamp s) const noexcept { pool_->mark(memory_, s); }
+
+ private:
+  pinned_memory* pool_;
+  std::size_t bytes_;
+  void* memory_;
+};
+
+// From or to a slot: what weir knows of it is its own affair.
+void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  base::unpromised const own_slot(line.owner().witness());
+  enqueue_copy(line, dst, src, bytes, where);
+}
+
+// When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
+slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, here where) {
+  while (true) {
+    try {
+      return slot(pool, device, bytes, where);
+    } catch (out_of_memory const&) {
+      if (bytes <= staging::smallest_chunk) throw;
+      bytes = std::max(staging::smallest_chunk, bytes / 2);
+    }
+  }
+}
+
+// The host's half of a copy to pageable memory:
+// run by host functions of the stream, which may outlive the call that made it.
+struct fetch {
+  fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
+  std::shared_ptr<copy_crew> crew;
+  std::vector<copy_crew::task> chunk;  // ranges set before the host function that submits it is enqueued
+  std::size_t slots = 0;
+
+  // The stream's end may be a loss: then nothing came, nothing may be touched any more.
+  ~fetch() {
+    for (auto& one : chunk) crew->cancel(one);
+  }
+
+  // After chunk i has come into its slot: it goes on to the host while the engine fills the next slots.
+  // Before the stream passes, the slot that the engine fills next is empty again;
+  // after the last chunk, all are.
+  void arrived(std::size_t i) {
+    bool const last = i + 1 == chunk.size();
+    if (!last) crew->submit(chunk[i]);
+    if (i + 1 < slots) return;  // the next slot has not been used yet; there are no more slots than chunks
+    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) crew->finish(chunk[k]);
+  }
+};
+
+struct arrival {
+  std::shared_ptr<fetch> of;
+  std::size_t i;
+  static void run(void* self) {
+    auto* const me = static_cast<arrival*>(self);
+    me->of->arrived(me->i);
+  }
+  static void drop(void* self) { delete static_cast<arrival*>(self); }
+};
+
+// The last slots of many are smaller, so that the engine is soon done with what is filled last.
+std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) {
+  std::size_t const share = left / 4 / staging::smallest_chunk * staging::smallest_chunk;
+  return std::min({chunk, std::max(share, least), left});
+}
+
+// The last are smaller, for what is emptied after the engine is done should be little.
+std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
+  std::size_t const least = std::min(chunk, fetch_last);
+  std::vector<std::size_t> all;
+  for (std::size_t left = bytes; left > 0; left -= all.back()) all.push_back(size_within(chunk, left, least));
+  return all;
+}
+
+// Where nothing moves by itself there are none, unless the machine switches host threads:
+// two, wherever it runs.
+int how_many(runtime::impl& r) {
+  if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
+  return base::relay::here() ? 2 : 0;
+}
+
+}  // namespace
+
+struct staging::state {
+  struct used {
+    clock::stamp until;
+    std::size_t bytes;
+  };
+  struct device_room {
+    std::deque<used> in_use;
+    std::size_t bytes = 0;
+  };
+
+  explicit state(runtime::impl& r)
+      : owner(r),
+        clocks(r.part<clock::clocks>()),
+        pinned(r.part<pinned_memory>()),
+        crews(how_many(r)),
+        rooms(static_cast<std::size_t>(r.device_count())) {}
+
+  weir::runtime::impl& owner;
+  clock::clocks& clocks;
+  pinned_memory& pinned;
+  staging_crews crews;
+  std::vector<base::guarded<device_room>> rooms;
+
+  base::guarded<manner> to_fill, to_fetch;
+
+  std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) {
+    return crews.of(pinned.node_near(line.device()));
+  }
+
+  base::guarded<device_room>& room_of(clock::timeline const& line) {
+    return rooms[static_cast<std::size_t>(line.device())];
+  }
+
+  void forget_complete(device_room& r) {
+    while (!r.in_use.empty() && clocks.complete(r.in_use.front().until)) {
+      r.bytes -= r.in_use.front().bytes;
+      r.in_use.pop_front();
+    }
+  }
+
+  // Asks the driver about the oldest slots when there seems to be none: each was fenced when it was given.
+  bool has_room(clock::timeline const& line, std::size_t bytes) {
+    while (true) {
+      clock::stamp oldest;
+      {
+        auto r = room_of(line).lock();
+        if (r->bytes + bytes > room) forget_complete(*r);
+        if (r->in_use.empty() || r->bytes + bytes <= room) return true;
+        oldest = r->in_use.front().until;
+      }
+      auto const done = clocks.poll(oldest);
+      if (!done.ok() || !done.value) return false;
+    }
+  }
+
+  void wait_for_room(clock::timeline const& line, std::size_t bytes, here where) {
+    while (!has_room(line, bytes)) {
+      clock::stamp oldest;
+      {
+        auto r = room_of(line).lock();
+        if (r->in_use.empty()) return;
+        oldest = r->in_use.front().until;
+      }
+      base::unpromised const own_affair(owner.witness());
+      if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
+        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()),
+                      "Earlier copies to this device are not done", where);
+      }
+      auto r = room_of(line).lock();
+      forget_complete(*r);
+    }
+  }
+
+  // As many as the copy has chunks, at most so many;
+  // one at least, and smaller chunks where memory is short. Waits for room.
+  std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
+                              here where) {
+    std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
+    wait_for_room(line, wanted * chunk, where);
+    std::vector<slot> slots;
+    slots.reserve(wanted);
+    slots.push_back(shrinking_slot(pinned, line.device(), chunk, where));
+    chunk = std::min(chunk, slots[0].bytes());
+    try {
+      while (slots.size() < wanted) slots.emplace_back(pinned, line.device(), chunk, where);
+    } catch (out_of_memory const&) {}  // fewer slots: slower
+    return slots;
+  }
+
+  void note(clock::timeline const& line, std::size_t bytes) noexcept {
+    auto r = room_of(line).lock();
+    try {
+      r->in_use.push_back({line.now(), bytes});
+      r->bytes += bytes;
+    } catch (...) {}  // no memory: the room is a little larger for once
+  }
+
+  // Held by a caller who waits.
+  void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
+  void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
+
+  // A share of a copy for each slot, so that the engine and all threads have something to do;
+  // where threads share slots, a few will do.
+  std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
+    std::size_t const workers = static_cast<std::size_t>(crew.threads()) + 1;
+    std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
+    std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
+    return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
+  }
+
+  void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
+    auto const captured = owner.machine().capturing(line.device(), line.handle());
+    if (captured.is.what == driver::code::lost) {
+      throw_refusal(line.note(captured.is), "copy",
+                    range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                        " on a stream of gpu:" + std::to_string(line.device()),
+                    "", where);
+    }
+    if (captured.ok() && captured.value) {
+      throw invalid_use(
+          "copy",
+          range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
+          "Capture copies of pinned memory: a slot could not be kept for every replay", where);
+    }
+  }
+};
+
+staging::staging(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+staging::~staging() {
+  if (process_was_forked()) {
+    static_cast<void>(state_.release());  // its threads are not in this process: they cannot be joined
+  } else {
+    state_->crews.stop();
+  }
+}
+
+namespace {
+staging::manner allowed(staging::manner how) noexcept {
+  how.chunk = std::clamp(how.chunk, staging::smallest_chunk, staging::largest_slot);
+  how.first = std::clamp(how.first, staging::smallest_chunk, how.chunk);
+  how.piece = std::max(how.piece, staging::smallest_chunk);
+  how.room = std::clamp(how.room, how.chunk, staging::room / 4 * 3);
+  return how;
+}
+}  // namespace
+
+void staging::fill_by(manner how) noexcept { *state_->to_fill.lock() = allowed(how); }
+void staging::fetch_by(manner how) noexcept { *state_->to_fetch.lock() = allowed(how); }
+void staging::work_by(copy_crew::manner how) noexcept {
+  if (how.threads == 0) how.threads = how_many(state_->owner);
+  state_->crews.work_by(how);
+}
+int staging::threads() const noexcept { return state_->crews.of(-1)->threads(); }
+
+std::size_t staging::in_use(int device) const {
+  auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
+  state_->forget_complete(*r);
+  return r->bytes;
+}
+
+void staging::to_device(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  struct filled {
+    slot in;
+    std::size_t offset;
+    copy_crew::task fill;
+  };
+  struct all_filled {  // the crew leaves the source alone however this ends
+    copy_crew& crew;
+    std::deque<filled> parts{};
+    ~all_filled() {
+      for (auto& one : parts) crew.cancel(one.fill);
+    }
+  };
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  manner const how = *my.to_fill.lock();
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew), rising = std::min(how.first, chunk);
+  stores const by = chunk >= least_past_caches ? how.by : stores::plain;
+  // the rest of the room is with the engine
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);
+  all_filled filling{*crew};
+  std::size_t next = 0;
+  while (next < bytes || !filling.parts.empty()) {
+    while (next < bytes && filling.parts.size() < window) {
+      std::size_t n = size_within(rising, bytes - next, how.first);
+      if (!my.has_room(line, (filling.parts.size() + 1) * chunk)) {
+        if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
+        my.wait_for_room(line, n, where);
+      }
+      std::optional<slot> s;
+      try {
+        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, line.device(), n, where));
+        else s.emplace(my.pinned, line.device(), n, where);
+      } catch (out_of_memory const&) {
+        if (filling.parts.empty()) throw;
+        break;  // what is filled goes first, and comes back as room
+      }
+      if (s->bytes() < n) n = chunk = s->bytes();
+      rising = std::min(chunk, 2 * rising);
+      filling.parts.push_back({std::move(*s), next, {}});
+      auto& fill = filling.parts.back().fill;
+      fill.dst = filling.parts.back().in.memory();
+      fill.src = at(src, next);
+      fill.bytes = n;
+      fill.by = by;
+      fill.piece = how.piece;
+      next += n;
+      if (bytes > chunk) crew->submit(fill);
+    }
+    base::unpromised const own_slot(my.owner.witness());
+    auto& first = filling.parts.front();
+    crew->finish(first.fill);
+    enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
+    first.in.used_by(line);
+    my.note(line, first.in.bytes());
+    // so that it can be seen done before those after it
+    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());
+    filling.parts.pop_front();
+  }
+}
+
+void staging::coming::cancel() const noexcept {
+  if (!job_) return;
+  auto& job = *static_cast<fetch*>(job_.get());
+  for (auto& part : job.chunk) job.crew->cancel(part);
+}
+
+staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  manner how = *my.to_fetch.lock();
+  how.chunk = std::clamp(how.room / least_fetch_slots, finest_chunk, fetch_chunk);
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew);
+  std::vector<slot> slots =
+      my.slots_for(line, bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
+  auto const sizes = fetched_sizes(bytes, chunk);
+  auto const job = std::make_shared<fetch>(crew, sizes.size());
+  job->slots = slots.size();
+  struct marks {  // whatever was enqueued uses the slots
+    std::vector<slot>& slots;
+    clock::timeline& line;
+    ~marks() {
+      for (auto& one : slots) one.used_by(line);
+    }
+  } const at_the_end{slots, line};
+  try {
+    for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i++]) {
+      base::unpromised const own_slot(my.owner.witness());
+      auto& part = job->chunk[i];
+      void* const through = slots[i % slots.size()].memory();
+      part.dst = at(dst, offset);
+      part.src = through;
+      part.bytes = sizes[i];
+      part.by = how.by, part.piece = how.piece;
+      enqueue_copy(line, through, at(src, offset), part.bytes, where);
+      auto const queued = my.owner.machine().host_function(line.device(), line.handle(),
+                                                           {&arrival::run, &arrival::drop, new arrival{job, i}});
+      if (!queued.ok()) {
+        throw_refusal(
+            line.note(queued), "copy",
+            range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                " on a stream of gpu:" + std::to_string(line.device()),
+            queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
+            where);
+      }
+    }
+  } catch (...) {
+    for (auto& part : job->chunk) crew->cancel(part);
+    throw;
+  }
+  my.note(line, chunk * slots.size());
+  coming out;
+  out.job_ = job;
+  return out;
+}
+
+void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+  auto& my = *state_;
+  my.refuse_captured(line, dst, src, bytes, where);
+  manner const how = *my.to_fetch.lock();
+  auto const crew = my.crew_near(line);
+  std::size_t chunk = my.chunk_for(bytes, how, *crew);
+  std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
+  // with the engine; the others with the crew
+  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
+  struct emptying {  // nothing touches the host's memory when this is left, however that is
+    state& my;
+    copy_crew& crew;
+    std::vector<slot>& slots;
+    clock::timeline& line;
+    std::vector<copy_crew::task> part = std::vector<copy_crew::task>(slots.size());
+    std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
+    bool all_came = false;
+    std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
+    emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l)
+        : my(s), crew(c), slots(them), line(l) {
+      my.hold(line, bytes());
+    }
+    ~emptying() {
+      for (auto& one : part) crew.cancel(one);
+      for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
+      my.let_go(line, bytes());
+    }
+  } all(my, *crew, slots, line);
+  auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
+  auto const done = [&](driver::status s) {
+    if (s.ok()) return;
+    throw_refusal(s, "copy",
+                  range_text(dst, bytes) + " <- " + range_text(src, bytes) +
+                      " on a stream of gpu:" + std::to_string(line.device()),
+                  s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
+                  where);
+  };
+  base::unpromised const own_affair(my.owner.witness());
+  for (std::size_t given = 0, came = 0; came < chunks; ++came) {
+    for (; given < chunks && given < came + ahead; ++given) {
+      std::size_t const k = given % slots.size();
+      if (given >= slots.size()) crew->finish(all.part[k]);
+      enqueue_copy(line, slots[k].memory(), at(src, given * chunk), size_of(given), where);
+      all.filled[k] = line.now();
+      done(line.fence().is);  // so that it can be seen done before those after it
+    }
+    std::size_t const k = came % slots.size();
+    done(my.clocks.synchronize(all.filled[k]));
+    auto& part = all.part[k];
+    // finished before its slot was filled again: nobody else looks at it
+    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};
+    crew->submit(part);
+  }
+  for (auto& one : all.part) crew->finish(one);
+  all.all_came = true;
+}
+
+void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
+                      here where) {
+  auto& my = *state_;
+  my.refuse_captured(from, dst, src, bytes, where);
+  my.refuse_captured(to, dst, src, bytes, where);
+  std::size_t chunk =
+      std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
+  std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
+  my.wait_for_room(to, wanted * chunk, where);
+  std::vector<slot> slots;
+  slots.reserve(wanted);
+  slots.push_back(shrinking_slot(my.pinned, from.device(), chunk, where));
+  chunk = std::min(chunk, slots[0].bytes());
+  try {
+    while (slots.size() < wanted) slots.emplace_back(my.pinned, from.device(), chunk, where);
+  } catch (out_of_memory const&) {}
+  struct marks {
+    std::vector<slot>& slots;
+    clock::timeline &from, &to;
+    ~marks() {
+      for (auto& one : slots) one.used_by(from), one.used_by(to);
+    }
+  } const at_the_end{slots, from, to};
+  auto const ordered = [&](driver::status waited) {
+    if (!waited.ok())
+      throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices",
+                    "The same call may be made again", where);
+  };
+  std::vector<clock::stamp> emptied(slots.size());
+  for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+    std::size_t const k = i % slots.size(), n = std::min(chunk, bytes - offset);
+    ordered(from.wait(emptied[k]));
+    own_copy(from, slots[k].memory(), at(src, offset), n, where);
+    ordered(to.wait(from.now()));
+    own_copy(to, at(dst, offset), slots[k].memory(), n, where);
+    emptied[k] = to.now();
+  }
+  my.note(to, chunk * slots.size());
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,156 @@
+// What becomes of pinned blocks once they are handed out:
+// noted uses, and the way back when those are complete.
+// Threads: any.
+#include <cstdio>
+
+#include "runtime/base/call_site.h"
+#include "runtime/driver/allocation_observer.h"
+#include "streams/pinned/pinned_pool.h"
+
+namespace weir::streams {
+namespace {
+
+using state_of = pinned_space::state;
+
+// freed bytes: a fence first recorded at a miss would cover the whole backlog
+constexpr std::size_t fence_after = std::size_t{1} << 20;
+
+std::string pointer_text(void const* p) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", p);
+  return text;
+}
+
+// Requires: in.lock() is held.
+[[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, here at) {
+  std::string const what = pointer_text(block);
+  if (found == space.end()) {
+    throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out",
+                      "free memory where it was allocated", at);
+  }
+  if (found->second.is == state_of::live) {
+    throw invalid_use("deallocate",
+                      what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) +
+                          " of " + std::to_string(found->second.requested) + " B",
+                      "free the address that allocate returned", at);
+  }
+  throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);
+}
+
+}  // namespace
+
+void pinned_memory::deallocate(void* block, here at) {
+  if (!block || process_was_forked()) return;
+  pinned_space::few<clock::stamp> to_fence;
+  {
+    auto p = state_->in.lock();
+    auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
+    if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live)
+      refuse_free(p->space, block, freed, at);
+    auto& one = freed->second;
+    pinned_uses::version().fetch_add(1);
+    state::gather(*p, one);
+    if (auto* const witness = state_->owner.witness()) [[unlikely]] {
+      std::vector<driver::witness::user> behind, counted;
+      for (auto* line : one.users)
+        (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
+      for (auto const s : one.stamps) {
+        if (auto* const line = clock::find(s.stream)) counted.push_back({line->device(), line->handle()});
+      }
+      witness->freed(number(block), one.requested, {behind, counted}, at);
+    }
+    for (auto* line : one.users) join(one.stamps, line->now());
+    one.users.clear();
+    drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
+    --p->live;
+    p->tally.take_back(one.requested, one.bytes);
+    if (one.use_forgotten) {
+      one.is = state_of::quarantined;
+    } else if (one.stamps.empty()) {
+      state_->settle(*p, freed);
+    } else {
+      one.is = state_of::pending;
+      p->unfenced += one.bytes;
+      if (p->unfenced >= fence_after) {
+        for (auto const s : one.stamps) {
+          if (to_fence.size() < to_fence.capacity()) to_fence.push_back(s);
+        }
+        p->unfenced = 0;
+      }
+      p->pending.push_back(freed->first);
+    }
+  }
+  for (auto const s : to_fence) {  // an attempt: what is refused here is recorded at the next miss
+    auto* const line = clock::find(s.stream);
+    if (line && line->alive() != clock::life::retired) static_cast<void>(line->fence());
+  }
+}
+
+void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
+  if (state_->outside(block)) return;
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(block));
+  if (found == p->space.end() || found->second.is != state_of::live) return;
+  auto& users = found->second.users;
+  if (std::find(users.begin(), users.end(), &user) != users.end()) return;
+  try {
+    state::forget_ended(*p, found->second);
+    users.push_back(&user);
+    state::make_room(found->second);
+  } catch (...) {
+    found->second.use_forgotten = true;
+  }
+}
+
+void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
+  if (state_->outside(block)) return;
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(block));
+  if (found == p->space.end() || found->second.is != state_of::live) return;
+  try {
+    state::forget_ended(*p, found->second);
+    join(found->second.stamps, s);
+    state::make_room(found->second);
+  } catch (...) {
+    found->second.use_forgotten = true;
+  }
+}
+
+pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::uint64_t stream,
+                                       pinned_uses& mine) noexcept {
+  if (state_->outside(at)) return nullptr;
+  std::uint64_t const version = pinned_uses::version().load(base::memory_order_acquire);
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(at));
+  if (found == p->space.end() || found->second.is != state_of::live) return nullptr;
+  pinned_spot spot{found->first, found->second.requested, stream, this, nullptr};
+  if (!spot.holds(number(at), bytes)) return nullptr;
+  try {
+    spot.last = state::use_of(*p, found->second, stream);
+  } catch (...) {
+    return nullptr;
+  }
+  return mine.remember(spot, version);
+}
+
+std::optional<memory::block> pinned_memory::find(void const* inside) const noexcept {
+  if (state_->outside(inside)) return {};
+  auto p = state_->in.lock();
+  auto const found = p->space.find(number(inside));
+  if (found == p->space.end() || found->second.is != state_of::live) return {};
+  return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned,
+                       nullptr};
+}
+
+bool pinned_memory::reserves(void const* p) const noexcept {
+  if (state_->outside(p)) return false;
+  auto in = state_->in.lock();
+  return in->space.find(number(p)) != in->space.end();
+}
+
+bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
+  auto const holder = find(first);
+  return holder && base::byte_range{number(holder->base), holder->bytes}.holds(number(first), bytes);
+}
+
+}  // namespace weir::streams

@@ -1,0 +1,377 @@
+// The pinned pool: which range serves, when pages come and go, and what is done when there is no room.
+// Threads: any; one lock over the map of addresses, never held across a driver call that may block.
+#include "streams/pinned/pinned_pool.h"
+
+#include "runtime/base/call_site.h"
+#include "runtime/base/round_up.h"
+#include "runtime/driver/allocation_observer.h"
+#include "weir/memory.h"
+
+namespace weir::streams {
+namespace {
+
+using address = driver::address;
+using state_of = pinned_space::state;
+
+constexpr std::size_t largest = std::size_t{1} << 46;          // bytes of one block: what any machine can address
+constexpr std::size_t small_segment = std::size_t{2} << 20;    // blocks below this share segments of it
+constexpr std::size_t segment_step = std::size_t{64} << 10;    // above, a segment is near-exact
+constexpr std::int64_t longest_wait_ns = 1'000'000'000;
+
+std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
+
+// Every pool of this process, for addresses that come back without a word of their runtime.
+base::guarded<std::vector<pinned_memory*>>& pools() {
+  static auto* const all = new base::guarded<std::vector<pinned_memory*>>;
+  return *all;
+}
+
+}  // namespace
+
+pinned_space::few<clock::stamp> pinned_memory::state::settle_known(
+    pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
+  pinned_space::few<clock::stamp> oldest;
+  std::erase_if(p.pending, [&](address at) {
+    auto const freed = p.space.find(at);
+    auto& stamps = freed->second.stamps;
+    drop_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
+    if (stamps.empty()) {
+      settle(p, freed);
+      return true;
+    }
+    if (std::any_of(stamps.begin(), stamps.end(),
+                    [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
+      freed->second.is = state_of::quarantined;
+      return true;
+    }
+    for (auto const s : stamps) {
+      auto const same =
+          std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
+      if (same == oldest.end()) note(oldest, s);
+      else same->n = std::min(same->n, s.n);
+    }
+    return false;
+  });
+  return oldest;
+}
+
+void pinned_memory::state::collect() noexcept {
+  pinned_space::few<std::uint64_t> lost;
+  for (bool news = true; news;) {
+    auto const oldest = settle_known(*in.lock(), lost);
+    news = false;
+    for (auto const s : oldest) {
+      auto const polled = clocks.poll(s);
+      news |= (polled.is.what == driver::code::lost && note(lost, s.stream)) || (polled.ok() && polled.value);
+    }
+  }
+}
+
+auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> growth {
+  std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
+  std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
+  auto entries = pinned_space::make_room();
+  {
+    auto p = in.lock();
+    if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return {{}, block};
+    std::size_t const charged = p->tally.reserved() + p->coming, limit = most_reserved(*p);
+    if (charged > limit || want > limit - charged) want = least;
+    if (charged > limit || want > limit - charged) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
+    p->coming += want;
+  }
+  auto const pages = take_pages(owner.machine(), want, near);
+  auto p = in.lock();
+  p->coming -= want;
+  if (!pages.ok()) return {pages.is, nullptr, p->in_motion()};
+  auto const first = number(pages.value.base);
+  p->space.add(std::move(entries), first, pages.value.bytes, near);
+  p->tally.reserve(pages.value.bytes);
+  {
+    base::undivided const wherever_it_lies;
+    address low = lowest.load();
+    while (first < low && !lowest.compare_exchange(low, first)) {}
+    highest.raise(first + pages.value.bytes);
+  }
+  return {{}, hand_out(*p, near, bytes, rounded, alignment)};
+}
+
+std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
+  struct going {
+    host_pages pages;
+    pinned_space::room entries;
+    int node;
+  };
+  std::vector<going> idle;
+  collect();
+  {
+    auto p = in.lock();
+    auto const bases = p->space.wholly_free(unused_since);
+    idle.reserve(bases.size());
+    for (address const base : bases) {
+      auto const its = p->space.segment_of(base);
+      idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
+      p->going += its.bytes;
+    }
+  }
+  std::size_t gave = 0;
+  for (auto& [pages, entries, its_node] : idle) {
+    bool const returned = return_pages(owner.machine(), pages).ok();
+    auto p = in.lock();
+    p->going -= pages.bytes;
+    if (returned) {
+      p->tally.unreserve(pages.bytes);
+      gave += pages.bytes;
+    } else {
+      p->space.add(std::move(entries), number(pages.base), pages.bytes, its_node);
+    }
+  }
+  return gave;
+}
+
+bool pinned_memory::state::patience::left() const noexcept {
+  return since ? base::now_ns() - since < longest_wait_ns : polls < most_polls;
+}
+
+void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
+                                          patience& time, bool others) {
+  for (; time.left(); ++time.polls) {
+    collect();
+    {
+      auto p = in.lock();
+      // also what came free while idle pages were looked for
+      if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;
+      bool const arrived = std::exchange(others, p->in_motion()) && !others;
+      if (arrived || (!others && p->pending.empty())) return nullptr;
+    }
+    time.since ? base::sleep_ns(50'000) : base::yield_thread();
+  }
+  return nullptr;
+}
+
+void pinned_memory::state::decay() {
+  if (!watch.after()) [[likely]] return;
+  std::int64_t const now = base::now_ns();
+  if (watch.is_time(now) && may_give_back(0)) trim(now - watch.after());
+}
+
+bool pinned_memory::state::may_give_back(int most_looks) {
+  // once: a stamp of now would need a new fence at each look
+  std::vector<clock::stamp> given = clocks.collectives_given();
+  bool const moves = most_looks && owner.machine().moves_by_itself();
+  std::int64_t const start = moves ? base::now_ns() : 0;
+  for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
+    std::erase_if(given, [&](clock::stamp s) {
+      auto const done = clocks.poll(s);
+      return done.ok() ? done.value : done.is.what == driver::code::lost;
+    });
+    if (given.empty()) return true;
+    if (moves) base::sleep_ns(50'000);
+  }
+  return false;
+}
+
+void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
+  memory_report r{};
+  r.on = cpu;
+  r.requested = bytes;
+  r.rounded = rounded;
+  r.limit = owner.options().pinned_limit;
+  r.ladder = std::move(ladder);
+  {
+    auto p = in.lock();
+    ++p->tally.now().num_ooms;
+    r.allocated = p->tally.allocated();
+    r.pending = p->tally.pending();
+    r.reserved = p->tally.reserved();
+    r.largest_hole = p->space.largest_free();
+    r.capacity = os::memory_of_host();
+    auto const host = r.limit ? std::nullopt : os::memory_available();
+    if (host) {
+      r.capacity = host->total;
+      r.host_available = host->available, r.host_kept = state::left_to_others(*host);
+      r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
+    }
+  }
+  throw out_of_memory(std::move(r), at);
+}
+
+pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) { pools().lock()->push_back(this); }
+
+pinned_memory::~pinned_memory() {
+  std::erase(*pools().lock(), this);
+  pinned_uses::version().fetch_add(1);
+  // nothing to ask, nothing to give back: the system does
+  if (weir::process_is_ending() || process_was_forked()) return;
+  std::size_t held = 0, held_bytes = 0;
+  {
+    auto p = state_->in.lock();  // nobody else has this pool any more
+    p->space.each([&](pinned_space::range const& one) {
+      // What a lost device refuses is quarantined below.
+      for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
+      for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
+      for (auto const* use : one.last) static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
+      if (one.is == state_of::live) ++held, held_bytes += one.requested;
+    });
+  }
+  state_->collect();
+  auto p = state_->in.lock();
+  // Of what is kept away because nobody could say that its use has ended,
+  // that is known at last when all devices say that nothing runs.
+  bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
+  for (auto const& [age, one] : p->space.segments()) {
+    auto const [base, bytes, node, idle_since] = one;
+    bool in_use = false, keep = false;
+    for (auto part = p->space.find(base); part != p->space.end() && part->second.segment == base; ++part) {
+      in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
+      keep |= part->second.is == state_of::live;
+    }
+    if (in_use) continue;  // never complete: the engine may still write
+    auto* const first = reinterpret_cast<std::byte*>(base);
+    if (keep) {
+      static_cast<void>(state_->owner.machine().unpin(first));
+    } else {
+      static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
+    }
+  }
+  if (held) try {
+      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
+                      ") outlive their runtime; their pages stay\n");
+  } catch (...) {}
+}
+
+void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+  return hand_out(current_device, bytes, alignment, at);
+}
+void* pinned_memory::allocate_near(int device, std::size_t bytes, here at) { return hand_out(device, bytes, 0, at); }
+
+void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, here at) {
+  auto* const witness = state_->owner.witness();
+  base::unpromised const own_affair(witness);
+  void* const block = find_room(device, bytes, alignment, at);
+  if (witness) [[unlikely]] witness->allocated({}, number(block), bytes, at);
+  return block;
+}
+
+void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, here at) {
+  if (process_was_forked())
+    throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
+                  "allocate in the process that made the runtime", at);
+  if (alignment & (alignment - 1)) {
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
+                      "pass a power of two, or 0 for the natural alignment", at);
+  }
+  if (bytes > largest || alignment > largest) {
+    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
+                      "no machine holds that much: look for a size that overflowed", at);
+  }
+  state_->decay();
+  std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
+  // whatever comes free
+  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit)
+    state_->refuse(bytes, rounded, {}, at);
+  std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
+                                                              : bytes >= (std::size_t{16} << 10) ? 512
+                                                                                                 : 0);
+  if (device == current_device) device = current_ordinal(state_->owner);
+  int const near = state_->node(device);
+  for (bool collected = false;; collected = true) {
+    {
+      auto p = state_->in.lock();
+      if (void* const block = state_->hand_out(*p, near, bytes, rounded, aligned)) {
+        ++p->tally.now().cache_hits;
+        return block;
+      }
+      if (collected || p->pending.empty()) break;
+    }
+    state_->collect();
+  }
+  state_->owner.open_any(device, "allocate", at);  // a driver locks pages for every device, once one is open
+  auto grown = state_->grow(near, rounded, aligned, bytes);
+  if (grown.block) return grown.block;
+  std::vector<rung> ladder;
+  auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
+    auto const again = std::find_if(ladder.begin(), ladder.end(), [&](rung const& r) { return r.name == name; });
+    rung& r = again == ladder.end() ? ladder.emplace_back(rung{name, 0, 0}) : *again;
+    r.gave_bytes += gave, r.ns += base::now_ns() - since;
+  };
+  auto const give_back_and_grow = [&] {
+    std::int64_t const start = base::now_ns();
+    bool const may = state_->may_give_back();
+    std::size_t const gave = may ? state_->trim() : 0;
+    climbed(may ? "idle pages given back" : "idle pages kept, for collectives are under way", gave, start);
+    grown = state_->grow(near, rounded, aligned, bytes);
+    return grown.block;
+  };
+  if (grown.is.what == driver::code::out_of_memory) {
+    ++state_->in.lock()->tally.now().num_alloc_retries;
+    if (give_back_and_grow()) return grown.block;
+  }
+  if (grown.is.what == driver::code::out_of_memory) {
+    state::patience time{state_->owner.machine().moves_by_itself() ? base::now_ns() : 0};
+    do {
+      std::int64_t const start = base::now_ns();
+      if (void* const block = state_->wait_for_room(near, bytes, rounded, aligned, time, grown.others)) return block;
+      climbed("waiting for copies under way", 0, start);
+      if (give_back_and_grow()) return grown.block;
+      ++time.polls;
+    } while (grown.is.what == driver::code::out_of_memory && (grown.others || state_->more_may_come()) && time.left());
+  }
+  if (grown.is.what == driver::code::out_of_memory || grown.is.ok())
+    state_->refuse(bytes, rounded, std::move(ladder), at);
+  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages",
+                at);
+}
+
+void pinned_memory::let_idle_go_after(std::int64_t ns) {
+  std::int64_t const now = base::now_ns();
+  auto p = state_->in.lock();
+  // nobody counted before
+  for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);
+  state_->watch.set_after(ns, now);
+}
+int pinned_memory::node_near(int device) noexcept { return state_->node(device); }
+void pinned_memory::lies_near(int device, int node) noexcept { state_->nodes.set(device, node); }
+
+std::size_t pinned_memory::trim() {
+  base::unpromised const own_affair(state_->owner.witness());
+  return process_was_forked() ? 0 : state_->trim();
+}
+
+memory_statistics pinned_memory::statistics() const {
+  auto p = state_->in.lock();
+  auto now = p->tally.now();
+  now.inactive.all.current = static_cast<std::int64_t>(p->space.free_ranges());
+  now.inactive.all.peak = std::max(now.inactive.all.peak, now.inactive.all.current);
+  return now;
+}
+
+void pinned_memory::reset_peak() { state_->in.lock()->tally.reset_peak(); }
+void pinned_memory::reset_accumulated() { state_->in.lock()->tally.reset_accumulated(); }
+
+std::vector<std::string> pinned_memory::validate() const {
+  auto p = state_->in.lock();
+  auto wrong = p->space.validate();
+  std::size_t in_segments = 0, live = 0, pending = 0;
+  for (auto const& [age, one] : p->space.segments()) in_segments += one.bytes;
+  for (auto const& [at, one] : p->space.all()) {
+    live += one.is == state_of::live ? one.bytes : 0;
+    pending += one.is == state_of::pending || one.is == state_of::quarantined ? one.bytes : 0;
+  }
+  auto const& now = p->tally.now();
+  if (live != p->tally.allocated() || pending != p->tally.pending() || in_segments != p->tally.reserved() ||
+      now.reserved_bytes.all.current !=
+          now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
+    wrong.push_back("reserved = allocated + pending + cached");
+  }
+  return wrong;
+}
+
+pinned_memory* pinned_memory::owner(void const* block) noexcept {
+  auto all = pools().lock();
+  for (auto* one : *all) {
+    if (one->reserves(block)) return one;
+  }
+  return nullptr;
+}
+
+}  // namespace weir::streams

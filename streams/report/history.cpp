@@ -1,0 +1,166 @@
+// weir/observe.h: what happened to memory, by time and by line of the program.
+// Threads: any; a tracker belongs to one.
+#include "runtime/observe/history.h"
+
+#include <algorithm>
+#include <boost/unordered/unordered_flat_map.hpp>
+#include <cstdio>
+#include <ostream>
+
+#include "runtime/options/options.h"
+#include "streams/stream/context.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+struct place {  // whose memory: a runtime's device
+  std::uint32_t runtime;
+  int device;
+};
+place place_of(device on, char const* operation, here at) {
+  runtime::impl& r = streams::current_runtime(at);
+  return {static_cast<std::uint32_t>(r.id()),
+          on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, at)};
+}
+
+std::string_view name_of(observe::action a) noexcept {
+  switch (a) {
+    case observe::action::alloc: return "alloc";
+    case observe::action::free: return "free";
+    case observe::action::out_of_memory: return "oom";
+    default: return "";  // in a snapshot only
+  }
+}
+
+std::string line_text(here const& at) {
+  if (!at.file) return "(not known)";
+  std::string_view file = at.file;
+  // The end of a path says which file it is.
+  if (size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
+    if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
+  }
+  return at.line ? std::string(file) + ":" + std::to_string(at.line) : std::string(file);
+}
+
+std::string signed_bytes(std::int64_t n) {
+  return (n < 0 ? "-" : "+") + bytes_text(static_cast<size_t>(n < 0 ? -n : n));
+}
+
+}  // namespace
+
+void record_memory_history(history_options o, here at) {
+  constexpr size_t most = size_t{1} << 32;  // 320 GiB
+  if (o.events == 0 || o.events > most) {
+    throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
+                      o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at);
+  }
+  observe::history::process().start(o.events, o.stacks);
+}
+void stop_memory_history() { observe::history::process().stop(); }
+
+std::vector<memory_event> memory_history(device on, here at) {
+  place const its = place_of(on, "memory_history", at);
+  auto& h = observe::history::process();
+  auto const scale = h.scale();
+  std::vector<memory_event> out;
+  for (observe::event const& e : h.events(its.runtime, its.device)) {
+    if (name_of(e.what).empty()) continue;
+    out.push_back({scale(e.ticks),
+                   name_of(e.what),
+                   e.at,
+                   e.bytes,
+                   e.stream,
+                   e.thread,
+                   {e.file, e.function, e.line},
+                   e.stack ? h.stack(e.stack) : std::vector<void const*>{}});
+  }
+  return out;
+}
+
+std::vector<line_statistics> memory_lines(device on, here at) {
+  place const its = place_of(on, "memory_lines", at);
+  std::vector<line_statistics> out;
+  for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
+    out.push_back({{l.file, l.function, l.line},
+                   l.blocks,
+                   l.bytes,
+                   l.blocks_at_peak,
+                   l.bytes_at_peak,
+                   l.taken_blocks,
+                   l.taken_bytes});
+  }
+  std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) {
+    return std::max(a.bytes, a.bytes_at_peak) > std::max(b.bytes, b.bytes_at_peak);
+  });
+  return out;
+}
+
+std::string memory_by_line(device on, here at) {
+  char text[320];
+  std::string out;
+  auto const row = [&](auto const&... column) {
+    std::snprintf(text, sizeof text, "%12s %8s %12s %8s %12s %10s  %s\n", column...);
+    out += text;
+  };
+  row("live", "blocks", "at the peak", "blocks", "taken in all", "blocks", "line");
+  for (line_statistics const& l : memory_lines(on, at)) {
+    row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
+        bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
+        bytes_text(static_cast<size_t>(l.taken_bytes)).c_str(), std::to_string(l.taken_blocks).c_str(),
+        line_text(l.where).c_str());
+  }
+  return out;
+}
+
+struct memory_tracker::state {
+  struct count {
+    here where;
+    std::int64_t blocks = 0, bytes = 0;
+  };
+  std::ostream& out;
+  device on;
+  boost::unordered_flat_map<std::string, count> before = {};
+
+  boost::unordered_flat_map<std::string, count> now(here at) const {
+    boost::unordered_flat_map<std::string, count> all;
+    for (line_statistics const& l : memory_lines(on, at)) {
+      count& c = all[line_text(l.where)];
+      c.where = l.where, c.blocks += l.blocks, c.bytes += l.bytes;
+    }
+    return all;
+  }
+};
+
+memory_tracker::memory_tracker(std::ostream& out, device on, here at) : state_(new state{out, on}) {
+  if (!observe::history::on()) record_memory_history({}, at);
+  state_->before = state_->now(at);
+}
+memory_tracker::~memory_tracker() = default;
+
+void memory_tracker::track(here at) {
+  auto now = state_->now(at);
+  struct change {
+    std::string line;
+    std::int64_t blocks, bytes;
+  };
+  std::vector<change> changes;
+  std::int64_t bytes = 0, blocks = 0;
+  for (auto const& [line, c] : now) {
+    auto const old = state_->before.find(line);
+    std::int64_t const more = c.blocks - (old == state_->before.end() ? 0 : old->second.blocks);
+    std::int64_t const bytes_more = c.bytes - (old == state_->before.end() ? 0 : old->second.bytes);
+    bytes += bytes_more, blocks += more;
+    if (more || bytes_more) changes.push_back({line, more, bytes_more});
+  }
+  std::sort(changes.begin(), changes.end(),
+            [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });
+  state_->out << line_text(at) << ": " << signed_bytes(bytes) << " in " << (blocks < 0 ? "" : "+") << blocks
+              << " blocks\n";
+  for (change const& c : changes)
+    state_->out << "  " << signed_bytes(c.bytes) << " in " << (c.blocks < 0 ? "" : "+") << c.blocks << " of " << c.line
+                << '\n';
+  state_->before = std::move(now);
+}
+
+}  // namespace weir

@@ -1,0 +1,36 @@
+// weir/observe.h: what the checker found.
+// Threads: any.
+#include "simulator/checker/race_checker.h"
+#include "streams/stream/context.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+using driver::check::finding;
+race_report public_report(finding const& f) {
+  return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
+}
+driver::check::control* checker(here at) { return driver::check::control_of(streams::current_runtime(at).machine()); }
+}  // namespace
+
+std::vector<race_report> race_reports(here at) {
+  std::vector<race_report> all;
+  if (auto* const c = checker(at)) {
+    for (finding const& f : c->findings()) all.push_back(public_report(f));
+  }
+  return all;
+}
+
+void require_no_races(here at) {
+  auto const all = race_reports(at);
+  if (!all.empty()) throw race_found(all.front().text, all.front().first, all.front().second);
+}
+
+void on_race(std::function<void(race_report const&)> f, here at) {
+  auto* const c = checker(at);
+  if (!c) return;
+  if (!f) return c->on_finding(nullptr);
+  c->on_finding([f = std::move(f)](finding const& found) { f(public_report(found)); });
+}
+
+}  // namespace weir

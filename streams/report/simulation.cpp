@@ -1,0 +1,103 @@
+// The user's view of a simulated machine: names and exceptions around the machine's controls.
+// Threads: as weir/sim.h says.
+#include <algorithm>
+
+#include "runtime/base/text.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
+#include "simulator/threads/thread_scheduler.h"
+#include "streams/stream/context.h"
+#include "weir/sim.h"
+
+namespace weir {
+
+simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_(&r), controls_(&c) {}
+
+simulation simulation::of(runtime& r, here at) {
+  if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
+  throw invalid_use("simulation::of", "this runtime has " + r.description(),
+                    "Make one with runtime(simulated{}), or set WEIR_DEVICES=sim", at);
+}
+
+int simulation::ordinal(device d, std::string_view operation, here at) const {
+  return streams::resolve(d, runtime_->get(), operation, at);
+}
+
+bool simulation::step(stream_ref s, here at) {
+  clock::timeline& line = streams::line_or_throw(s, "simulation::step", at);
+  if (line.owner().machine().moves_by_itself()) {
+    throw invalid_use("simulation::step", streams::describe(line) + ", which the machine's own threads move",
+                      "Make it with simulated{.how = simulated::running::stepped}", at);
+  }
+  return controls_->step(line.device(), line.handle());
+}
+
+void simulation::run(here at) {
+  if (controls_->run()) return;
+  throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
+}
+
+void simulation::spawn(std::string name, std::function<void()> body, here at) {
+  if (!body)
+    throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Give it something to run", at);
+  base::relay* const threads = controls_->host_threads();
+  if (!threads)
+    throw invalid_use("simulation::spawn", "this machine is not run by a seed",
+                      "Make it with simulated{.how = running::seeded}", at);
+  base::relay* const mine = base::relay::here();
+  if (mine != (threads->active() ? threads : nullptr)) {
+    throw invalid_use(
+        "simulation::spawn",
+        mine ? "this thread is one of another machine's" : "this thread is none of those whose order the seed chooses",
+        "Spawn on the thread that spawned first, or on one it spawned", at);
+  }
+  if (!threads->active()) threads->enter("main", base::relay::life::while_needed);
+  threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
+    runtime_guard const here_is(*r);
+    body();
+  });
+}
+
+void simulation::join(here at) {
+  base::relay* const threads = controls_->host_threads();
+  if (!threads || !threads->active()) return;
+  if (!threads->has_this_thread())
+    throw invalid_use("simulation::join", "this thread is none of those whose order the seed chooses",
+                      "Join on the thread that spawned first", at);
+  std::string const why = threads->join();
+  if (!why.empty())
+    throw invalid_use("simulation::join", why, "Let one of them not wait, or give what it waits for", at);
+}
+
+std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, here at) {
+  bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
+  auto const names = driver::faulty::call_names();
+  auto const refuse = [at](std::string operands, std::string remedy) {
+    throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at);
+  };
+  if (std::find(names.begin(), names.end(), call) == names.end())
+    refuse("no call is named \"" + std::string(call) + "\"",
+           base::did_you_mean(call, names) + "Name one of the driver's calls, or any");
+  if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
+  return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
+}
+
+bool simulation::cancel_failure(std::uint64_t number) { return controls_->cancel_failure(number); }
+void simulation::forget_failures() { controls_->forget_failures(); }
+
+void simulation::lose(device d, here at) { controls_->lose(ordinal(d, "simulation::lose", at)); }
+void simulation::cut(device from, device to, here at) {
+  controls_->cut(ordinal(from, "simulation::cut", at), ordinal(to, "simulation::cut", at));
+}
+void simulation::corrupt(device from, device to, here at) {
+  controls_->corrupt(ordinal(from, "simulation::corrupt", at), ordinal(to, "simulation::corrupt", at));
+}
+void simulation::use_up(device d, size_t bytes, here at) {
+  controls_->use_up(ordinal(d, "simulation::use_up", at), bytes);
+}
+std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
+std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }
+std::vector<std::string> simulation::findings() const { return controls_->findings(); }
+
+}  // namespace weir

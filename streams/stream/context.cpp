@@ -1,0 +1,235 @@
+// What each thread has chosen, runtime by runtime:
+// its current device and streams, and the pile of guards that restore them.
+// Threads: each has its own; only a guard that ends on another thread leaves a note for its maker.
+#include "streams/stream/context.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/base/room.h"
+#include "streams/stream/stream_pool.h"
+
+namespace weir::streams {
+namespace {
+
+struct frame {  // one guard
+  std::uint64_t number = 0;
+  int device_found = 0;
+  bool cuda_found = false;                  // CUDA's device was set by weir then
+  int stream_device = -1;                   // whose current stream was found; -1: the guard set none
+  stream_ref stream_found = weir::detail::stream_access::none();  // of none: the default stream
+  bool ended = false;                       // too early: younger ones are above it
+};
+
+struct seat {  // one thread in one runtime
+  std::uint64_t runtime = 0;
+  known_runtime of;
+  stream_pool* pool = nullptr;
+  int device = 0;
+  bool cuda = false;                        // CUDA's device is set to `device`: not before weir was told to
+  std::vector<stream_ref> chosen;           // by device; of none: the default stream
+  std::vector<frame> frames;
+};
+
+// Guards that ended on another thread than their maker, by the maker: its entry lasts as long as it does.
+base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
+base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>& notes() {
+  static auto* const value = new base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>;
+  return *value;
+}
+
+struct seats {
+  std::vector<std::unique_ptr<seat>> all;
+  seat* last = nullptr;
+  std::uint64_t next_number = 1;
+  std::uint64_t const thread = base::this_thread_id();
+
+  seats() {
+    base::undivided const own_affair;
+    notes().lock()->try_emplace(thread);
+  }
+  seats(seats const&) = delete;
+  ~seats() {
+    if (process_was_forked()) return;
+    base::undivided const own_affair;
+    auto of = notes().lock();
+    auto const at = of->find(thread);
+    if (at == of->end()) return;
+    notes_left.fetch_sub(at->second.size());
+    of->erase(at);
+  }
+};
+
+seats& mine() {
+  static auto* const value = new base::per_thread<seats>;
+  return value->get();
+}
+
+seat* seat_if_any(std::uint64_t runtime) {
+  seats& all = mine();
+  if (all.last && all.last->runtime == runtime) return all.last;
+  for (auto& s : all.all) {
+    if (s->runtime == runtime) return all.last = s.get();
+  }
+  return nullptr;
+}
+
+seat& seat_in(runtime::impl& r) {
+  if (seat* const there = seat_if_any(r.id())) [[likely]] return *there;
+  seats& all = mine();
+  all.last = nullptr;
+  std::erase_if(all.all, [](auto const& s) { return !s->of.if_alive(); });
+  auto made = std::make_unique<seat>();
+  made->runtime = r.id();
+  made->pool = &r.part<stream_pool>();
+  made->of = known_runtime(r);
+  made->chosen.resize(static_cast<std::size_t>(r.device_count()), weir::detail::stream_access::none());
+  all.all.push_back(std::move(made));
+  return *(all.last = all.all.back().get());
+}
+
+bool ended_elsewhere(std::uint64_t number) {
+  if (notes_left.load() == 0) return false;
+  base::undivided const one_step;
+  auto of = notes().lock();
+  auto const at = of->find(base::this_thread_id());
+  if (at == of->end()) return false;
+  auto const gone = std::erase(at->second, number);
+  notes_left.fetch_sub(gone);
+  return gone != 0;
+}
+
+void set(seat& s, runtime::impl& r, int device, std::string_view operation, here at) {
+  r.open(device, operation, at);
+  require(r.machine().make_current(device), operation, "gpu:" + std::to_string(device), "", at);
+  s.device = device;
+  s.cuda = true;
+}
+
+void restore(seat& s, driver::driver& machine, frame const& f) {
+  if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
+  s.device = f.device_found;
+  s.cuda = f.cuda_found;
+  // a device weir never made current gets no context here
+  if (f.cuda_found) (void)machine.make_current(f.device_found);
+}
+
+}  // namespace
+
+int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
+  if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
+  if (d.index() == -1) return seat_in(r).device;
+  if (d.index() < 0 || d.index() >= r.device_count()) {
+    throw invalid_use(std::string(operation),
+                      "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+                      "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
+  }
+  return d.index();
+}
+
+namespace {
+inline clock::timeline& line_in(seat& s, int device, here const& at) {
+  auto& chosen = s.chosen[static_cast<std::size_t>(device)];
+  if (auto* const line = weir::detail::stream_access::line(chosen)) {
+    if (line->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *line;
+    chosen = weir::detail::stream_access::none();  // it was given back, or its registration has ended
+  }
+  return s.pool->default_line(device, at);
+}
+}  // namespace
+
+clock::timeline& current_line(runtime::impl& r, int device, here const& at) { return line_in(seat_in(r), device, at); }
+
+clock::timeline& current_line(runtime::impl& r, here const& at) {
+  seat& s = seat_in(r);
+  return line_in(s, s.device, at);
+}
+int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
+
+std::string describe(clock::timeline const& t) {
+  return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device());
+}
+
+void throw_forked(std::string_view operation, here at) {
+  throw_refusal({driver::code::forked}, operation, "a child", "", at);
+}
+
+void throw_not_valid(stream_ref s, std::string_view operation, here at) {
+  std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
+  if (!tenure)
+    throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) +
+                           " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
+  clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
+  if (!line)
+    throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
+                      at);
+  if (line->alive() == clock::life::retired) {
+    throw invalid_use(std::string(operation), what + ", whose registration has ended",
+                      "Keep the foreign_stream object while its stream is used", at);
+  }
+  throw invalid_use(std::string(operation), what + ", which was given back",
+                    "Keep the stream object while its references are used", at);
+}
+
+void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
+  seat& s = seat_in(r);
+  set(s, r, device, operation, at);
+  if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
+}
+
+weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation,
+                               here at) {
+  seat& s = seat_in(r);
+  base::make_room(s.frames);
+  frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};
+  if (stream) {
+    f.stream_device = device;
+    f.stream_found = s.chosen[static_cast<std::size_t>(device)];
+  }
+  choose(r, device, stream, operation, at);
+  s.frames.push_back(f);
+  return {base::this_thread_id(), mine().next_number++, r.id()};
+}
+
+void leave(weir::detail::guard_mark mark) noexcept {
+  if (mark.number == 0 || process_was_forked()) return;
+  if (mark.thread != base::this_thread_id()) {
+    misplaced.fetch_add(1);
+    try {
+      base::undivided const one_step;
+      auto of = notes().lock();
+      auto const maker = of->find(mark.thread);
+      if (maker == of->end()) return;  // it has ended, and nobody is left to hear of it
+      maker->second.push_back(mark.number);
+      notes_left.fetch_add(1);
+    } catch (...) {  // no memory for the note: that thread keeps its setting
+    }
+    return;
+  }
+  seat* const s = seat_if_any(mark.runtime);
+  if (!s || !s->of.if_alive()) return;
+  auto const it =
+      std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
+  if (it == s->frames.rend()) return;
+  it->ended = true;
+  if (it != s->frames.rbegin()) {
+    misplaced.fetch_add(1);
+    bool all_above_ended_elsewhere = true;
+    for (auto above = s->frames.rbegin(); above != it; ++above) {
+      if (!above->ended && ended_elsewhere(above->number)) above->ended = true;
+      all_above_ended_elsewhere = all_above_ended_elsewhere && above->ended;
+    }
+    if (!all_above_ended_elsewhere) return;
+  }
+  driver::driver& machine = s->pool->machine();
+  while (!s->frames.empty() && (s->frames.back().ended || ended_elsewhere(s->frames.back().number))) {
+    restore(*s, machine, s->frames.back());
+    s->frames.pop_back();
+  }
+}
+
+std::uint64_t misplaced_guards() noexcept { return misplaced.load(); }
+
+}  // namespace weir::streams

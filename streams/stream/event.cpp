@@ -1,0 +1,168 @@
+// Events: somebody's own points in a stream, recorded as often as they like, timed on request.
+// Threads: any. An event's lock is held over its record, never over a wait.
+#include "runtime/base/call_site.h"
+#include "streams/stream/context.h"
+#include "streams/stream/stuck.h"
+#include "streams/stream/timed_work.h"
+#include "weir/stream.h"
+
+namespace weir {
+
+struct event::state {
+  struct recorded {
+    std::uint64_t line = 0;  // id of the stream of the last record; 0: never recorded
+    clock::event_ref event;  // null: no driver object yet
+    clock::fence_ref last;
+  };
+  explicit state(event_options o) : options(o) {}
+  event_options const options;
+  base::guarded<recorded> now;
+
+  recorded get() const { return *now.lock(); }
+  driver::event_kind kind() const noexcept {
+    using enum driver::event_kind;
+    if (options.timing) return options.blocking_sync ? timing_blocking_sync : timing;
+    return options.blocking_sync ? blocking_sync : order_only;
+  }
+};
+
+namespace {
+constexpr char const* recorded_inside =
+    "an event last recorded inside a capture, which happens anew at each launch of its graph";
+constexpr char const* record_outside = "Record it on a stream that is not captured, behind the launch";
+}  // namespace
+
+event::event(event_options o) : state_(std::make_unique<state>(o)) {}
+event::~event() = default;
+event::event(event&&) noexcept = default;
+event& event::operator=(event&&) noexcept = default;
+
+void event::record(here at) { record(current_stream(gpu, at), at); }
+
+void event::record(stream_ref s, here at) {
+  auto& line = streams::line_or_throw(s, "event::record", at);
+  if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: as new
+  auto now = state_->now.lock();
+  auto event = now->event;
+  bool const of_a_gone_runtime = now->last && !clock::find(now->line);
+  if (event && !of_a_gone_runtime) {
+    clock::timeline const& before = *clock::find(now->line);
+    if (&before.owner() != &line.owner() || event->device() != line.device()) {
+      throw invalid_use("event::record",
+                        streams::describe(line) + "; the event is of gpu:" + std::to_string(event->device()) +
+                            ", recorded on " + streams::describe(before),
+                        "Use an event for each device", at);
+    }
+  } else {
+    auto made = line.owner().part<clock::clocks>().take_event(line.device(), state_->kind());
+    require(made.is, "event::record", streams::describe(line), "", at);
+    event = std::move(made.value);
+  }
+  auto f = line.record(event, now->event == event ? now->last : nullptr);
+  require(f.is, "event::record", streams::describe(line), "", at);
+  event = f.value->event;
+  *now = {line.id(), std::move(event), std::move(f.value)};
+}
+
+bool event::query(here at) const {
+  if (!state_) return true;
+  if (process_was_forked()) streams::throw_forked("event::query", at);
+  auto const now = state_->get();
+  clock::timeline* const line = clock::find(now.line);
+  if (!line) return true;
+  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, at);
+  auto& clocks = line->owner().part<clock::clocks>();
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) {
+    line->know_complete();
+    return true;
+  }
+  auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
+  if (s.what == driver::code::not_ready) return false;
+  require(s, "event::query", streams::describe(*line), "", at);
+  clocks.note_complete(*line, now.last);
+  return true;
+}
+
+void event::synchronize(here at) const {
+  if (!state_) return;
+  if (process_was_forked()) streams::throw_forked("event::synchronize", at);
+  auto const now = state_->get();
+  clock::timeline* const line = clock::find(now.line);
+  if (!line) return;
+  if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
+  auto& clocks = line->owner().part<clock::clocks>();
+  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
+  observe::host_span const waits("synchronize", at);
+  base::call_site const in(line->owner().witness(), "synchronize", at);
+  auto const is = line->note(line->owner().machine().synchronize_event(now.event->handle()));
+  streams::require_not_stuck(line->owner().machine(), is, "event::synchronize", at);
+  require(is, "event::synchronize", streams::describe(*line), "", at);
+  clocks.note_complete(*line, now.last);
+}
+
+milliseconds event::elapsed_time(event const& end, here at) const {
+  auto const refuse = [&](std::string what, char const* remedy) {
+    throw invalid_use("event::elapsed_time", std::move(what), remedy, at);
+  };
+  if (!state_ || !end.state_) refuse("an event that was moved from", "Use the event it was moved to");
+  if (!state_->options.timing || !end.state_->options.timing) {
+    refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time",
+           "Make both with event_options{.timing = true}");
+  }
+  if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
+  auto const a = state_->get();
+  auto const b = end.state_->get();
+  clock::timeline* const from = clock::find(a.line);
+  clock::timeline* const to = clock::find(b.line);
+  if (!from || !to) refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both");
+  if (&from->owner() != &to->owner() || from->device() != to->device()) {
+    refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Time within one device");
+  }
+  if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside);
+  auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
+  if (ms.is.what == driver::code::not_ready)
+    refuse("the work between the events is not done", "Synchronize with the end event first");
+  require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
+  return milliseconds(ms.value);
+}
+
+CUevent_st* event::native(here at) const {
+  if (!state_) return nullptr;
+  if (process_was_forked()) streams::throw_forked("event::native", at);
+  auto now = state_->now.lock();
+  clock::timeline* const line = clock::find(now->line);
+  if (!line) return nullptr;
+  auto const r = line->owner().machine().native_event(now->event->handle());
+  require(r.is, "event::native", streams::describe(*line), "Events of CUDA exist on GPUs alone", at);
+  now->event->give_away();
+  now->last->stale.store(true);
+  return r.value;
+}
+
+void stream_ref::wait(event const& e, here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  for (;;) {
+    if (!e.state_) return;
+    auto const now = e.state_->get();
+    clock::timeline* const from = clock::find(now.line);
+    if (!from) return;
+    if (&from->owner() != &line.owner()) {
+      throw invalid_use("stream::wait",
+                        streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                            ", an event of runtime " + std::to_string(from->owner().id()),
+                        "Synchronize with the event on the host", at);
+    }
+    streams::timed_work const timed(line, "wait", 0, at, from->id());
+    auto const s = line.wait(now.last, *from);
+    if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: that record is the last
+    require(
+        s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
+        s.what == driver::code::not_permitted
+            ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts"
+            : "",
+        at);
+    return;
+  }
+}
+
+}  // namespace weir

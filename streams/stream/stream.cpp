@@ -1,0 +1,212 @@
+// weir/stream.h's stamps and streams over the clocks and the pool.
+// Threads: any.
+#include "weir/stream.h"
+
+#include "runtime/base/call_site.h"
+#include "streams/stream/context.h"
+#include "streams/stream/stream_pool.h"
+#include "streams/stream/stuck.h"
+#include "streams/stream/timed_work.h"
+
+namespace weir {
+namespace {
+
+clock::clocks& clocks_of(clock::timeline const& t) { return t.owner().part<clock::clocks>(); }
+
+void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, here at) {
+  if (&a.owner() == &b.owner()) return;
+  throw invalid_use(operation,
+                    streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
+                        streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
+                    "Synchronize with the other runtime's stream on the host", at);
+}
+
+void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what,
+                  here at) {
+  if (s.ok()) return;
+  streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
+  throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
+                s.what == driver::code::not_permitted
+                    ? "A captured stream waits for streams and events of its own capture alone, and cannot be asked: "
+                      "synchronize with other work on the host before the capture begins"
+                    : "",
+                at);
+}
+
+}  // namespace
+
+bool stamp::query(here at) const {
+  if (process_was_forked()) streams::throw_forked("stamp::query", at);
+  clock::timeline* const line = clock::find(stream_);
+  if (!line) return true;
+  auto const r = clocks_of(*line).poll({stream_, n_});
+  require(r.is, "stamp::query", streams::describe(*line), "", at);
+  return r.value;
+}
+
+void stamp::synchronize(here at) const {
+  if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
+  clock::timeline* const line = clock::find(stream_);
+  if (!line) return;
+  observe::host_span const waits("synchronize", at);
+  base::call_site const in(line->owner().witness(), "synchronize", at);
+  auto const is = clocks_of(*line).synchronize({stream_, n_});
+  streams::require_not_stuck(line->owner().machine(), is, "stamp::synchronize", at);
+  require(is, "stamp::synchronize", streams::describe(*line), "", at);
+}
+
+device stream_ref::device() const noexcept { return weir::device(clock::tenure_word::device(tenure_)); }
+std::uint64_t stream_ref::id() const noexcept { return clock::tenure_word::id(tenure_); }
+stamp stream_ref::stamp() const noexcept {
+  clock::timeline const* const line = clock::find(id());
+  return line ? streams::public_stamp(line->now()) : weir::stamp{};
+}
+
+bool stream_ref::query(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::query", at);
+  auto const r = line.query();
+  require_wait(r.is, line, "stream::query", "asked", at);
+  return r.value;
+}
+
+void stream_ref::synchronize(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
+  observe::host_span const waits("synchronize", at);
+  base::call_site const in(line.owner().witness(), "synchronize", at);
+  require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
+}
+
+void stream_ref::wait(weir::stamp s, here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  clock::stamp const wanted = streams::inner_stamp(s);
+  if (line.covers(wanted)) return line.rely_on(clock::find(wanted.stream));
+  clock::timeline const& other = *clock::find(wanted.stream);
+  check_one_runtime(line, other, "stream::wait", at);
+  streams::timed_work const timed(line, "wait", 0, at, other.id());
+  base::call_site const in(line.owner().witness(), "wait", at);
+  require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
+}
+
+void stream_ref::wait(stream_ref other, here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  auto& from = streams::line_or_throw(other, "stream::wait", at);
+  clock::stamp const wanted = from.now();
+  if (line.covers(wanted)) return;
+  check_one_runtime(line, from, "stream::wait", at);
+  streams::timed_work const timed(line, "wait", 0, at, from.id());
+  base::call_site const in(line.owner().witness(), "wait", at);
+  auto is = line.wait(wanted);
+  if (is.what == driver::code::not_permitted) {  // is it the other one that is captured?
+    if (auto const joined = line.join(from); joined.ok()) return;
+  }
+  require_wait(is, line, "stream::wait", "for " + streams::describe(from), at);
+}
+
+event stream_ref::record_event(here at) const {
+  event e;
+  e.record(*this, at);
+  return e;
+}
+
+bool stream_ref::is_capturing(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::is_capturing", at);
+  auto const r = line.captured();
+  require(r.is, "stream::is_capturing", streams::describe(line), "", at);
+  return r.value;
+}
+
+CUstream_st* stream_ref::native(here at) const {
+  auto& line = streams::line_or_throw(*this, "stream::native", at);
+  auto& machine = line.owner().machine();
+  auto const r = machine.native(line.device(), line.handle());
+  require(r.is, "stream::native", streams::describe(line),
+          "Give work to a simulated stream with weir::launch or parallel_for", at);
+  require(machine.make_current(line.device()), "stream::native", streams::describe(line), "", at);
+  return r.value;
+}
+
+event stream::record_event(here at) const { return ref_.record_event(at); }
+
+stream::stream(weir::priority p, here at) : stream(gpu, p, at) {}
+
+stream::stream(weir::device d, weir::priority p, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
+  auto& r = streams::current_runtime(at);
+  return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+}())) {}
+
+stream::stream(stream&& from) noexcept : ref_(std::exchange(from.ref_, detail::stream_access::none())) {}
+
+stream& stream::operator=(stream&& from) noexcept {
+  std::swap(ref_, from.ref_);
+  return *this;
+}
+
+stream::~stream() {
+  clock::timeline* const line = clock::find(ref_.id());  // null: moved from, or its runtime is gone
+  if (!line || process_is_ending() || process_was_forked()) return;
+  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
+}
+
+foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at)
+    : ref_(streams::ref_of([&]() -> clock::timeline& {
+        auto& r = streams::current_runtime(at);
+        int const i = streams::resolve(d, r, "foreign_stream", at);
+        if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
+          throw invalid_use("foreign_stream",
+                            "CUDA's per-thread default stream, which is another stream on every thread",
+                            "Register a stream of your own, or use weir::stream", at);
+        }
+        r.open(i, "foreign_stream", at);
+        auto const s = r.machine().adopt(i, native);
+        if (s.is.what == driver::code::invalid) {
+          throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
+                            "Name the device the stream was made on", at);
+        }
+        require(s.is, "foreign_stream", "gpu:" + std::to_string(i),
+                "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
+        return r.part<clock::clocks>().enrol(i, s.value);
+      }())) {}
+
+foreign_stream::~foreign_stream() {
+  clock::timeline* const line = clock::find(ref_.id());
+  if (!line || process_is_ending() || process_was_forked()) return;
+  clocks_of(*line).leave(*line);
+}
+
+stream_ref default_stream(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", at), at));
+}
+
+stream_ref current_stream(device d, here at) {
+  auto& r = streams::current_runtime(at);
+  return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", at), at));
+}
+
+namespace {
+clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
+  auto& line = streams::line_or_throw(s, operation, at);
+  auto& r = streams::current_runtime(at);
+  if (&line.owner() != &r) {
+    throw invalid_use(operation,
+                      streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                          ", the thread's is " + std::to_string(r.id()),
+                      "Enter the stream's runtime with a runtime_guard first", at);
+  }
+  return line;
+}
+}  // namespace
+
+void set_stream(stream_ref s, here at) {
+  auto& line = of_this_runtime(s, "set_stream", at);
+  streams::choose(line.owner(), line.device(), &line, "set_stream", at);
+}
+
+stream_guard::stream_guard(stream_ref s, here at) {
+  auto& line = of_this_runtime(s, "stream_guard", at);
+  mark_ = streams::enter(line.owner(), line.device(), &line, "stream_guard", at);
+}
+
+stream_guard::~stream_guard() { streams::leave(mark_); }
+
+}  // namespace weir

@@ -1,0 +1,80 @@
+// Making, leasing and ending driver streams.
+// Threads: any.
+#include "streams/stream/stream_pool.h"
+
+#include <algorithm>
+
+#include "runtime/base/room.h"
+#include "runtime/memory/device/allocator.h"
+
+namespace weir::streams {
+
+stream_pool::stream_pool(runtime::impl& r)
+    : runtime_(r),
+      clocks_(r.part<clock::clocks>()),
+      defaults_(new base::atomic<clock::timeline*>[static_cast<std::size_t>(r.device_count())]) {}
+
+stream_pool::~stream_pool() {
+  auto made = made_.lock();
+  for (clock::timeline* t : *made) {
+    clocks_.retire(*t);
+    (void)clocks_.synchronize(t->now());  // a lost device answers at once
+    (void)runtime_.machine().destroy_stream(t->device(), t->handle());
+  }
+}
+
+clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, here at) {
+  runtime_.open(device, "stream", at);
+  auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
+  if (!s.ok())
+    throw_refusal(s.is, "stream", "gpu:" + std::to_string(device), "Give back streams that are not needed", at);
+  try {
+    auto made = made_.lock();
+    base::make_room(*made);
+    made->push_back(&clocks_.make(device, s.value, clock::life::own));
+    return *made->back();
+  } catch (...) {
+    (void)runtime_.machine().destroy_stream(device, s.value);
+    throw;
+  }
+}
+
+clock::timeline& stream_pool::default_line(int device, here at) {
+  auto& slot = defaults_[static_cast<std::size_t>(device)];
+  if (auto* there = slot.load(base::memory_order_acquire)) return *there;
+  runtime_.open(device, "default_stream", at);
+  auto& made = make(device, driver::stream_kind::blocking, priority::normal, at);  // may block: no lock is held
+  clock::timeline* first = nullptr;
+  return slot.compare_exchange(first, &made) ? made : *first;
+}
+
+clock::timeline& stream_pool::lease(int device, priority p, here at) {
+  {
+    auto leases = leases_.lock();
+    auto const idle = std::find_if(leases->begin(), leases->end(),
+                                   [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
+    if (idle != leases->end()) {
+      idle->out = true;
+      return *idle->line;
+    }
+    base::make_room(*leases);
+  }
+  auto& line = make(device, driver::stream_kind::independent, p, at);
+  leases_.lock()->push_back({&line, device, p, true});
+  return line;
+}
+
+void stream_pool::give_back(clock::timeline& line) noexcept {
+  line.set_carries_collectives(false);
+  auto* const memory = runtime_.part_if_made<memory::device_memory>();
+  // before anybody leases it again
+  if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);
+  auto leases = leases_.lock();
+  auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
+  if (it == leases->end()) return;
+  line.end_tenure();
+  it->out = false;
+  std::rotate(it, it + 1, leases->end());
+}
+
+}  // namespace weir::streams

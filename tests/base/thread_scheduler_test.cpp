@@ -1,0 +1,537 @@
+// Host threads that a seeded machine switches: who runs is chosen, and chosen again;
+// who cannot go on is passed over.
+// Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
+#include "simulator/threads/thread_scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "simulator/machine/machine.h"
+#include "tests/support/memory_bench.h"
+#include "tests/support/seeds.h"
+
+namespace weir {
+namespace {
+
+using base::relay;
+
+tests::seeds orders(std::uint64_t n) { return {"relay", n}; }
+bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say in how many something is found
+
+// A seeded machine with one device and the relay of its host threads.
+struct rig {
+  explicit rig(std::uint64_t seed)
+      : made(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})),
+        threads(*made.control->host_threads()) {
+    machine().open(0);
+    threads.enter("main", relay::life::until_left);
+  }
+  driver::driver& machine() { return *made.machine; }
+  void run(std::vector<std::function<void()>> bodies) {
+    int number = 0;
+    for (auto& b : bodies) threads.spawn(std::string(1, static_cast<char>('a' + number++)), std::move(b));
+    why_over = threads.join();
+  }
+  std::vector<std::string> findings() { return made.control->findings(); }
+
+  driver::sim::made made;
+  relay& threads;
+  std::string why_over;
+};
+
+TEST(relay, the_same_seed_gives_the_same_order_and_others_give_others) {
+  auto const wanted = orders(200);
+  auto const order = [](std::uint64_t seed) {
+    rig r(seed);
+    std::string text;
+    base::mutex m;
+    auto const body = [&](char c) {
+      return [&, c] {
+        for (int i = 0; i < 4; ++i) {
+          base::lock_guard lock(m);
+          text += c;
+        }
+      };
+    };
+    r.run({body('a'), body('b'), body('c')});
+    return std::pair(text, r.made.control->trace_hash());
+  };
+  std::set<std::string> seen;
+  for (auto const seed : wanted) {
+    auto const once = order(seed);
+    ASSERT_EQ(once, order(seed)) << "seed " << seed;
+    ASSERT_EQ(once.first.size(), 12u);
+    seen.insert(once.first);
+  }
+  if (many(wanted)) {
+    EXPECT_GT(seen.size(), wanted.count() / 10);
+  }
+}
+
+TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
+  auto const wanted = orders(200);
+  std::uint64_t lost = 0;
+  for (auto const seed : wanted) {
+    rig r(seed);
+    int locked = 0, unlocked = 0;
+    base::mutex m, other;
+    auto const body = [&] {
+      for (int i = 0; i < 3; ++i) {
+        {
+          base::lock_guard lock(m);
+          int const seen = locked;
+          { base::lock_guard within(other); }
+          locked = seen + 1;
+        }
+        int const seen = unlocked;
+        { base::lock_guard within(other); }
+        unlocked = seen + 1;
+      }
+    };
+    r.run({body, body, body});
+    ASSERT_EQ(locked, 9) << "seed " << seed;
+    lost += unlocked != 9;
+  }
+  if (many(wanted)) {
+    EXPECT_GT(lost, wanted.count() / 10);
+  }
+}
+
+int initialised = 0;
+template <int N>  // a static is made once in a process: each run has its own
+int a_static(base::mutex& busy, base::mutex& quiet_one) {
+  static int const value = [&] {
+    { base::lock_guard a_switch_point(quiet_one); }
+    base::lock_guard others_have_it(busy);
+    return ++initialised;
+  }();
+  return value;
+}
+template <int... N>
+std::array<int (*)(base::mutex&, base::mutex&), sizeof...(N)> statics(std::integer_sequence<int, N...>) {
+  return {&a_static<N>...};
+}
+
+TEST(relay, threads_that_come_to_a_static_while_another_makes_it_wait_for_it) {
+  auto const all = statics(std::make_integer_sequence<int, 120>());
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    rig r(k + 1);
+    base::mutex busy, quiet_one, other;
+    int values[2] = {};
+    int const before = initialised;
+    r.run({[&] { values[0] = all[k](busy, quiet_one); }, [&] { values[1] = all[k](busy, quiet_one); },
+           [&] {
+             base::lock_guard hold(busy);
+             for (int i = 0; i < 3; ++i) base::lock_guard a_switch_point(other);
+           }});
+    ASSERT_EQ(r.why_over, "") << "seed " << k + 1;
+    ASSERT_EQ(initialised, before + 1);
+    ASSERT_EQ(values[0], values[1]);
+  }
+}
+
+TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
+  for (auto const seed : orders(200)) {
+    rig r(seed);
+    base::mutex m;
+    base::condition c;
+    int given = 0, taken = 0;
+    std::int64_t slept = 0;
+    bool in_time = true;
+    auto const taker = [&] {
+      base::unique_lock lock(m);
+      c.wait(lock, [&] { return given > 0; });
+      --given, ++taken;
+    };
+    auto const giver = [&] {
+      std::int64_t const from = base::now_ns();
+      base::sleep_ns(3'600'000'000'000);
+      slept = base::now_ns() - from;
+      for (int i = 0; i < 2; ++i) {
+        base::lock_guard lock(m);
+        ++given;
+        c.notify_one();
+      }
+    };
+    r.run({taker, taker, giver, [&] {
+             base::unique_lock lock(m);
+             base::condition never;
+             in_time = never.wait_for(lock, std::chrono::seconds(5), [] { return false; });
+           }});
+    ASSERT_EQ(taken, 2) << "seed " << seed;
+    ASSERT_GE(slept, 3'600'000'000'000);
+    ASSERT_FALSE(in_time);
+    ASSERT_TRUE(r.findings().empty());
+  }
+}
+
+// No seed: a thread goes on until it waits, then the first that can; of those that wait the last is woken.
+struct in_order final : base::relay_choices {
+  int next(int now, std::span<int const>) noexcept override { return now; }
+  int instead(int, std::span<int const> can) noexcept override { return can.front(); }
+  std::size_t woken(std::size_t of) noexcept override {
+    asked.push_back(of);
+    return of - 1;
+  }
+  bool move() noexcept override { return false; }
+  std::int64_t now_ns() noexcept override { return 0; }
+  void jump(std::int64_t) noexcept override {}
+  void stuck(std::string const&) noexcept override {}
+  std::vector<std::size_t> asked;
+};
+
+TEST(relay, who_yields_is_not_among_those_that_may_go_on) {
+  in_order choices;
+  relay threads(choices);
+  threads.enter("main", relay::life::while_needed);
+  std::string order;
+  threads.spawn("a", [&] {
+    order += 'a';
+    base::yield_thread();
+    order += 'A';
+  });
+  threads.spawn("b", [&] { order += 'b'; });
+  EXPECT_EQ(threads.join(), "");
+  EXPECT_EQ(order, "abA");
+}
+
+TEST(relay, whom_a_notification_wakes_is_chosen_where_more_than_one_waits) {
+  in_order choices;
+  relay threads(choices);
+  threads.enter("main", relay::life::while_needed);
+  base::mutex m;
+  base::condition c;
+  int given = 0;
+  std::string order;
+  for (char const name : {'a', 'b'}) {
+    threads.spawn({name}, [&, name] {
+      base::unique_lock lock(m);
+      c.wait(lock, [&] { return given > 0; });
+      --given;
+      order += name;
+    });
+  }
+  threads.spawn("gives", [&] {
+    for (std::size_t i = 1; i <= 2; ++i) {
+      {
+        base::lock_guard const hold(m);
+        ++given;
+      }
+      c.notify_one();
+      while (order.size() < i) base::yield_thread();
+    }
+  });
+  EXPECT_EQ(threads.join(), "");
+  EXPECT_EQ(order, "ba");
+  EXPECT_EQ(choices.asked, std::vector<std::size_t>{2});
+}
+
+TEST(relay, what_a_body_owns_ends_on_its_own_thread) {
+  rig r(1);
+  int ended_by = -1;
+  r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = relay::number(); })] {});
+  EXPECT_EQ(r.threads.join(), "");
+  EXPECT_EQ(ended_by, 1);
+}
+
+TEST(relay, who_waits_for_what_cannot_come_does_not_go_on_and_only_who_does_not_join_is_told_on_stderr) {
+  base::mutex m;
+  base::condition never;
+  bool went_on = false;
+  auto const waits = [&] {
+    base::unique_lock lock(m);
+    never.wait(lock);
+    went_on = true;
+  };
+  testing::internal::CaptureStderr();
+  rig joins(1);
+  joins.run({waits});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(joins.why_over, "thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits for condition 1");
+  joins.threads.leave();
+  testing::internal::CaptureStderr();
+  rig ends(1);
+  ends.threads.spawn("a", waits);
+  base::yield_thread();
+  ends.threads.end();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("the machine ends before its threads"), std::string::npos);
+  EXPECT_FALSE(went_on);
+}
+
+TEST(relay, a_circle_of_locks_is_named_and_unwound) {
+  auto const wanted = orders(200);
+  std::uint64_t stuck = 0;
+  for (auto const seed : wanted) {
+    rig r(seed);
+    base::mutex m, n;
+    int ended = 0;
+    struct at_end {
+      int& count;
+      ~at_end() { ++count; }
+    };
+    r.run({[&] {
+             at_end const e{ended};
+             base::lock_guard one(m);
+             base::lock_guard two(n);
+           },
+           [&] {
+             at_end const e{ended};
+             base::lock_guard one(n);
+             base::lock_guard two(m);
+           }});
+    ASSERT_EQ(ended, 2);
+    if (r.why_over.empty()) continue;
+    ++stuck;
+    ASSERT_EQ(r.findings().size(), 1u);
+    std::string const text = r.findings()[0];
+    EXPECT_EQ(text, "stuck: " + r.why_over);
+    EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which "
+                        "thread 1 (a) holds"),
+              std::string::npos)
+        << text;
+  }
+  if (many(wanted)) {
+    EXPECT_GT(stuck, wanted.count() / 50);
+  }
+}
+
+// A value of a thread whose end takes a lock, as the end of a thread's caches does.
+base::mutex taken_at_the_end, taken_behind_it;
+struct ends_with_locks {
+  ~ends_with_locks() {
+    base::lock_guard one(taken_at_the_end);
+    base::lock_guard two(taken_behind_it);
+  }
+};
+base::per_thread<ends_with_locks>& ending() {
+  static base::per_thread<ends_with_locks> slot;
+  return slot;
+}
+
+TEST(relay, a_run_past_its_points_is_over_although_a_thread_ends_and_cannot_have_a_lock) {
+  rig r(1);
+  r.run({[] { (void)ending().get(); },
+         [&] {
+           base::lock_guard hold(taken_at_the_end);
+           while (!r.threads.over()) base::switch_point();
+           base::yield_thread();  // the other one goes on, and the lock is not there yet
+         }});
+  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
+}
+
+TEST(relay, a_circle_with_a_thread_that_ends_is_unwound_by_the_other_one) {
+  auto const wanted = orders(200);
+  std::uint64_t stuck = 0;
+  for (auto const seed : wanted) {
+    rig r(seed);
+    bool unwound = true;
+    r.run({[] { (void)ending().get(); },
+           [&] {
+             base::lock_guard two(taken_behind_it);
+             base::lock_guard one(taken_at_the_end);
+             unwound = false;
+           }});
+    ASSERT_EQ(unwound, !r.why_over.empty()) << "seed " << seed << ": " << r.why_over;
+    stuck += unwound;
+  }
+  if (many(wanted)) {
+    EXPECT_GT(stuck, wanted.count() / 50);
+  }
+}
+
+TEST(relay, a_thread_that_waits_for_another_in_one_undivided_step_ends_the_process_and_says_so) {
+  EXPECT_DEATH({
+    rig r(1);
+    base::atomic<bool> never = false;
+    r.run({[&] {
+      base::undivided const one_step;
+      while (!never.load()) base::yield_thread();
+    }});
+  }, "may not be switched away");
+}
+
+TEST(relay, a_thread_that_takes_and_gives_a_lock_for_ever_is_unwound) {
+  rig r(1);
+  base::mutex m;
+  bool never = false;
+  r.run({[&] {
+    for (bool seen = false; !seen;) {
+      base::lock_guard hold(m);
+      seen = never;
+    }
+  }});
+  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
+}
+
+TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives) {
+  for (auto const seed : orders(100)) {
+    rig r(seed);
+    bool inner_is_in = false;
+    std::uint64_t id = 0, inner_id = 0;
+    static base::per_thread<int> value;
+    EXPECT_THROW(r.run({[&] {
+                   id = base::this_thread_id();
+                   ASSERT_EQ(value.get()++, 0) << "a kept thread begins anew";
+                   base::thread inner([&] {
+                     inner_is_in = r.threads.has_this_thread();
+                     inner_id = base::this_thread_id();
+                     ASSERT_EQ(value.get()++, 0);
+                   });
+                   inner.join();
+                   throw std::runtime_error("told");
+                 }}),
+                 std::runtime_error);
+    ASSERT_TRUE(inner_is_in);
+    ASSERT_NE(id, inner_id);
+  }
+}
+
+TEST(relay, a_stream_that_waits_for_another_hosts_gate_moves_when_that_is_opened) {
+  for (auto const seed : orders(200)) {
+    rig r(seed);
+    auto& d = r.machine();
+    auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
+    auto const gate = d.hold(0, s).value;
+    std::string order;
+    r.run({[&] {
+             ASSERT_TRUE(d.synchronize_stream(0, s).ok());
+             order += 's';
+           },
+           [&] {
+             order += 'o';
+             ASSERT_TRUE(d.open_gate(gate).ok());
+           }});
+    ASSERT_EQ(order, "os") << "seed " << seed;
+    ASSERT_TRUE(r.findings().empty());
+  }
+}
+
+TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what) {
+  rig r(1);
+  auto& d = r.machine();
+  auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
+  auto const gate = d.hold(0, s).value;
+  r.run({[&] { ASSERT_EQ(d.synchronize_stream(0, s).what, driver::code::failed); }});
+  ASSERT_EQ(r.findings().size(), 1u);
+  EXPECT_EQ(r.findings()[0],
+            "stuck: thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits in a call: stream 1 of "
+            "device 0 is held by gate 1");
+  EXPECT_TRUE(r.why_over.empty()) << "it went on with an error";
+  EXPECT_TRUE(d.open_gate(gate).ok());
+}
+
+TEST(relay, who_was_told_that_nothing_moves_waits_again_until_it_is_notified) {
+  rig r(1);
+  base::mutex m;
+  base::condition changed, asked_again;
+  bool told = false;
+  std::function<std::string()> const why = [] { return "for what never comes"; };
+  r.run({[&] {
+           base::unique_lock hold(m);
+           EXPECT_FALSE(r.threads.wait_for_others(changed, hold, why));
+           told = true;
+           asked_again.notify_all();
+           EXPECT_TRUE(r.threads.wait_for_others(changed, hold, why));
+         },
+         [&] {
+           base::unique_lock hold(m);  // the other one has it until it waits again
+           asked_again.wait(hold, [&] { return told; });
+           changed.notify_all();
+         }});
+  EXPECT_EQ(r.why_over, "");
+  EXPECT_EQ(r.findings().size(), 1u);
+}
+
+TEST(relay, a_lock_that_was_tried_is_known_to_be_held) {
+  for (auto const seed : orders(50)) {
+    rig r(seed);
+    base::mutex m;
+    int inside = 0;
+    auto const body = [&](bool tries) {
+      return [&, tries] {
+        if (tries ? !m.try_lock() : (m.lock(), false)) return;
+        EXPECT_EQ(inside++, 0);
+        for (int i = 0; i < 3; ++i) base::yield_thread();
+        --inside;
+        m.unlock();
+      };
+    };
+    r.run({body(true), body(false), body(true)});
+    ASSERT_EQ(r.why_over, "") << "seed " << seed;
+  }
+}
+
+TEST(relay, a_lock_that_a_thread_outside_holds_is_waited_for) {
+  rig r(1);
+  base::mutex m;
+  std::atomic<bool> held{false}, wanted{false}, given_back{false};
+  std::thread outside([&] {
+    base::lock_guard hold(m);
+    held = true;
+    while (!wanted) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one comes to the lock meanwhile
+    given_back = true;
+  });
+  while (!held) std::this_thread::yield();
+  bool seen = false;
+  r.run({[&] {
+    wanted = true;
+    base::lock_guard hold(m);
+    seen = given_back;
+  }});
+  outside.join();
+  EXPECT_TRUE(seen);
+}
+
+TEST(relay, a_relay_that_is_entered_again_tells_nothing_of_the_time_before) {
+  rig r(1);
+  r.threads.spawn("a", [] { base::yield_thread(); });
+  r.threads.end();  // before it is joined
+  r.threads.enter("main", relay::life::until_left);
+  r.run({[] {}});
+  EXPECT_EQ(r.why_over, "");
+}
+
+TEST(relay_death, misuse_of_a_relay_ends_the_process_with_its_reason) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child has no kept threads
+  EXPECT_DEATH({
+    rig r(1);
+    r.threads.spawn("a", [] { for (int i = 0; i < 100; ++i) base::yield_thread(); });
+    r.threads.leave();
+  }, "a relay is left while threads of it are running");
+  EXPECT_DEATH({
+    rig r(1);
+    std::thread([&] { r.threads.end(); }).join();
+  }, "is ended by another thread");
+  EXPECT_DEATH({
+    rig r(1);
+    r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
+  }, "terminate called.*\n.*of a thread");
+  EXPECT_DEATH({
+    rig r(1);
+    r.run({[] { for (std::uint64_t i = 0; i <= 2 * relay::endless; ++i) base::switch_point(); }});
+  }, "a run that is over does not end: the run does not end");
+  EXPECT_DEATH({
+    for (int i = 0; i < base::thread_slots; ++i) (void)base::detail::new_thread_slot();
+    (void)base::detail::new_thread_slot();
+  }, "");
+}
+
+TEST(relay, a_thread_of_nobody_is_refused_by_a_machine_that_switches_its_threads) {
+  rig r(1);
+  std::optional<driver::status> answer;
+  std::thread stranger([&] { answer = r.machine().make_current(0); });
+  stranger.join();
+  EXPECT_EQ(answer->what, driver::code::not_permitted);
+  ASSERT_EQ(r.findings().size(), 1u);
+  EXPECT_EQ(r.findings()[0],
+            "stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+}
+
+}  // namespace
+}  // namespace weir

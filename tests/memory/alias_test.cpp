@@ -1,0 +1,182 @@
+// Handles that move leave ghosts: what comes home costs no driver call,
+// and what is gone leaves nothing mapped.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "runtime/memory/device/device_allocator.h"
+#include "tests/memory/names.h"
+#include "tests/model/ghosts_program.h"
+#include "tests/support/sanitized.h"
+
+namespace weir {
+namespace {
+
+using tests::memory_bench;
+
+// Counts what a move costs.
+class counting : public driver::faulty {
+ public:
+  explicit counting(std::unique_ptr<weir::driver::driver> m) : faulty(std::move(m)) {}
+  weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override {
+    return ++maps, faulty::map(a, bytes, h);
+  }
+  weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override {
+    return ++unmaps, faulty::unmap(a, bytes);
+  }
+  int maps = 0, unmaps = 0;
+};
+
+// Two holes of 16 pages between walls, and a block of 32 that took the pages of both;
+// nothing more may be reserved.
+struct moved {
+  counting* calls = nullptr;
+  memory_bench bench{{.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+                     options{.epsilon = 0},
+                     [&](std::unique_ptr<weir::driver::driver> m) {
+                       auto made = std::make_unique<counting>(std::move(m));
+                       calls = made.get();
+                       return made;
+                     }};
+  clock::timeline& s = bench.stream(0);
+  memory::device_allocator& device = static_cast<memory::device_allocator&>(bench.on(0));
+  char* holes[2];
+  std::vector<void*> walls;
+  char* large = nullptr;
+
+  char* take(std::size_t pages) { return static_cast<char*>(device.allocate(s, pages * page, 0, at)); }
+  void give(void* p) { device.deallocate(p, nullptr, at); }
+  moved() {
+    for (char*& h : holes) h = take(16), walls.push_back(take(1));
+  }
+  void move() {
+    for (char* h : holes) give(h);
+    large = take(32);
+  }
+  std::size_t reserved() const { return static_cast<std::size_t>(device.statistics().reserved_bytes.all.current); }
+  void expect_sound() {
+    EXPECT_EQ(device.validate(), std::vector<std::string>{});
+    EXPECT_TRUE(bench.control->findings().empty());
+  }
+};
+
+TEST(ghosts, a_handle_wanted_again_where_it_was_comes_home_without_a_driver_call) {
+  moved m;
+  m.move();
+  EXPECT_EQ(m.calls->unmaps, 0) << "a move unmaps nothing";
+  m.expect_sound();
+  m.walls.push_back(m.take(17));  // behind the large one: it fits no hole
+  m.give(m.large);
+  char* const low = m.take(20);
+  EXPECT_EQ(low, m.large);
+  int const before = m.calls->maps;
+  char* const back = m.take(13);  // of the 12 pages left above, which go where they were
+  EXPECT_TRUE(back == m.holes[0] || back == m.holes[1] || (back > m.holes[0] && back < m.holes[1] + 16 * page))
+      << (back - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " pages from the first hole, "
+      << (m.holes[1] - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " and "
+      << (m.large - m.holes[0]) / static_cast<std::ptrdiff_t>(page);
+  EXPECT_LE(m.calls->maps - before, 1) << "twelve come home, one is new";
+  EXPECT_EQ(m.calls->unmaps, 0);
+  m.expect_sound();
+}
+
+TEST(ghosts, what_is_ordered_moves_while_work_still_uses_it_and_is_unmapped_only_when_that_is_complete) {
+  moved m;
+  auto const work = [&](char* p, std::size_t pages) {
+    driver::touch const use{reinterpret_cast<driver::address>(p), pages * page, true};
+    ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
+  };
+  for (char* h : m.holes) work(h, 16);
+  std::size_t const before = m.reserved();
+  m.move();
+  EXPECT_LE(m.reserved(), before + page) << "taken from work that is ordered, not made anew";
+  work(m.large, 32);
+  m.expect_sound();
+  EXPECT_EQ(m.calls->unmaps, 0);
+  m.give(m.large);
+  for (void* w : m.walls) m.give(w);
+  EXPECT_TRUE(m.bench.control->run());
+  m.expect_sound();
+  m.device.empty_cache();
+  EXPECT_EQ(m.reserved(), 0u);
+  EXPECT_EQ(m.calls->maps, m.calls->unmaps) << "no ghost of what has gone";
+  m.expect_sound();
+}
+
+TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
+  moved m;
+  auto const in_a_hole = [&](char const* p) {
+    return p < m.holes[0] + 16 * page || (p >= m.holes[1] && p < m.holes[1] + 16 * page);
+  };
+  for (char* h : m.holes) {
+    driver::touch const use{reinterpret_cast<driver::address>(h), 16 * page, true};
+    ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
+  m.move();
+  EXPECT_FALSE(in_a_hole(m.take(16))) << "a hole as large as the block, and a queue that still uses it";
+  EXPECT_EQ(m.calls->unmaps, 0);
+  EXPECT_TRUE(m.bench.control->run());
+  m.expect_sound();
+}
+
+TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_under_work) {
+  for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
+    auto const v = tests::ghosts_program(seed).run();
+    ASSERT_TRUE(v.ok()) << "WEIR_TEST_SEED=" << seed << ": " << v;
+  }
+}
+
+TEST(ghosts, a_place_that_the_device_may_not_use_is_unmapped_at_once_and_is_no_ghost) {
+  moved m;
+  int const before = m.calls->maps;
+  // of the page that is made, then of the first that moves
+  m.bench.control->fail_call("grant", 2, driver::code::failed);
+  EXPECT_THROW(m.move(), error);
+  EXPECT_EQ(m.calls->maps - before, 2);
+  EXPECT_EQ(m.calls->unmaps, 2);
+  m.expect_sound();
+}
+
+// Every driver call of a move, a way home and a return refused in turn, once and from then on for a while.
+TEST(ghosts, any_call_refused_leaves_every_list_whole_and_all_goes_back_in_the_end) {
+  auto const program = [](moved& m) {
+    int failed = 0;
+    auto const attempt = [&](auto act) {
+      try {
+        act();
+      } catch (error const&) {
+        ++failed;
+      }
+    };
+    m.large = nullptr;
+    attempt([&] { m.move(); });
+    if (m.large) m.give(m.large);
+    std::vector<void*> got;
+    for (std::size_t const pages : {20, 13, 7, 30}) attempt([&] { got.push_back(m.take(pages)); });
+    for (void* p : got) m.give(p);
+    m.device.empty_cache();
+    return failed;
+  };
+  std::uint64_t calls = 0;
+  {
+    moved m;
+    auto const before = driver::faulty_of(m.bench.machine())->calls_so_far();
+    EXPECT_EQ(program(m), 0);
+    calls = driver::faulty_of(m.bench.machine())->calls_so_far() - before;
+  }
+  ASSERT_GT(calls, 60u);
+  for (std::uint64_t k = 1; k <= calls; ++k) {
+    moved m;
+    m.bench.control->fail_call("any", k, k % 2 ? driver::code::out_of_memory : driver::code::failed);
+    (void)program(m);
+    driver::faulty_of(m.bench.machine())->forget_orders();
+    ASSERT_EQ(m.device.validate(), std::vector<std::string>{}) << "call " << k;
+    for (void* w : m.walls) m.give(w);
+    m.device.empty_cache();
+    ASSERT_EQ(m.reserved(), 0u) << "call " << k;
+    ASSERT_EQ(m.device.validate(), std::vector<std::string>{}) << "call " << k;
+  }
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,356 @@
+// Slots given back as used on another stream:
+// they are pending wherever they are, and nothing that a thread gathers is out of reach.
+// Threads: as each test says.
+#include "runtime/memory/heap/thread_cache.h"
+#include "streams/stream/context.h"
+#include "tests/memory/small_device.h"
+#include "tests/support/memory_bench.h"
+#include "weir/launch.h"
+
+namespace weir {
+namespace {
+
+struct outboxes : tests::small_device {
+  stream home, user;
+  void SetUp() override {
+    if (!base::can_fence_owners() || own.get().witness())
+      GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
+  }
+  std::vector<void*> some(std::size_t bytes, std::size_t n) { return small_device::some(home.ref(), bytes, n); }
+  // By the way without the lock; by that with it where that is what is needed.
+  // Returns: how many went by the first.
+  std::size_t give_back(std::vector<void*> const& all) {
+    std::size_t quick = 0;
+    for (void* p : all) {
+      bool const gone = memory::quick_deallocate_used(&streams::line_of(user), p);
+      quick += gone;
+      if (!gone) deallocate(user, p);
+    }
+    return quick;
+  }
+};
+
+TEST_F(outboxes, what_is_gathered_is_counted_as_pending_at_once_and_most_of_it_without_the_lock) {
+  auto const small = some(500, 1000), large = some(20'000, 40);
+  auto const before = memory_stats(0);
+  EXPECT_GT(give_back(small), 900u);
+  EXPECT_GT(give_back(large), 10u) << "an outbox holds 128 KiB";
+  auto const n = memory_stats(0);
+  EXPECT_EQ(n.allocation.all.current, 0);
+  EXPECT_EQ(n.requested_bytes.all.current, 0);
+  EXPECT_EQ(n.pending_bytes.all.current, before.allocated_bytes.all.current);
+  EXPECT_EQ(n.active.all.current, before.allocation.all.current);
+  EXPECT_EQ(n.allocation.small.freed, 1040);
+  EXPECT_EQ(n.pending_bytes.small.peak, before.allocated_bytes.all.current);
+  sound();
+  std::size_t pending = 0, waits = 0;
+  for (auto const& u : device().by_stream()) {
+    pending += u.pending;
+    for (auto const& w : u.waits_for) waits += w.bytes;
+  }
+  EXPECT_EQ(pending, static_cast<std::size_t>(n.pending_bytes.all.current)) << "the layout says the same";
+  EXPECT_EQ(waits, pending) << "and so does what they wait for";
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
+  sound();
+}
+
+TEST_F(outboxes, what_waits_there_is_of_the_peak_of_what_was_pending_at_once) {
+  void* const large = allocate(home.ref(), 1_MiB);
+  auto const all = some(512, 40);
+  deallocate(user, large);
+  give_back(all);
+  auto const most = memory_stats(0).pending_bytes.all.current;
+  EXPECT_EQ(most, 40 * 512 + static_cast<std::int64_t>(1_MiB));
+  user.synchronize();
+  deallocate(allocate(home.ref(), 4_MiB));  // a miss: what is complete is free, what is gathered waits on
+  auto const n = memory_stats(0).pending_bytes;
+  EXPECT_LT(n.all.current, most);
+  EXPECT_GT(n.all.current, 0);
+  EXPECT_EQ(n.all.peak, most);
+  EXPECT_GE(n.small.peak, 40 * 512);
+}
+
+TEST_F(outboxes, a_slot_in_one_is_no_live_block) {
+  auto const all = some(512, 20);
+  give_back(all);
+  for (void* p : all) EXPECT_FALSE(find_block(p));
+  EXPECT_THROW(deallocate(all.back()), invalid_use);
+  EXPECT_THROW(deallocate(user, all.back()), invalid_use);
+  EXPECT_THROW(record_stream(all.back(), user), invalid_use);
+  EXPECT_EQ(memory_stats(0).allocation.all.freed, 20);
+  sound();
+}
+
+TEST_F(outboxes, marks_and_other_homes_go_by_the_lock_and_the_home_stream_needs_no_outbox) {
+  auto const all = some(512, 40);
+  give_back({all.begin(), all.begin() + 10});
+  record_stream(all[10], home);  // its own stream: no mark
+  EXPECT_TRUE(memory::quick_deallocate_used(&streams::line_of(user), all[10]));
+  stream third;
+  record_stream(all[11], third);
+  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), all[11]));
+  deallocate(user, all[11]);
+  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(third), all[12])) << "another user";
+  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), static_cast<char*>(all[12]) + 16));
+  deallocate(all[12]);
+  deallocate(all[13]);
+  std::int64_t const waiting = memory_stats(0).pending_bytes.all.current;
+  EXPECT_TRUE(memory::quick_deallocate_used(&streams::line_of(home), all[14])) << "nobody is to be waited for";
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, waiting);
+  for (std::size_t i = 15; i < all.size(); ++i) deallocate(all[i]);
+  sound();
+}
+
+// Marks: of slots the first is put down without the lock, and what has no other goes without it, too.
+struct marks : outboxes {
+  stream third;
+  std::vector<std::uint64_t> waited_for() {
+    std::vector<std::uint64_t> all;
+    for (auto const& u : device().by_stream()) {
+      for (auto const& w : u.waits_for) all.push_back(w.stream);
+    }
+    return all;
+  }
+  static std::uint64_t id(stream const& s) { return streams::line_of(s).id(); }
+  auto& machine() { return own.get().machine(); }
+  // What that stream is given from now on stands still until the gate is opened.
+  driver::gate_handle hold(stream const& s) { return machine().hold(0, streams::line_of(s).handle()).value; }
+  void let_go(driver::gate_handle gate, stream const& s) {
+    EXPECT_TRUE(machine().open_gate(gate).ok());
+    s.synchronize();
+  }
+  void miss(std::size_t bytes) { deallocate(allocate(home.ref(), bytes)); }  // what waits is looked at
+};
+
+TEST_F(marks, are_put_down_and_taken_back_without_the_lock_and_the_block_waits_for_its_stream) {
+  auto const all = some(512, 400);
+  std::size_t quick = 0, gone = 0;
+  for (void* p : all) {
+    bool const put = memory::quick_mark(&streams::line_of(user), p);
+    quick += put;
+    if (!put) record_stream(p, user);
+    EXPECT_FALSE(memory::quick_deallocate(p)) << "a mark is to be looked at";
+  }
+  EXPECT_GT(quick, 350u);
+  sound();
+  for (void* p : all) {
+    bool const went = memory::quick_deallocate_marked(nullptr, p);
+    gone += went;
+    if (!went) deallocate(p);
+  }
+  EXPECT_GT(gone, 300u);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 512);
+  EXPECT_EQ(waited_for(), std::vector{id(user)});
+  sound();
+  user.synchronize();
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
+  for (void* p : some(512, 400)) deallocate(p);  // of the same slots, marked for nobody
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
+  sound();
+}
+
+TEST_F(marks, for_two_streams_or_beside_another_user_go_by_the_lock_and_are_all_waited_for) {
+  auto const all = some(700, 20);
+  auto const first = hold(user), second = hold(third);
+  for (void* p : all) record_stream(p, user), record_stream(p, user);
+  record_stream(all[10], third);
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, all[10]));
+  deallocate(all[10]);
+  EXPECT_FALSE(memory::quick_deallocate_marked(&streams::line_of(third), all[11])) << "used by another stream, too";
+  deallocate(third, all[11]);
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, static_cast<char*>(all[12]) + 16)) << "an inner address";
+  EXPECT_THROW(deallocate(static_cast<char*>(all[12]) + 16), invalid_use);
+  let_go(first, user);
+  miss(4_MiB);
+  EXPECT_EQ(waited_for(), std::vector{id(third)}) << "both blocks, though its own work was done last";
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 2 * 704);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i == 10 || i == 11) continue;
+    deallocate(i % 2 ? home : user, all[i]);
+    EXPECT_THROW(deallocate(all[i]), invalid_use) << "a second time";
+  }
+  let_go(second, third);
+  sound();
+}
+
+TEST_F(marks, of_a_block_that_has_another_home_stay_with_it) {
+  buffer b(512);
+  record_stream(b.data(), user);
+  b.rebind(third);
+  EXPECT_FALSE(memory::quick_mark(&streams::line_of(user), b.data()));
+  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, b.data()));
+  record_stream(b.data(), home);
+  b.reset();
+  auto const them = waited_for();
+  EXPECT_FALSE(them.empty());
+  sound();
+}
+
+// Two threads read the same blocks for two streams at once: no mark is lost, whichever comes first.
+TEST_F(marks, by_two_threads_at_once_are_both_kept) {
+  for (int i = 0; i < 5; ++i) {
+    auto const held = hold(user), held_third = hold(third);
+    auto const all = some(640, 1000);
+    base::atomic<int> here_now{0};
+    auto const mark_all = [&](stream const& s) {
+      runtime_guard const here_too(own);
+      auto const first = some(640, 8);  // so that it has a cache of that memory
+      record_stream(first[0], s);
+      here_now.fetch_add(1);
+      while (here_now.load() < 2) {}
+      for (void* p : all) record_stream(p, s);
+      for (void* p : first) deallocate(p);
+    };
+    std::thread other([&] { mark_all(third); });
+    mark_all(user);
+    other.join();
+    for (void* p : all) deallocate(p);
+    let_go(held, user);
+    miss(8_MiB);
+    EXPECT_EQ(waited_for(), std::vector{id(third)}) << "round " << i;
+    EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 640 * 1001)
+        << "with the one that the other thread marked alone";
+    let_go(held_third, third);
+    empty_cache(0);
+    ASSERT_TRUE(waited_for().empty());
+  }
+  sound();
+}
+
+// All blocks of an outbox wait for just what each would: work that the stream was given between two frees is
+// waited for by the second alone.
+TEST_F(outboxes, a_fence_between_two_frees_parts_them) {
+  auto const all = some(512, 30);
+  give_back({all.begin(), all.begin() + 10});
+  event const done = user.record_event();
+  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), all[10])) << "its stamp is another one";
+  deallocate(user, all[10]);
+  home.wait(done);
+  auto const n = memory_stats(0).pending_bytes.all.current;
+  EXPECT_EQ(n, 512) << "the first ten are ordered before what home is given next";
+  sound();
+  give_back({all.begin() + 11, all.end()});
+  sound();
+}
+
+TEST_F(outboxes, go_home_with_their_thread) {
+  auto const all = some(700, 100);
+  std::thread([&] {
+    runtime_guard const here_too(own);
+    give_back(all);
+    sound();
+  }).join();
+  sound();
+  std::size_t waits = 0;
+  for (auto const& u : device().by_stream()) {
+    for (auto const& w : u.waits_for) waits += w.bytes;
+  }
+  EXPECT_EQ(waits, 100 * 704u);
+  auto const again = some(700, 100);
+  EXPECT_EQ(memory_stats(0).allocation.all.current, 100);
+  for (void* p : again) deallocate(p);
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
+}
+
+TEST_F(outboxes, of_a_thread_that_is_parked_serve_others_when_memory_is_short) {
+  auto const all = some(4096, 200);
+  a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] { EXPECT_GT(give_back(all), 100u); }, home.ref());
+}
+
+// A miss looks there before the memory grows: what is complete by then serves again.
+TEST_F(outboxes, are_asked_before_small_blocks_make_their_memory_grow) {
+  auto all = some(512, 4096);  // 2 MiB: a page of it all
+  while (memory_stats(0).cached_bytes.all.current >= 512) {
+    auto const more = some(512, 1);
+    all.push_back(more.front());
+  }
+  auto const reserved = memory_stats(0).reserved_bytes.all.current;
+  give_back({all.end() - 3, all.end()});  // the first by itself, two that wait in the outbox
+  auto const three = some(512, 3);
+  EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, reserved);
+  for (void* p : three) deallocate(p);
+  all.resize(all.size() - 3);
+  for (void* p : all) deallocate(p);
+  sound();
+}
+
+TEST_F(outboxes, a_stream_that_takes_over_a_memory_takes_no_numbers_of_the_old_one_with_it) {
+  for (int i = 0; i < 4; ++i) {
+    std::vector<void*> all;
+    {
+      stream old;
+      for (int k = 0; k < 50; ++k) all.push_back(allocate(old.ref(), 512));
+      give_back(all);
+      old.synchronize();
+      user.synchronize();
+    }
+    stream heir;
+    void* const p = allocate(heir.ref(), 512);
+    sound();
+    deallocate(p);
+  }
+}
+
+// Whichever a step finds, open or shut, no slot is lost and none is anybody else's too.
+TEST_F(outboxes, a_thread_gathers_on_while_others_shut_and_empty_its_outbox_over_and_over) {
+  base::atomic<bool> done{false};
+  std::thread one([&] {
+    runtime_guard const here_too(own);
+    for (int i = 0; i < 300; ++i) give_back(some(i % 3 ? 300 : 3000, 100));
+    done.store(true);
+  });
+  for (int i = 0; !done.load(); ++i) {
+    if (i % 2) empty_cache(0);
+    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others work
+      if (what.find("slot") != std::string::npos) ADD_FAILURE() << what;
+    }
+  }
+  one.join();
+  sound();
+  auto const n = memory_stats(0);
+  EXPECT_EQ(n.allocation.small.current, 0);
+  EXPECT_EQ(n.requested_bytes.all.current, 0);
+  EXPECT_EQ(n.allocation.small.allocated, 30'000);
+}
+
+// An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of
+// the one that inherits its memory: slots that came home too late would be free from a number on that the
+// heir comes to after hundreds of fences.
+TEST(outboxes_of_an_ended_stream, are_sent_home_before_its_memory_is_left_to_the_next_one) {
+  if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
+  tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
+  if (bench.core.witness()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
+  memory::allocator& d = bench.on(0);
+  clock::timeline &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0), &third = bench.stream(0);
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next one's
+  std::vector<void*> all;
+  for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, here::current()));
+  ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  std::size_t gathered = 0;
+  for (void* p : all) {
+    bool const quick = memory::quick_deallocate_used(&user, p);
+    gathered += quick;
+    if (!quick) d.deallocate(p, &user, here::current());
+  }
+  ASSERT_GT(gathered, 20u);
+  bench.clocks().retire(first);
+  for (auto* line : {&first, &user}) ASSERT_TRUE(bench.clocks().synchronize(line->now()).ok());
+  d.deallocate(d.allocate(next, 512, 0, here::current()), nullptr, here::current());
+  for (stream_memory_use const& u : d.by_stream()) {
+    EXPECT_EQ(u.stream, next.id()) << "the next stream has inherited it";
+    EXPECT_EQ(u.pending, 0u) << "what was given back is done";
+  }
+  std::uint64_t const fences = bench.clocks().counted().fences;
+  void* whole = nullptr;
+  EXPECT_NO_THROW(whole = d.allocate(third, 8_MiB, 0, here::current())) << "what has come free serves every stream";
+  EXPECT_LE(bench.clocks().counted().fences - fences, 4u)
+      << "to complete a number of the first stream on the next one takes as many as that";
+  if (whole) d.deallocate(whole, nullptr, here::current());
+  EXPECT_EQ(d.validate(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace weir

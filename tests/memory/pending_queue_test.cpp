@@ -1,0 +1,155 @@
+// Pending blocks: who waits for what, and what one question costs.
+// Threads: one.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "runtime/memory/blocks/pending_queue.h"
+
+namespace weir::memory {
+namespace {
+
+held_block block_of(piece& p, std::vector<clock::stamp> const& stamps) { return {&p, nullptr, 0, p.bytes, stamps}; }
+
+TEST(pending_blocks, a_block_waits_until_the_last_of_its_stamps_is_passed) {
+  pending_blocks q;
+  piece p;
+  p.bytes = 512;
+  q.push(block_of(p, {{1, 5}, {2, 3}}));
+  std::map<std::uint64_t, std::uint64_t> done;
+  int settled = 0;
+  auto const settle = [&] {
+    q.settle([&](clock::stamp s, held_block&) { return done[s.stream] >= s.n; }, [&](held_block const&) { ++settled; });
+  };
+  done[2] = 3;
+  settle();
+  EXPECT_EQ(settled, 0);
+  EXPECT_EQ(q.fronts().front(), (clock::stamp{1, 5}));
+  done[1] = 5;
+  settle();
+  EXPECT_EQ(settled, 1);
+  EXPECT_TRUE(q.empty());
+  EXPECT_EQ(q.bytes(), 0u);
+}
+
+TEST(pending_blocks, settling_looks_at_one_block_a_stream_beyond_those_it_settles) {
+  pending_blocks q;
+  std::vector<piece> pieces(10'000);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i].bytes = 512;
+    q.push(block_of(pieces[i], {{1 + i % 4, i + 1}}));
+  }
+  std::size_t asked = 0, settled = 0;
+  std::uint64_t done = 0;
+  auto const settle = [&] {
+    q.settle([&](clock::stamp s, held_block&) { return ++asked, s.n <= done; }, [&](held_block const&) { ++settled; });
+  };
+  for (; done < pieces.size(); done += 100) settle();
+  EXPECT_EQ(settled, done - 100);
+  EXPECT_LE(asked, 2 * settled + 4 * 2 * (done / 100))
+      << "amortized: twice what was settled, and one a stream each time";
+}
+
+TEST(pending_blocks, only_the_stream_that_alone_still_holds_a_block_takes_it_out) {
+  pending_blocks q;
+  std::array<piece, 2> p;
+  p[0].bytes = p[1].bytes = 512;
+  q.push(block_of(p[0], {{1, 1}, {2, 1}}));
+  q.push(block_of(p[1], {{2, 1}}));
+  held_block out;
+  auto const alone = [](held_block const& b) { return b.stamps.size() == 1; };
+  EXPECT_FALSE(q.take(1, alone, out));
+  EXPECT_FALSE(q.take(3, alone, out));
+  ASSERT_TRUE(q.take(2, alone, out));
+  EXPECT_EQ(out.whole, &p[1]);
+  EXPECT_EQ(q.bytes(), 512u);
+}
+
+TEST(pending_blocks, the_smallest_that_does_comes_first_and_of_one_size_the_one_given_back_first) {
+  pending_blocks q;
+  std::mt19937_64 random(3);
+  std::deque<piece> pieces;
+  std::vector<std::pair<std::size_t, std::size_t>> model;  // bytes, turn
+  for (std::size_t i = 0; i < 2000; ++i) {
+    pieces.emplace_back().bytes = 512 * (1 + random() % 300);
+    model.emplace_back(pieces.back().bytes, i + 1);
+    q.push(block_of(pieces.back(), {{1 + random() % 5, i + 1}}));
+  }
+  std::sort(model.begin(), model.end());
+  for (std::size_t const wanted :
+       {std::size_t{1}, std::size_t{512 * 40}, std::size_t{512 * 300}, std::size_t{512 * 301}}) {
+    auto expected = std::lower_bound(model.begin(), model.end(), std::pair{wanted, std::size_t{0}});
+    int looked_at = 0;
+    q.fitting(wanted, 64, [&](held_block const& b) {
+      EXPECT_NE(expected, model.end());
+      EXPECT_EQ(std::pair(b.bytes, static_cast<std::size_t>(b.turn)), *expected++);
+      ++looked_at;
+      return false;
+    });
+    EXPECT_LE(looked_at, 64);
+    EXPECT_TRUE(looked_at == 64 || expected == model.end());
+  }
+  EXPECT_EQ(q.newest().size(), 5u);
+}
+
+TEST(pending_blocks, the_one_given_back_first_is_taken_out_whatever_it_waits_for) {
+  pending_blocks q;
+  std::deque<piece> pieces;
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    pieces.emplace_back().bytes = 512;
+    q.push(block_of(pieces.back(), {{1 + i % 3, i + 1}, {9, 1}}));
+  }
+  // those go on to wait for 9
+  q.settle([&](clock::stamp s, held_block&) { return s.stream == 2; }, [&](held_block const&) { ADD_FAILURE(); });
+  for (piece& p : pieces) {
+    ASSERT_EQ(q.oldest()->whole, &p);
+    piece const* out = nullptr;
+    q.settle_oldest([&](held_block const& b) { out = b.whole; });
+    EXPECT_EQ(out, &p);
+  }
+  EXPECT_EQ(q.oldest(), nullptr);
+  EXPECT_TRUE(q.empty() && q.fronts().empty() && q.newest().empty());
+  EXPECT_EQ(q.bytes(), 0u);
+}
+
+TEST(pending_blocks, random_pushes_and_settlings_agree_with_a_list) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    std::mt19937_64 random(seed);
+    pending_blocks q;
+    std::deque<piece> pieces;
+    std::map<piece*, std::vector<clock::stamp>> model;
+    std::array<std::uint64_t, 4> now{}, done{};
+    for (int i = 0; i < 500; ++i) {
+      if (random() % 2) {
+        pieces.emplace_back().bytes = 512;
+        std::vector<clock::stamp> stamps;
+        for (std::uint64_t s = 0; s < 4; ++s) {
+          if (random() % 3 == 0) stamps.push_back({s + 1, now[s] += random() % 3});
+        }
+        if (stamps.empty()) continue;
+        model[&pieces.back()] = stamps;
+        q.push(block_of(pieces.back(), stamps));
+      } else {
+        std::size_t const s = random() % 4;
+        done[s] = std::min(now[s], done[s] + random() % 5);
+        auto const passed = [&](clock::stamp t) { return done[t.stream - 1] >= t.n; };
+        q.settle([&](clock::stamp t, held_block&) { return passed(t); },
+                 [&](held_block const& b) {
+                   auto const found = model.find(b.whole);
+                   ASSERT_NE(found, model.end()) << "settled twice, seed " << seed;
+                   for (clock::stamp t : found->second) ASSERT_TRUE(passed(t)) << "settled too early, seed " << seed;
+                   model.erase(found);
+                 });
+      }
+    }
+    done = now;
+    q.settle([](clock::stamp, held_block&) { return true; }, [&](held_block const& b) { model.erase(b.whole); });
+    EXPECT_TRUE(model.empty()) << "a block was forgotten, seed " << seed;
+    EXPECT_EQ(q.bytes(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace weir::memory
