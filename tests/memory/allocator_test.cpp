@@ -480,6 +480,15 @@ TEST_F(allocator_test, on_a_lost_device_frees_do_nothing_and_allocations_say_so_
   bench.on(1).deallocate(q, nullptr, at);
 }
 
+TEST_F(allocator_test, of_a_device_that_was_noted_as_lost_nothing_more_is_had_though_the_driver_would_serve) {
+  void* const p = take(a, 100'000);
+  device().note_lost();
+  EXPECT_TRUE(bench.clocks().lost(0));
+  EXPECT_FALSE(bench.clocks().lost(1));
+  give(p);
+  EXPECT_THROW(take(a, 100), device_lost);
+}
+
 TEST_F(allocator_test, a_peer_is_granted_every_handle_under_a_block) {
   void* const p = take(a, 2 << 20);
   EXPECT_FALSE(device().granted(p, 1));

@@ -224,6 +224,40 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_before_memory_is_short) {
   }
 }
 
+TEST(reuse, a_block_of_its_own_that_turns_out_complete_comes_before_one_of_another_stream) {
+  machine m;
+  clock::timeline& c = m.bench.stream(0);
+  void* const own = m.take(m.a, 3 << 20);
+  void* const others = m.take(m.b, 3 << 20);
+  m.device().mark(own, c, at);
+  m.busy(c);
+  m.give(own);
+  m.give(others);
+  ASSERT_TRUE(c.fence().ok() && m.a.wait(m.b.now()).ok());  // the other stream's could be had without a question
+  ASSERT_TRUE(m.bench.control->run());
+  EXPECT_EQ(m.take(m.a, 3 << 20), own);
+  EXPECT_EQ(m.take(m.a, 3 << 20), others);
+  m.sound();
+}
+
+// Twice: for a piece of about the size, and for any; and once among those that may be complete, where a piece alone is a step.
+TEST(reuse, each_memory_and_each_piece_that_a_miss_looks_at_is_a_step) {
+  constexpr std::size_t others = 3;
+  machine m;
+  std::vector<void*> all;
+  for (std::size_t i = 0; i < others; ++i) {
+    clock::timeline& line = m.bench.stream(0);
+    all.push_back(m.take(line, 3 << 20));
+    m.busy(line);
+  }
+  for (void* const p : all) m.give(p);
+  std::uint64_t const before = m.device().steps();
+  (void)m.take(m.a, 3 << 20);
+  EXPECT_EQ(m.device().steps() - before, 2 * (others + others) + others);
+  ASSERT_TRUE(m.bench.control->run());
+  m.sound();
+}
+
 TEST(reuse, a_stream_is_made_to_wait_only_as_far_as_device_waits_says) {
   for (waits const policy : {waits::never, waits::when_short, waits::before_growth}) {
     machine m({.device_waits = policy}, 4 << 20);
