@@ -224,6 +224,27 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_before_memory_is_short) {
   }
 }
 
+// A run of slots is half a MiB at most, whatever size they have: that much more is what the bound is asked about.
+TEST(reuse, what_waits_is_asked_about_before_slots_of_any_size_would_pass_the_bound) {
+  for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, size_classes_end}) {
+    machine m;
+    clock::timeline& c = m.bench.stream(0);
+    void* const kept = m.take(m.a, 2 << 20);
+    void* const waits = m.take(m.b, 1 << 20);
+    m.device().mark(waits, c, at);
+    m.busy(c);
+    m.give(waits);
+    ASSERT_TRUE(c.fence().ok());
+    counted_calls calls(*m.bench.control);
+    void* const p = m.take(m.a, bytes);
+    EXPECT_EQ(calls.of({driver::call::query_event}), 1u) << bytes << " B";
+    ASSERT_TRUE(m.bench.control->run());
+    m.give(p);
+    m.give(kept);
+    m.sound();
+  }
+}
+
 TEST(reuse, a_block_of_its_own_that_turns_out_complete_comes_before_one_of_another_stream) {
   machine m;
   clock::timeline& c = m.bench.stream(0);
