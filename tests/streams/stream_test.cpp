@@ -6,7 +6,9 @@
 #include <mutex>
 #include <thread>
 
+#include "streams/stream_pool.h"
 #include "tests/streams/stepped_machine.h"
+#include "tests/support/memory_bench.h"
 
 namespace weir {
 namespace {
@@ -306,6 +308,25 @@ TEST(streams, a_stream_offers_what_its_reference_offers) {
   EXPECT_EQ(log, (std::vector{1, 2}));
   EXPECT_TRUE(a.query());
   EXPECT_THROW(a.native(), not_supported);
+}
+
+TEST(stream_pool, waits_at_its_end_for_the_device_where_a_stream_can_neither_be_fenced_nor_waited_for) {
+  struct : driver::faulty::watcher {
+    bool done = false, done_before_the_end = false;
+    void comes(driver::call c) noexcept override {
+      if (c == driver::call::destroy_stream) done_before_the_end = done;
+    }
+  } seen;
+  {
+    tests::memory_bench bench({.devices = 1, .how = simulated::running::stepped, .seed = 1});
+    auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, here::current());
+    ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, {[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done}).ok());
+    auto& refusing = dynamic_cast<driver::faulty&>(*bench.control);
+    refusing.watch(&seen);
+    refusing.refuse({.of = driver::call::record});
+    refusing.refuse({.of = driver::call::synchronize_stream});
+  }
+  EXPECT_TRUE(seen.done_before_the_end);
 }
 
 TEST(streams_of_many_threads, leases_are_exclusive_and_one_event_may_be_recorded_waited_for_and_asked_by_all) {
