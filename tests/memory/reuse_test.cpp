@@ -261,7 +261,7 @@ TEST(reuse, a_block_of_its_own_that_turns_out_complete_comes_before_one_of_anoth
   m.sound();
 }
 
-// Twice: for a piece of about the size, and for any; and once among those that may be complete, where a piece alone is a step.
+// Twice: for a piece of about the size, and for any. Then the pieces alone, as those that may be complete.
 TEST(reuse, each_memory_and_each_piece_that_a_miss_looks_at_is_a_step) {
   constexpr std::size_t others = 3;
   machine m;

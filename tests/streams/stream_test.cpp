@@ -320,7 +320,8 @@ TEST(stream_pool, waits_at_its_end_for_the_device_where_a_stream_can_neither_be_
   {
     tests::memory_bench bench({.devices = 1, .how = simulated::running::stepped, .seed = 1});
     auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, here::current());
-    ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, {[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done}).ok());
+    driver::work const sets_done{[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done};
+    ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, sets_done).ok());
     auto& refusing = dynamic_cast<driver::faulty&>(*bench.control);
     refusing.watch(&seen);
     refusing.refuse({.of = driver::call::record});
