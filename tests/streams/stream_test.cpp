@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "streams/stream_pool.h"
+#include "streams/stream/stream_pool.h"
 #include "tests/streams/stepped_machine.h"
 #include "tests/support/memory_bench.h"
 
