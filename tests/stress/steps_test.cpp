@@ -5,10 +5,10 @@
 // Threads: several.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <numeric>
 #include <optional>
-#include <set>
 
 #include "peer/collective/copy_chains.h"
 #include "peer/collective/group.h"
@@ -60,7 +60,7 @@ class together {
   together() = default;
   explicit together(std::uint64_t seed) : machine_(driver::sim::make(seeded(seed))) {}
   bool in_order() const noexcept { return machine_.has_value(); }
-  int times() const noexcept { return in_order() ? 40 : tests::sanitized ? 500 : 3000; }
+  int times() const noexcept { return in_order() ? 40 : tests::sanitized ? 300 : 1000; }
 
   // Each of so many threads makes a step so many times.
   template <class Step>
@@ -113,29 +113,44 @@ void each_way(Body body) {
 
 template <class T>
 std::size_t different(std::span<std::vector<T> const> all) {
-  std::set<T> seen;
-  for (auto const& some : all) seen.insert(some.begin(), some.end());
-  return seen.size();
+  std::vector<T> seen;
+  for (auto const& some : all) seen.insert(seen.end(), some.begin(), some.end());
+  std::sort(seen.begin(), seen.end());
+  return static_cast<std::size_t>(std::unique(seen.begin(), seen.end()) - seen.begin());
 }
 
 // Of the system alone: what a relay stands on -------------------------------------------------------------
 
+constexpr int many = tests::sanitized ? 2000 : 50'000;  // of steps that take next to nothing
+
+TEST(steps, each_value_that_was_put_into_an_atomic_comes_out_once_and_each_addition_counts) {
+  base::atomic<int> at{0}, sum{0};
+  std::array<std::vector<int>, 2> out;
+  together().make(2, many, [&](int me) {
+    auto& mine = out[static_cast<std::size_t>(me)];
+    mine.push_back(at.exchange(1 + me + 2 * static_cast<int>(mine.size())));
+    sum.fetch_add(2);
+    sum.fetch_sub(1);
+  });
+  EXPECT_EQ(sum.load(), 2 * many);
+  out[0].push_back(at.load());
+  EXPECT_EQ(different<int>(out), std::size_t{2 * many + 1});
+}
+
 TEST(steps, no_two_threads_have_one_id) {
   std::array<std::vector<std::uint64_t>, 2> ids;
-  together now;
-  now.make(2, now.times(), [&](int me) {
+  together().make(2, many, [&](int me) {
     base::detail::end_thread_values();  // another thread from here on
     ids[static_cast<std::size_t>(me)].push_back(base::this_thread_id());
   });
-  EXPECT_EQ(different<std::uint64_t>(ids), static_cast<std::size_t>(2 * now.times()));
+  EXPECT_EQ(different<std::uint64_t>(ids), std::size_t{2 * many});
 }
 
 TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
   int const before = base::detail::relays;
   std::atomic<bool> missed{false};
   std::array const machines{driver::sim::make(seeded(1)), driver::sim::make(seeded(1))};
-  together now;
-  now.make(2, now.times(), [&](int me) {
+  together().make(2, many, [&](int me) {
     auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
     relay.enter("main", base::relay::life::until_left);
     if (!base::detail::relayed()) missed = true;
@@ -257,12 +272,11 @@ TEST(steps, each_pinned_block_that_is_taken_back_changes_the_version_of_all) {
     };
     for (int k = 0; k < 2; ++k) take_and_give(k);
     std::uint64_t const before = streams::pinned_uses::version().load();
-    int const ends = now.in_order() ? 2 : 50, between = now.times() / ends;
-    now.make(3, ends, [&](int me) {
-      if (me == 2) (void)memory_bench(standing).core.part<streams::pinned_memory>();
-      for (int i = 0; me != 2 && i < between; ++i) take_and_give(me);
+    now.make(3, now.times(), [&](int me) {
+      if (me == 2) streams::pinned_memory const ends(one.core);
+      else take_and_give(me);
     });
-    EXPECT_EQ(streams::pinned_uses::version().load(), before + static_cast<std::uint64_t>(2 * ends * between + ends));
+    EXPECT_EQ(streams::pinned_uses::version().load(), before + static_cast<std::uint64_t>(3 * now.times()));
   });
 }
 
