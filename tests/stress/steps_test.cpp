@@ -60,7 +60,7 @@ class together {
   together() = default;
   explicit together(std::uint64_t seed) : machine_(driver::sim::make(seeded(seed))) {}
   bool in_order() const noexcept { return machine_.has_value(); }
-  int times() const noexcept { return in_order() ? 40 : tests::sanitized ? 300 : 1000; }
+  int times() const noexcept { return in_order() ? 60 : tests::sanitized ? 300 : 1000; }
 
   // Each of so many threads makes a step so many times.
   template <class Step>
@@ -150,7 +150,7 @@ TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
   int const before = base::detail::relays;
   std::atomic<bool> missed{false};
   std::array const machines{driver::sim::make(seeded(1)), driver::sim::make(seeded(1))};
-  together().make(2, many, [&](int me) {
+  together().make(2, 4 * many, [&](int me) {
     auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
     relay.enter("main", base::relay::life::until_left);
     if (!base::detail::relayed()) missed = true;
@@ -331,10 +331,10 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
 
 TEST(steps_in_any_order, a_device_has_one_default_stream) {
   for (auto const seed : orders()) {
-    runtime own(seeded(seed, 4));
+    runtime own(seeded(seed, 16));
     runtime_guard const in(own);
     auto machine = simulation::of(own);
-    std::array<std::array<std::uint64_t, 4>, 2> ids{};
+    std::array<std::array<std::uint64_t, 16>, 3> ids{};
     for (auto& mine : ids) {
       machine.spawn("asks", [&mine] {
         for (std::size_t d = 0; d < mine.size(); ++d) mine[d] = default_stream(static_cast<int>(d)).id();
@@ -342,6 +342,7 @@ TEST(steps_in_any_order, a_device_has_one_default_stream) {
     }
     machine.join();
     EXPECT_EQ(ids[0], ids[1]) << "seed " << seed;
+    EXPECT_EQ(ids[0], ids[2]) << "seed " << seed;
   }
 }
 
@@ -359,7 +360,7 @@ TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
     std::array<std::vector<std::pair<share_line, share_line>>, 2> lines;
     for (auto& mine : lines) {
       machine.spawn("makes lines", [&mine] {
-        for (int i = 0; i < 3; ++i) mine.push_back(line_and_its_other_end());
+        for (int i = 0; i < 8; ++i) mine.push_back(line_and_its_other_end());
       });
     }
     machine.join();
