@@ -96,7 +96,6 @@ void exported::close_descriptor() noexcept {
 }
 
 bool loan::watched() noexcept {
-  listen();
   if (released_ && !closed_) closed_ = os::has_hung_up(life_.get());
   return !closed_;
 }

@@ -343,7 +343,7 @@ std::vector<std::string> timeline::validate() const {
       bool const done = !there || there->passed(e.n);
       hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
                 "a fence carries the frontier as it was before its record");
-      if (f->n <= done_.load())
+      if (complete)
         hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
     }
   }
