@@ -338,6 +338,7 @@ std::vector<std::string> timeline::validate() const {
     hold_that(f->n < next, "a record increments next before the driver call");
     before = f->n;
     if (!f->seen) continue;
+    bool const complete = f->n <= done_.load();  // read first: observe() raises the other streams before this one
     for (auto const& e : f->seen->entries()) {
       timeline const* const there = find(e.stream);
       bool const done = !there || there->passed(e.n);
