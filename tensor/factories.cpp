@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "runtime/base/sync.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/history.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "runtime/base/process.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "simulator/checker/race_checker.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"

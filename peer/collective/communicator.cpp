@@ -6,7 +6,7 @@
 
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/api/known_range.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"

@@ -10,7 +10,7 @@
 #include "peer/collective/group.h"
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/history.h"
 #include "streams/stream/context.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/base/byte_range.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"

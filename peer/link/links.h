@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 
 namespace weir::peer {
 

@@ -17,7 +17,7 @@
 
 #include "peer/share/message.h"
 #include "runtime/clock/stream_clock.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "weir/share.h"
 

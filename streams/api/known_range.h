@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 
 namespace weir::streams {
 

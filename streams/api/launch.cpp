@@ -16,7 +16,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "simulator/checker/race_checker.h"
 #include "streams/api/known_range.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/pinned/use_cache.h"
 
 namespace weir::streams {

@@ -11,7 +11,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/observe/history.h"
 #include "weir/device.h"

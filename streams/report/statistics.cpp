@@ -1,6 +1,6 @@
 // weir/observe.h: the current runtime's and device's numbers.
 // Threads: any.
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "runtime/base/room.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 
 namespace weir::streams {
 

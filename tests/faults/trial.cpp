@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "simulator/checker/race_checker.h"
 #include "simulator/machine/machine.h"
 #include "streams/pinned/pinned_memory.h"

@@ -238,7 +238,7 @@ TEST(allocator_without_mapping, a_segment_comes_back_to_another_before_who_gave_
 
 TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmapped_only_after_it) {
   memory_bench bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
-  memory::callbacks none;
+  memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
   clock::timeline& home = bench.stream(0);
   clock::timeline& far = bench.stream(1);
@@ -260,7 +260,7 @@ TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmappe
 // Regression: the refusal was not looked at, and the pages went under work that was still to run.
 TEST(allocator_end, pages_stay_when_the_device_cannot_be_waited_for) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
-  memory::callbacks none;
+  memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
   clock::timeline& home = bench.stream(0);
   void* const p = d->allocate(home, 300'000, 0, at);
@@ -277,7 +277,7 @@ TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
   struct slow {
     std::atomic<bool> entered{false}, left{false};
   } state;
-  memory::callbacks all;
+  memory::oom_callbacks all;
   auto const id = all.add(
       [](void* s, memory_report const&) {
         auto& self = *static_cast<slow*>(s);
@@ -299,7 +299,7 @@ TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
 
 TEST(allocator_callbacks, two_that_remove_themselves_on_two_threads_do_not_wait_for_each_other) {
   struct shared {
-    memory::callbacks all;
+    memory::oom_callbacks all;
     std::atomic<int> inside{0};
   } state;
   struct one {
@@ -323,7 +323,7 @@ TEST(allocator_callbacks, two_that_remove_themselves_on_two_threads_do_not_wait_
 
 TEST(allocator_callbacks, one_may_remove_itself_and_one_that_throws_is_left) {
   struct once {
-    memory::callbacks all;
+    memory::oom_callbacks all;
     std::uint64_t id = 0;
     int calls = 0;
   } state;

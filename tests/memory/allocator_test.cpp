@@ -482,7 +482,7 @@ TEST_F(allocator_test, on_a_lost_device_frees_do_nothing_and_allocations_say_so_
 
 TEST_F(allocator_test, of_a_device_that_was_noted_as_lost_nothing_more_is_had_though_the_driver_would_serve) {
   void* const p = take(a, 100'000);
-  device().note_lost();
+  bench.clocks().note(0, {driver::code::lost});
   EXPECT_TRUE(bench.clocks().lost(0));
   EXPECT_FALSE(bench.clocks().lost(1));
   give(p);

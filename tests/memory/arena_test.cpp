@@ -29,7 +29,7 @@ struct bare_arena {
     in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes}));
   }
   piece* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
-    growth g;
+    growth_plan g;
     if (!pieces.plan(bytes, alignment, arena::part::blocks, g)) return nullptr;
     for (auto const& hole : g.missing) map(hole.at, hole.bytes);
     return pieces.commit(g);
@@ -87,7 +87,7 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them
   arena pieces;
   pieces.add_region(*in, state::gap);
   auto const grow = [&](std::size_t bytes, arena::part part) -> piece* {
-    growth g;
+    growth_plan g;
     if (!pieces.plan(bytes, bins::unit, part, g)) return nullptr;
     for (auto const& hole : g.missing)
       in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
@@ -234,7 +234,7 @@ TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
   a.pieces.give(*first, 0);
   address const tail = last->at;
   a.pieces.give(*last, 0);
-  growth g;
+  growth_plan g;
   ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
   EXPECT_EQ(g.block, tail);            // three pages lie there already
   EXPECT_EQ(g.missing_bytes, 2 * page);
@@ -250,13 +250,13 @@ TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
     std::map<address, handle> handles;
     arena pieces;
     pieces.add_region(*in, state::gap);
-    auto const map = [&](growth const& g) {
+    auto const map = [&](growth_plan const& g) {
       for (auto const& hole : g.missing)
         in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
                       &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
     };
     auto const grow = [&](std::size_t bytes) {
-      growth g;
+      growth_plan g;
       EXPECT_TRUE(pieces.plan(bytes, bins::unit, part, g));
       map(g);
       return pieces.commit(g);
@@ -274,7 +274,7 @@ TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
     pieces.release_done(*going.all.front().place);
     pieces.give(*free, 0);
     pieces.give(*other, 0);
-    growth g;
+    growth_plan g;
     ASSERT_TRUE(pieces.plan(5 * page, bins::unit, part, g));
     EXPECT_EQ(g.block, at + page);
     EXPECT_EQ(g.block + g.bytes, behind + 3 * page);
@@ -305,7 +305,7 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   all[at] = {&moved, nullptr, at, 8 * page, {}, true, false};
   ghost_sight const sight{&all, nullptr,
                           [](void const*, ghost const&, address, address) { return ghost_sight::fate::comes_home; }};
-  growth g;
+  growth_plan g;
   // the one place there lies inside the ghost
   ASSERT_TRUE(a.pieces.plan(3 * page, 4 * page, arena::part::blocks, g, sight));
   EXPECT_EQ(g.block, a.in->base + 4 * page) << "where a handle comes home the block costs next to nothing";
@@ -321,7 +321,7 @@ TEST(arena, of_pieces_alike_in_two_regions_the_first_regions_is_taken) {
   handle pages{driver::memory_handle::none, second.base, second.bytes};
   second.set_pages(pages, &pages);
   auto const grow = [&](std::size_t bytes) {
-    growth g;
+    growth_plan g;
     EXPECT_TRUE(a.pieces.plan(bytes, bins::unit, arena::part::blocks, g));
     return a.pieces.commit(g);
   };
@@ -352,7 +352,7 @@ TEST(arena, a_region_that_is_added_has_no_stamp_of_what_was_there_before) {
 
 TEST(arena, a_growth_rolled_back_leaves_what_was_mapped_free_and_the_rest_a_gap) {
   bare_arena a(64 * page);
-  growth g;
+  growth_plan g;
   ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
   ASSERT_EQ(g.missing.size(), 1u);
   a.map(g.missing[0].at, 2 * page);

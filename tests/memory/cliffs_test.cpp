@@ -51,7 +51,7 @@ std::size_t looks_among(std::size_t pieces) {
   std::mt19937_64 random(5);
   std::vector<memory::piece*> live;
   for (std::size_t i = 0; i < 2 * pieces; ++i) {
-    memory::growth g;
+    memory::growth_plan g;
     if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::part::blocks, g))
       ADD_FAILURE();
     for (auto const& hole : g.missing) {

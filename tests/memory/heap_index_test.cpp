@@ -119,8 +119,8 @@ class crowd_program {
   std::size_t in_use_ = 0, given_ = 0, most_in_use_ = 0, most_covered_ = 0, small_ = 0;
 };
 
-TEST(lenders, list_what_many_streams_that_come_and_go_have_and_reserved_stays_within_the_bound) {
-  tests::seeds const wanted("lenders", tests::sanitized ? 10 : 60);
+TEST(heap_index, list_what_many_streams_that_come_and_go_have_and_reserved_stays_within_the_bound) {
+  tests::seeds const wanted("heap_index", tests::sanitized ? 10 : 60);
   for (auto const seed : wanted) {
     crowd_program p(seed);
     p.run();
@@ -149,36 +149,36 @@ std::uint64_t steps_of_misses(int others) {
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   return device.steps() - before;
 }
-TEST(lenders, what_a_miss_looks_at_does_not_grow_with_streams_that_have_nothing_for_it) {
+TEST(heap_index, what_a_miss_looks_at_does_not_grow_with_streams_that_have_nothing_for_it) {
   std::uint64_t const few = steps_of_misses(20), many = steps_of_misses(1000);
   EXPECT_EQ(few, many);
   EXPECT_LE(many, 6u * 4);
 }
 
-TEST(lenders, that_list_a_memory_wrongly_are_named_by_validate) {
+TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   memory_bench bench(machine_of(1 << 30, 1));
   auto& device = static_cast<device_allocator&>(bench.on(0));
   clock::timeline &a = bench.stream(0), &b = bench.stream(0);
   void* const p = device.allocate(a, 8 << 20, 0, at);
   void* const q = device.allocate(a, 4 << 20, 0, at);
-  memory::stream_memory& m = *device.addresses().find(p)->owner.load();
+  memory::stream_heap& m = *device.addresses().find(p)->owner.load();
   device.deallocate(q, nullptr, at);
-  using memory::lenders;
-  auto const relist = [&](lenders::rows now) { m.streams.list(m.number, std::exchange(m.listed, now), now); };
+  using memory::heap_index;
+  auto const relist = [&](heap_index::rows now) { m.index.list(m.number, std::exchange(m.listed, now), now); };
   auto const expect = [&](char const* what) {
     auto const wrong = device.validate();
     ASSERT_EQ(wrong.size(), 1u);
     EXPECT_NE(wrong[0].find(what), std::string::npos) << wrong[0];
   };
-  lenders::rows const right = m.listed;
-  m.listed = right | lenders::of_size(std::size_t{1} << 30);
+  heap_index::rows const right = m.listed;
+  m.listed = right | heap_index::of_size(std::size_t{1} << 30);
   expect("what it is listed as is what its lists say");
   m.listed = right;
-  relist(right & ~lenders::at_least(4 << 20));
+  relist(right & ~heap_index::at_least(4 << 20));
   expect("listed by the size of the largest free piece");
-  relist(right & ~lenders::whole);
+  relist(right & ~heap_index::whole);
   expect("listed as whole if a free piece may hold a whole handle");
-  relist(right | lenders::waits);
+  relist(right | heap_index::waits);
   expect("listed as one that waits exactly if something waits in it");
   relist(right);
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
@@ -187,16 +187,16 @@ TEST(lenders, that_list_a_memory_wrongly_are_named_by_validate) {
   device.mark(p, b, at);
   device.deallocate(p, nullptr, at);
   ASSERT_EQ(device.validate(), std::vector<std::string>{});
-  lenders::rows const waiting = m.listed;
-  relist(waiting & ~lenders::waits);
+  heap_index::rows const waiting = m.listed;
+  relist(waiting & ~heap_index::waits);
   expect("listed as one that waits exactly if something waits in it");
-  relist(waiting & ~lenders::at_least(8 << 20));
+  relist(waiting & ~heap_index::at_least(8 << 20));
   expect("or waiting block of its arena");
   relist(waiting);
 }
 
 // Streams of one thread each, and of all: blocks that one has left serve the others.
-TEST(lenders, are_listed_as_they_are_after_threads_have_lent_to_each_other) {
+TEST(heap_index, are_listed_as_they_are_after_threads_have_lent_to_each_other) {
   runtime own{simulated{.devices = 1, .memory = 256 << 20}};
   auto& device = own.get().part<memory::device_memory>().on(0);
   std::deque<stream> streams;

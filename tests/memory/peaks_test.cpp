@@ -11,7 +11,7 @@
 
 #include "runtime/core/parts.h"
 #include "runtime/memory/blocks/slab.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/heap/thread_cache.h"
 #include "streams/stream/context.h"
 #include "tests/support/seeds.h"

@@ -25,8 +25,8 @@ struct address_space_test : ::testing::Test {
   std::unique_ptr<driver::driver> machine;
   driver::sim::controls* control;
   driver::device_info info;
-  alignas(16) char place[sizeof(stream_memory)] = {};
-  stream_memory& nobody = reinterpret_cast<stream_memory&>(place);  // only its address is kept
+  alignas(16) char place[sizeof(stream_heap)] = {};
+  stream_heap& nobody = reinterpret_cast<stream_heap&>(place);  // only its address is kept
 };
 
 TEST_F(address_space_test, an_address_has_one_owner_found_by_subtraction) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"

@@ -165,7 +165,7 @@ TEST_F(thread_caches, a_memory_that_uses_alone_made_a_threads_own_is_listed_by_a
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
   void* const p = allocate(s.ref(), 4_MiB);
-  memory::stream_memory const& m = *all.addresses().find(p)->owner.load();
+  memory::stream_heap const& m = *all.addresses().find(p)->owner.load();
   ASSERT_FALSE(m.lock.is_owned());
   for (int i = 0; i < 8; ++i) EXPECT_EQ(all.use(p, streams::line_of(s.ref())).base, p);
   ASSERT_TRUE(m.lock.is_owned());

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "simulator/machine/machine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"

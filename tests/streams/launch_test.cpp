@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "simulator/checker/race_checker.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "runtime/core/parts.h"
 #include "weir/launch.h"
 #include "weir/observe.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "tests/streams/stepped_machine.h"
 #include "weir/observe.h"
 

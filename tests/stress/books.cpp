@@ -1,7 +1,7 @@
 // What is left when a program of real threads has ended.
 // Threads: one.
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "tests/stress/programs.h"
 
 namespace weir::tests {

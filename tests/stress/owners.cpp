@@ -3,7 +3,7 @@
 // needs: only real threads on real memory show that one is missing.
 // Threads: as programs.h.
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "tests/stress/programs.h"
 #include "weir/memory.h"
 

@@ -196,9 +196,9 @@ TEST(steps, fences_waits_questions_and_collectives_are_all_counted) {
 
 TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   each_way([](together& now) {
-    memory::lenders all;
+    memory::heap_index all;
     all.make_room();
-    constexpr auto rows = memory::lenders::whole | memory::lenders::waits;
+    constexpr auto rows = memory::heap_index::whole | memory::heap_index::waits;
     std::atomic<int> wrong{0};
     now.make(2, now.times(), [&](int me) {
       auto const number = static_cast<std::size_t>(me);

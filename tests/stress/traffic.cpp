@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "runtime/core/parts.h"
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "tests/stress/programs.h"
 #include "weir/copy.h"
 #include "weir/memory.h"

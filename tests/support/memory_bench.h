@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/device/device_memory.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "tests/support/seeds.h"

@@ -225,7 +225,7 @@ std::size_t arena::largest_free() const noexcept {
   return best;
 }
 
-piece* arena::commit_run(growth& g) {
+piece* arena::commit_run(growth_plan& g) {
   piece* p = g.window;
   if (g.block > p->at) {
     piece* const right = cut(*p, g.block);
@@ -236,7 +236,7 @@ piece* arena::commit_run(growth& g) {
   return p;
 }
 
-piece* arena::commit(growth& g) {
+piece* arena::commit(growth_plan& g) {
   piece* const p = commit_run(g);
   p->is = state::live;
   p->in->enter(*p);

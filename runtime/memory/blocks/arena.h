@@ -1,6 +1,6 @@
 // An arena is the address-ordered list of one stream's large pieces:
 // best fit among what is mapped, growth where least is missing.
-// Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
+// Threads: the caller holds the lock of the stream_heap it belongs to. No driver call is made here.
 //
 // Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap;
 // and every byte that is not gap or reserved is mapped.
@@ -19,7 +19,7 @@
 namespace weir::memory {
 
 // A window of free pieces and gaps, held as one reserved piece while its gaps are filled without the lock.
-struct growth {
+struct growth_plan {
   piece* window = nullptr;
   address block = 0;             // where the block will be
   std::size_t bytes = 0;         // of the block
@@ -115,11 +115,11 @@ class arena {
   enum class part : std::uint8_t { blocks, runs };
   // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home
   // hardly count. False: no hole is large enough, or none of those looked at: `thorough` looks at all.
-  bool plan(std::size_t bytes, std::size_t alignment, part, growth&, ghost_sight const& = {}, bool thorough = true);
+  bool plan(std::size_t bytes, std::size_t alignment, part, growth_plan&, ghost_sight const& = {}, bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
-  piece* commit(growth&);            // Requires: what the block needs is mapped. Ensures: live
-  piece* commit_run(growth&);        // the same. Ensures: as take_run
-  void roll_back(growth& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
+  piece* commit(growth_plan&);            // Requires: what the block needs is mapped. Ensures: live
+  piece* commit_run(growth_plan&);        // the same. Ensures: as take_run
+  void roll_back(growth_plan& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
 
   // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours
   // as one reserved piece, until `want` bytes are found; then `release_done` says what is unmapped since.
@@ -370,7 +370,7 @@ class arena {
   };
   struct search;
   window best_window(search&, part) const;
-  void reserve_window(window const&, std::size_t bytes, growth&, ghost_sight const&);
+  void reserve_window(window const&, std::size_t bytes, growth_plan&, ghost_sight const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool is_nobodys(piece const& p) noexcept { return !p.home && !p.cut && !p.requested && p.marks.empty(); }

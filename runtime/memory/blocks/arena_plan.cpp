@@ -162,7 +162,7 @@ arena::window arena::best_window(search& s, part in) const {
   return s.best;
 }
 
-bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out, ghost_sight const& sight,
+bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth_plan& out, ghost_sight const& sight,
                  bool thorough) {
   search s{bytes, alignment, ghost_gains(sight), thorough, looked_at_};
   window const w = best_window(s, in);
@@ -172,10 +172,10 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth& out,
   return true;
 }
 
-void arena::reserve_window(window const& w, std::size_t bytes, growth& out, ghost_sight const& sight) {
+void arena::reserve_window(window const& w, std::size_t bytes, growth_plan& out, ghost_sight const& sight) {
   address const best = w.at;
   std::size_t const page = w.first->in->page_bytes;
-  growth plan{nullptr, best, bytes, {}, {}, 0, w.missing};
+  growth_plan plan{nullptr, best, bytes, {}, {}, 0, w.missing};
   address lo = round_down(best, page), hi = round_up(best + bytes, page);  // of the gaps: whole pages, and whole ghosts
   if (sight.all) {
     for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {

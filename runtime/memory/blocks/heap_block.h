@@ -1,6 +1,6 @@
 // A piece is one stretch of an arena's addresses;
 // the pieces of a region lie side by side and leave nothing out.
-// Threads: guarded by the lock of the stream_memory whose region it lies in.
+// Threads: guarded by the lock of the stream_heap whose region it lies in.
 //
 // Invariant: region = live + pending + slab + free + reserved + gap, in bytes;
 // no two neighbours are both free, or both gap.

@@ -1,5 +1,5 @@
 // The large free pieces of a region: which is the lowest that is large enough.
-// Threads: guarded by the lock of the stream_memory whose region it belongs to.
+// Threads: guarded by the lock of the stream_heap whose region it belongs to.
 //
 // They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are
 // looked at, sixteen at a time, so that one that comes, goes or changes its size is a store or two. A program

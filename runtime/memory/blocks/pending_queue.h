@@ -1,5 +1,5 @@
 // Blocks given back that other streams may still use, waiting in the order of the stamp that holds them.
-// Threads: the caller holds the lock of the stream_memory it belongs to. No driver call is made here.
+// Threads: the caller holds the lock of the stream_heap it belongs to. No driver call is made here.
 //
 // Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor
 // complete. Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the

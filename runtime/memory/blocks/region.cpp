@@ -59,7 +59,7 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
   return at;
 }
 
-region::region(address b, std::size_t n, std::size_t page, stream_memory* o)
+region::region(address b, std::size_t n, std::size_t page, stream_heap* o)
     : base(b),
       bytes(n),
       page_bytes(page),
@@ -216,7 +216,7 @@ bool address_space::goes_with_rest(holdings const& now, double suits, std::size_
   return suits >= static_cast<double>(3 * pages) && (held >= 4096 || (held >= 512 && now.blocks < 40));
 }
 
-region* address_space::take(std::size_t at_least, stream_memory& owner, std::size_t has) {
+region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_t has) {
   base::lock_guard hold(lock_);
   if (!extent_) return nullptr;
   std::size_t const need = (at_least + extent_ - 1) / extent_;
@@ -238,7 +238,7 @@ region* address_space::take(std::size_t at_least, stream_memory& owner, std::siz
   return made;
 }
 
-region* address_space::adopt_segment(address at, std::size_t bytes, stream_memory& owner) {
+region* address_space::adopt_segment(address at, std::size_t bytes, stream_heap& owner) {
   base::lock_guard hold(lock_);
   auto made = std::make_unique<region>(at, bytes, page_, &owner);
   dropped_.reserve(most_dropped);  // so that dropping never allocates

@@ -25,7 +25,7 @@ inline constexpr std::size_t granule = 32 << 10;
 inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one slab's run, or of none
 
 class lowest_fit;
-class stream_memory;
+class stream_heap;
 struct ghost;
 struct piece;
 struct slab;
@@ -109,12 +109,12 @@ class granule_table {
 // A contiguous range of addresses whose blocks all belong to one arena.
 class region {
  public:
-  region(address base, std::size_t bytes, std::size_t page_bytes, stream_memory* owner);
+  region(address base, std::size_t bytes, std::size_t page_bytes, stream_heap* owner);
   ~region();
   address const base;
   std::size_t const bytes;
   std::size_t const page_bytes;
-  base::atomic<stream_memory*> owner;
+  base::atomic<stream_heap*> owner;
   piece* first = nullptr;  // the piece at `base`
   address runs;  // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
@@ -210,8 +210,8 @@ class address_space {  // one a device
   driver::device_info const& info() const noexcept { return info_; }
 
   // Null: no addresses left. `has`: bytes of addresses that the owner has already.
-  region* take(std::size_t at_least, stream_memory& owner, std::size_t has = 0);
-  region* adopt_segment(address, std::size_t bytes, stream_memory& owner);
+  region* take(std::size_t at_least, stream_heap& owner, std::size_t has = 0);
+  region* adopt_segment(address, std::size_t bytes, stream_heap& owner);
   // A segment is in no book any more when the driver gets it:
   // its addresses may come back at once, to another thread.
   using segment = std::map<address, std::unique_ptr<region>>::node_type;

@@ -134,7 +134,7 @@ void slabs::hold(slab& s, std::uint32_t i) noexcept {
   ++s.pending;
 }
 
-slab& slabs::add(piece& run, int c, stream_memory* owner, std::size_t way) {
+slab& slabs::add(piece& run, int c, stream_heap* owner, std::size_t way) {
   if (spare_.empty()) {
     all_.push_back(std::make_unique<slab>());
     spare_.reserve(all_.size());

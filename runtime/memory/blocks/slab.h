@@ -1,6 +1,6 @@
 // A slab is one run of an arena cut into equal slots; its state is a byte (four above 1 KiB) and a bit a slot
 // on the host, nothing on the device.
-// Threads: the caller holds the lock of the stream_memory it belongs to.
+// Threads: the caller holds the lock of the stream_heap it belongs to.
 //
 // Invariant: slots = free + live + pending + cached + gone, by counting the state bytes; a slab is listed
 // exactly when it has a free slot. A slot has gone when a cell that it touches is the slab's no longer: cells
@@ -92,7 +92,7 @@ struct alignas(64) slab {
   address base = 0;
   std::uint64_t reciprocal = 0;           // 2^64 / size, rounded up
   unsigned char* first = nullptr;         // the bytes of slot 0; behind the last slot one more, never live
-  stream_memory* owner = nullptr;
+  stream_heap* owner = nullptr;
   std::uint32_t size = 0, slots = 0;
   std::uint16_t size_class = 0, way = 0;  // way: where a thread finds its cache of this memory
   std::uint8_t byte_shift = 0;            // 0 or, of large slots, 2
@@ -280,7 +280,7 @@ class slabs {
     return run_bytes(size_class, std::min(counts_[static_cast<std::size_t>(size_class)], many_slabs - 1));
   }
   // the run's piece becomes `slab`
-  slab& add(piece& run, int size_class, stream_memory* owner = nullptr, std::size_t way = 0);
+  slab& add(piece& run, int size_class, stream_heap* owner = nullptr, std::size_t way = 0);
   // Requires: empty; `give(part)` makes each part of its run the arena's.
   template <class Give>
   void remove(slab& s, Give give) noexcept {

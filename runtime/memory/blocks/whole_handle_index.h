@@ -1,6 +1,6 @@
 // The free pieces that hold whole handles:
 // what can be moved or given back, the smallest first or the oldest first.
-// Threads: guarded by the lock of the stream_memory whose arena it belongs to.
+// Threads: guarded by the lock of the stream_heap whose arena it belongs to.
 //
 // A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so
 // that blocks that come and go pay a link or two. Stamps of one stream are complete in their order, so the

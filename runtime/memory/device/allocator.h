@@ -13,10 +13,10 @@ namespace weir::memory {
 
 struct block {
   void* base = nullptr;
-  std::size_t bytes = 0;           // as requested
-  int device = -1;                 // -1: host
+  std::size_t bytes = 0;  // as requested
+  int device = -1;        // -1: host
   memory_kind kind = memory_kind::device;
-  clock::timeline* home = nullptr; // null: host memory
+  clock::timeline* home = nullptr;  // null: host memory
 };
 
 // What lies in one stretch of memory that is held of the driver, without a hole:
@@ -31,9 +31,9 @@ struct mapped_range {
   };
   std::uintptr_t at = 0;
   std::size_t bytes = 0;
-  std::uint64_t stream = 0;     // whose allocations draw from it
-  bool slots = false;           // runs of slabs: small blocks
-  std::uint64_t readers = 0;    // other devices that may use all of it, a bit each
+  std::uint64_t stream = 0;   // whose allocations draw from it
+  bool slots = false;         // runs of slabs: small blocks
+  std::uint64_t readers = 0;  // other devices that may use all of it, a bit each
   std::vector<part> parts;
 };
 
@@ -55,7 +55,10 @@ class allocator {
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
   // Both in one look, for a copy: the live block that the address lies in, marked for that stream unless it
   // is its home. bytes == 0: there is none, or no memory to note the mark.
-  struct range { void* base = nullptr; std::size_t bytes = 0; };
+  struct range {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+  };
   virtual range use(void const*, clock::timeline& user) noexcept = 0;
 
   // `reader` may use the block's memory as it stands. Grants whole handles. Idempotent.
@@ -75,37 +78,17 @@ class allocator {
   virtual void fence_what_came_free(clock::timeline& home) noexcept = 0;
 
   virtual std::size_t empty_cache() = 0;  // bytes given back to the driver; what is complete or can be waited for
-  virtual void set_limit(std::size_t bytes) = 0;        // 0: none
+  virtual void set_limit(std::size_t bytes) = 0;  // 0: none
   virtual memory_statistics statistics() const = 0;
-  virtual memory_report report() const = 0;             // of now, nothing requested
-  virtual std::vector<mapped_range> layout() const = 0;   // by address; each stream's memory at one moment
+  virtual memory_report report() const = 0;              // of now, nothing requested
+  virtual std::vector<mapped_range> layout() const = 0;  // by address; each stream's memory at one moment
   virtual std::vector<stream_memory_use> by_stream() const = 0;
   virtual void reset_peak() = 0;
   virtual void reset_accumulated() = 0;
   // what of the invariants does not hold, by name; empty: all hold
   virtual std::vector<std::string> validate() const = 0;
-  virtual void note_lost() noexcept = 0;                // sticky error: frees become no-ops, no more driver calls
 };
 
 // true: something was freed, search again. No lock is held
 using ladder_callback = bool (*)(void* state, memory_report const&);
-
-// All devices' allocators: a part of the runtime.
-class device_memory {
- public:
-  explicit device_memory(weir::runtime::impl&);
-  ~device_memory();
-  allocator& on(int device, here const& = here::current());  // made, and the device opened, on first use
-  allocator* if_made(int device) noexcept;
-  allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
-  std::uint64_t add_callback(ladder_callback, void* state, int order);
-  void remove_callback(std::uint64_t) noexcept;
-  static allocator* owner_in_process(void const*) noexcept;      // of whichever runtime of this process
-  static bool is_alive(device_memory const*) noexcept;           // its runtime has not ended
-
- private:
-  struct state;
-  std::unique_ptr<state> state_;
-};
-
 }  // namespace weir::memory

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "runtime/core/log.h"
-#include "runtime/memory/device/device_allocator.h"
-#include "runtime/observe/history.h"
+#include "runtime/memory/device/memory_audit.h"
 
 namespace weir::memory {
 namespace {
@@ -45,10 +43,10 @@ void add_slots(mapped_range& to, piece const& run, std::vector<address> const& w
 
 }  // namespace
 
-std::vector<mapped_range> device_allocator::layout() const {
-  (void)settle_what_is_known();  // as the counters do
+std::vector<mapped_range> memory_audit::layout() const {
+  (void)heaps_.settle_known();  // as the counters do
   std::vector<mapped_range> all;
-  for (stream_memory* m : memories()) {
+  for (stream_heap* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
     std::vector<address> waiting;
     for (thread_cache* c : m->caches) {
@@ -64,7 +62,7 @@ std::vector<mapped_range> device_allocator::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range) all.push_back({p->at, 0, stream, true, ~own_bit(), {}});
+        if (!in_range) all.push_back({p->at, 0, stream, true, ~of_.own_bit(), {}});
         in_range = true;
         mapped_range& now = all.back();
         for (address a = p->at; a < p->end();) {
@@ -86,7 +84,7 @@ std::vector<mapped_range> device_allocator::layout() const {
   return all;
 }
 
-std::vector<stream_memory_use> device_allocator::by_stream() const {
+std::vector<stream_memory_use> memory_audit::by_stream() const {
   std::map<std::uint64_t, stream_memory_use> all;
   for (mapped_range const& range : layout()) {
     stream_memory_use& u = all[range.stream];
@@ -96,7 +94,7 @@ std::vector<stream_memory_use> device_allocator::by_stream() const {
       if (p.is == use::free) u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
     }
   }
-  for (stream_memory* m : memories()) {
+  for (stream_heap* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
     auto const found = all.find(m->home.load()->id());
     if (found == all.end()) continue;
@@ -115,33 +113,6 @@ std::vector<stream_memory_use> device_allocator::by_stream() const {
   auto const bytes = [](stream_memory_use const& u) { return u.allocated + u.pending + u.cached; };
   std::stable_sort(out.begin(), out.end(), [&](auto const& a, auto const& b) { return bytes(a) > bytes(b); });
   return out;
-}
-
-void device_allocator::tell_mapped(stream_memory const& m, handle const& h, observe::action what) const noexcept {
-  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, m.home.load()->id(), runtime_.id(), device_,
-                {nullptr, nullptr, 0});
-  if (!logs(runtime_, log_level::debug)) [[likely]] return;
-  log(log_level::debug, {device_, m.home.load()->id(), h.bytes},
-      what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
-}
-
-void device_allocator::note_mapped(stream_memory& m, handle const& h) noexcept {
-  m.open_bytes += open_bytes(h);
-  counts_.handle_mapped();
-  m.counts.mapped(static_cast<std::int64_t>(h.bytes));
-  tell_mapped(m, h, observe::action::map);
-}
-
-void device_allocator::note_unmapped(stream_memory& m, handle const& h) noexcept {
-  m.open_bytes -= open_bytes(h);
-  counts_.handle_gone();
-  m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
-  tell_mapped(m, h, observe::action::unmap);
-}
-
-void device_allocator::tell_held(observe::action what, address at, std::size_t bytes,
-                                 std::uint64_t user) const noexcept {
-  observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime_.id(), device_, {nullptr, nullptr, 0});
 }
 
 }  // namespace weir::memory

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/heap/stream_heap.h"
 
 namespace weir::memory {
 
@@ -30,58 +30,6 @@ void outbox::forget() noexcept {
   limit_ = first_limit;
   taken_ = false;
   user_ = nullptr;
-}
-
-// A block that is the first for its stream and stamp goes home by itself, as it would without an outbox;
-// what follows it is gathered.
-bool device_allocator::post(stream_memory& m, thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s,
-                            bool& due) noexcept try {
-  if (s.stream != user.id() || !open(m, c)) return false;
-  slot_byte& state = b.from->byte(b.index);
-  auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
-  std::size_t const size = b.from->size, requested = b.from->requested(b.index);
-  auto const put = [&] {  // who has the lock has the slot until it is home
-    base::single_writer<std::int64_t> known_here;
-    if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
-    c.out.note_told(static_cast<std::int64_t>(size));
-    m.counts.held(observe::size_pool::small, size, requested);
-    // with its free: a snapshot shows it as pending from here on
-    tell_held(observe::action::held, b.from->start(b.index), size, s.stream);
-    if (b.from->marks_room) b.from->marks_room[b.index].store(0);
-    return true;
-  };
-  if (put()) return true;
-  bool const follows = c.out.is_for(s), was_full = c.out.count() != 0;
-  m.held_since_fence += send_home(m, c);
-  if (m.held_since_fence >= fence_after(m, 8)) due = true, m.held_since_fence = 0;
-  c.out.gather(user, s.n, follows && was_full, m.pending);
-  return follows && put();
-} catch (std::bad_alloc const&) {
-  return false;
-}
-
-std::size_t device_allocator::send_home(stream_memory& m, thread_cache& c) noexcept {
-  auto const slots = c.out.slots();
-  if (slots.empty()) return 0;
-  auto const bytes = static_cast<std::size_t>(c.out.held_bytes());
-  clock::stamp const s = c.out.stamp();
-  auto const untold = c.out.untold_here();
-  if (untold.slots) m.counts.sent_home(untold.slots, untold.bytes);
-  for (slabs::taken const b : slots) m.small.hold(*b.from, b.index);
-  m.pending.push(c.out.room(), slots, bytes, s, c.out.since());
-  c.out.set_taken();
-  return bytes;
-}
-
-std::size_t device_allocator::empty_outboxes(stream_memory& m) {
-  section const hold(m);
-  std::size_t bytes = 0;
-  for (thread_cache* c : m.caches) {
-    if (c->out.count() == 0) continue;
-    c->shut();
-    bytes += send_home(m, *c);
-  }
-  return bytes;
 }
 
 // Marks and marked blocks without the lock: a slot's first mark, while nothing else is noted of it.
@@ -138,10 +86,6 @@ bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept 
     return true;
   marks[at.index].store(known, base::memory_order_relaxed);
   return false;
-}
-
-bool device_allocator::may_wait_in_outbox(region const& r, void const* p, clock::timeline const& user) const noexcept {
-  return !deterministic_ && user.alive() == clock::life::own && r.slab_at(reinterpret_cast<address>(p));
 }
 
 }  // namespace weir::memory

@@ -2,14 +2,15 @@
 // for the thread that owns the lock of their memory.
 // Threads: the table's own. What is not plain is left, unchanged, to the way with the lock: nothing mapped
 // fits, streams to wait for, a fence that is due, a wrong address.
-#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/heap/stream_heap.h"
+#include "runtime/memory/space/alloc_request.h"
 
 namespace weir::memory {
 namespace {
 
 class owners_section {  // as section
  public:
-  [[gnu::always_inline]] owners_section(stream_memory& m, thread_cache& c) noexcept
+  [[gnu::always_inline]] owners_section(stream_heap& m, thread_cache& c) noexcept
       : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
     if (!held_) return;
     before_ = m.pieces.free_pieces();
@@ -20,13 +21,14 @@ class owners_section {  // as section
     if (!held_) return;
     memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) -
                                static_cast<std::int64_t>(before_));
-    if (memory_.counts.is_used_up()) [[unlikely]] cache_.tell(memory_.counts);
+    if (memory_.counts.is_used_up()) [[unlikely]]
+      cache_.tell(memory_.counts);
     base::owned_mutex::leave(cache_.own);
   }
   bool held() const noexcept { return held_; }
 
  private:
-  stream_memory& memory_;
+  stream_heap& memory_;
   thread_cache& cache_;
   bool const held_;
   std::size_t before_ = 0;
@@ -37,9 +39,11 @@ class owners_section {  // as section
 void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes,
                      std::size_t alignment) noexcept try {
   auto const& e = mine.entries[thread_table::way_of(line)];
-  if (e.line != line || bytes > arena::most_bytes) [[unlikely]] return nullptr;
-  if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]] return nullptr;
-  stream_memory& m = *e.memory;
+  if (e.line != line || bytes > arena::most_bytes) [[unlikely]]
+    return nullptr;
+  if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]]
+    return nullptr;
+  stream_heap& m = *e.memory;
   owners_section const hold(m, *e.cache);
   if (!hold.held()) return nullptr;
   piece* const p = m.pieces.take(round_up(bytes, bins::unit), alignment);
@@ -53,7 +57,7 @@ void* allocate_large(thread_table const& mine, clock::timeline const* line, std:
 }
 
 bool deallocate_large(thread_table const& mine, region const& in, address at) noexcept {
-  stream_memory& m = *in.owner.load(base::memory_order_relaxed);
+  stream_heap& m = *in.owner.load(base::memory_order_relaxed);
   auto const& e = mine.entries[m.way];
   if (e.memory != &m) return false;
   owners_section const hold(m, *e.cache);
@@ -61,7 +65,7 @@ bool deallocate_large(thread_table const& mine, region const& in, address at) no
   piece* const p = in.starting_near(at);
   clock::timeline const* const home = m.home.load(base::memory_order_relaxed);
   if (!p || p->at != at || p->is != state::live || p->home != home || !p->marks.empty()) return false;
-  if (m.in.streams_.size() > 1 && m.freed_since_fence + p->bytes >= m.in.fence_at_home_after(m)) return false;
+  if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after()) return false;
   m.freed_since_fence += p->bytes;
   m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
   m.pieces.give(*p, home->now().n);

@@ -20,9 +20,9 @@
 
 namespace weir::memory {
 
-class stream_memory;
+class stream_heap;
 
-class lenders {
+class heap_index {
  public:
   using rows = std::uint32_t;                        // a bit each
   // among so many each is visited whatever is listed: a visit also tells it that somebody has looked
@@ -36,7 +36,7 @@ class lenders {
 
   std::size_t size() const noexcept { return size_.load(base::memory_order_acquire); }
   bool many() const noexcept { return size() > few; }
-  stream_memory& operator[](std::size_t number) const noexcept {
+  stream_heap& operator[](std::size_t number) const noexcept {
     return *group_of(number / 64).memories[number % 64].load(base::memory_order_acquire);
   }
   // One is added at a time. Throws: bad_alloc
@@ -47,7 +47,7 @@ class lenders {
     made_.push_back(std::make_unique<group[]>(std::size_t{1} << at.block));
     groups_[at.block].store(made_.back().get(), base::memory_order_release);
   }
-  void add(stream_memory& m) noexcept {  // it has the number that size() was. Requires: room
+  void add(stream_heap& m) noexcept {  // it has the number that size() was. Requires: room
     std::size_t const n = size();
     group_of(n / 64).memories[n % 64].store(&m, base::memory_order_release);
     size_.store(n + 1, base::memory_order_release);
@@ -73,7 +73,7 @@ class lenders {
 
   template <class Do>
   void each(Do act) const {
-    visit(~rows{0}, 0, size(), true, [&](stream_memory& m) { return act(m), false; });
+    visit(~rows{0}, 0, size(), true, [&](stream_heap& m) { return act(m), false; });
   }
   // Those listed in one of `in`, the one with number `from` (of as many as there are)
   // and those after it first, until one is `enough`.
@@ -94,7 +94,7 @@ class lenders {
  private:
   struct group {
     std::array<base::atomic<std::uint64_t>, sizes + 2> bits{};
-    std::array<base::atomic<stream_memory*>, 64> memories{};
+    std::array<base::atomic<stream_heap*>, 64> memories{};
     std::uint64_t word(rows in) const noexcept {
       std::uint64_t all = 0;
       for (; in; in &= in - 1)

@@ -1,21 +1,223 @@
-// What a stream's memory is listed as among those of its device.
-// Threads: as heap_index.h.
+// One stream's memory: blocks out and back, what waits, its handles, its row in the index.
+// Threads: as stream_heap.h.
+#include "runtime/memory/heap/stream_heap.h"
+
 #include <algorithm>
 
-#include "runtime/memory/device/device_allocator.h"
-#include "runtime/memory/heap/heap_index.h"
+#include "runtime/core/log.h"
 
 namespace weir::memory {
+namespace {
 
-lenders::rows stream_memory::to_be_listed() const noexcept {
-  lenders::rows const waits = pending.empty() ? 0 : lenders::waits;
+using users_of_block = std::vector<clock::timeline*>;
+bool is_marked(users_of_block const& of, clock::timeline const& user) noexcept {
+  for (auto const* const one : of) {  // one or two: a search written out for many is slower
+    if (one == &user) return true;
+  }
+  return false;
+}
+
+stream_heap::range use_slot(slab& s, clock::timeline* home, address a, clock::timeline& user) {  // Throws: bad_alloc
+  std::uint32_t const i = s.index(a);
+  if (i >= s.slots || s.at(i) != slot::live) return {};
+  slab::note* const n = s.note_of(i);
+  std::uint32_t const unused = n && n->unused ? n->unused : slab::unused_of(s.byte(i), s.byte(i).get(), s.size);
+  if (n && n->home) home = n->home;
+  if (&user != home) s.mark(i, user);
+  return {reinterpret_cast<void*>(s.start(i)), s.size - unused};  // NOLINT(performance-no-int-to-ptr)
+}
+}  // namespace
+
+void* stream_heap::take(alloc_request const& r) {
+  if (r.size_class < 0) {
+    piece* const p = pieces.take(r.rounded, r.alignment);
+    return p ? hand_out(*p, r, nullptr) : nullptr;
+  }
+  auto got = small.take(r.size_class, r.bytes);
+  if (!got.from) {
+    std::size_t const wanted = small.next_run_bytes(r.size_class), bytes = small.usual_next_run_bytes(r.size_class),
+                      alignment = slabs::run_alignment(r.size_class);
+    piece* run = pieces.take_run(wanted, alignment);
+    if (!run && bytes < wanted) run = pieces.take_run(bytes, alignment);
+    if (!run && small.has_shed()) run = pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+    if (!run) return nullptr;
+    cut_run(*run, r.size_class);
+    got = small.take(r.size_class, r.bytes);
+  }
+  return hand_out(got, r);
+}
+
+void* stream_heap::take_or_shed(alloc_request const& r) {
+  if (void* const p = take(r)) return p;
+  return r.size_class >= 0 && small.worth_shedding(of.space.page_bytes()) && shed_cells() ? take(r) : nullptr;
+}
+
+void* stream_heap::take_anywhere(alloc_request const& r) {
+  if (r.size_class < 0) {
+    piece* const p = pieces.take_anywhere(r.rounded, r.alignment);
+    return p ? hand_out(*p, r, nullptr) : nullptr;
+  }
+  piece* const run = pieces.take_run_anywhere(small.usual_next_run_bytes(r.size_class), granule);
+  if (!run) return nullptr;
+  cut_run(*run, r.size_class);
+  return hand_out(small.take(r.size_class, r.bytes), r);
+}
+
+void* stream_heap::hand_out(piece& p, alloc_request const& r, clock::timeline* other_home) {
+  p.home = other_home ? other_home : home.load();
+  p.requested = r.bytes;
+  counts.allocated(observe::size_pool::large, p.bytes, r.bytes);
+  if (of.announced) [[unlikely]]
+    of.machine.block_taken(p.at, r.bytes);
+  return reinterpret_cast<void*>(p.at);
+}
+
+void* stream_heap::hand_out(slabs::taken got, alloc_request const& r) {
+  counts.allocated(observe::size_pool::small, got.from->size, r.bytes);
+  if (of.announced) [[unlikely]]
+    of.machine.block_taken(got.from->start(got.index), r.bytes);
+  return reinterpret_cast<void*>(got.from->start(got.index));
+}
+
+void stream_heap::cut_run(piece& run, int size_class) {
+  std::size_t const bytes = run.bytes;
+  try {
+    small.add(run, size_class, this, way);
+  } catch (...) {
+    pieces.release_done(run);
+    throw;
+  }
+  counts.run_cut(static_cast<std::int64_t>(bytes));
+  of.counts.run_cut(bytes);
+}
+
+void stream_heap::return_run(slab& s) noexcept {
+  small.remove(s, [&](piece& part) {
+    run_gone(part.bytes);
+    pieces.give(part, s.freed);
+  });
+}
+
+void stream_heap::run_gone(std::size_t bytes) noexcept {
+  counts.run_cut(-static_cast<std::int64_t>(bytes));
+  of.counts.run_returned(bytes);
+}
+
+// What sizes that few blocks are left of do not need serves others.
+std::size_t stream_heap::shed_cells() {
+  (void)shut_and_empty();
+  std::size_t const before = small.in_runs();
+  small.shed(
+      [&](piece& part, address from, std::size_t bytes) {
+        piece* const rest = pieces.give_part(part, from, bytes, part.cut->freed);
+        run_gone(bytes);
+        return rest;
+      },
+      [&](slab& s) { return_run(s); });
+  return before - small.in_runs();
+}
+
+void stream_heap::settled(held_block const& b, std::uint64_t freed) noexcept {
+  if (b.whole) {
+    counts.held_no_more(observe::size_pool::large, b.bytes);
+    of.tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
+    return pieces.give(*b.whole, freed);
+  }
+  counts.held_no_more(observe::size_pool::small, b.bytes, b.slots());
+  b.each_slot([&](slabs::taken s) {
+    of.tell_held(observe::action::settled, s.from->start(s.index), s.from->size, 0);
+    if (small.give(*s.from, s.index, freed)) return_run(*s.from);
+  });
+}
+
+void stream_heap::note_waiting() noexcept {
+  std::int64_t bytes = 0;
+  for (thread_cache const* c : caches) bytes += c->out.untold_here().bytes;
+  if (bytes) counts.also_waiting(bytes);
+}
+
+std::size_t stream_heap::settle() {
+  clock::timeline& here = *home.load();
+  std::size_t bytes = 0;
+  pending.settle(
+      [&](clock::stamp s, held_block& b) {
+        bool const yes = of.ordered_or_complete(here, s, b.since);
+        of.count_search(!yes);  // what is passed is what it returns
+        return yes;
+      },
+      [&](held_block const& b) {
+        if (bytes == 0) note_waiting();
+        bytes += b.bytes;
+        settled(b, b.since);
+      });
+  return bytes;
+}
+
+void stream_heap::finish() {
+  std::vector<clock::stamp> stamps;
+  {
+    section const hold(*this);
+    stamps = pending.newest();
+    stamps.push_back(home.load()->now());
+  }
+  for (clock::stamp const s : stamps) {
+    if (!of.clocks.complete(s)) (void)of.clocks.synchronize(s);
+  }
+}
+
+stream_heap::range stream_heap::use(region& r, address a, clock::timeline& user) noexcept try {
+  if (slab* const s = r.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
+  piece* const p = r.covering(a);
+  if (!p || p->is != state::live) return {};
+  if (&user != p->home && !is_marked(p->marks, user)) add_mark(p->marks, user);
+  return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)
+} catch (...) {
+  return {};
+}
+
+homed_handle const& stream_heap::homed(handle const& h) {
+  section const hold(*this);
+  return handles.at(h.at);
+}
+
+void stream_heap::note_mapped(handle const& h) noexcept {
+  peer_bytes += of.open_bytes(h);
+  of.counts.handle_mapped();
+  counts.mapped(static_cast<std::int64_t>(h.bytes));
+  tell_mapped(h, observe::action::map);
+}
+
+void stream_heap::note_unmapped(handle const& h) noexcept {
+  peer_bytes -= of.open_bytes(h);
+  of.counts.handle_gone();
+  counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  tell_mapped(h, observe::action::unmap);
+}
+
+void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
+  peer_bytes -= of.open_bytes(h);
+  h.readers |= more;
+  peer_bytes += of.open_bytes(h);
+}
+
+void stream_heap::tell_mapped(handle const& h, observe::action what) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, home.load()->id(), of.runtime.id(), of.device,
+                {nullptr, nullptr, 0});
+  if (!logs(of.runtime, log_level::debug)) [[likely]]
+    return;
+  log(log_level::debug, {of.device, home.load()->id(), h.bytes},
+      what == observe::action::map ? "memory taken from the driver" : "memory given back to the driver");
+}
+
+heap_index::rows stream_heap::to_be_listed() const noexcept {
+  heap_index::rows const waits = pending.empty() ? 0 : heap_index::waits;
   if (lock.is_owned()) {
     auto const mapped = static_cast<std::size_t>(counts.bytes_mapped());
-    return waits | lenders::of_size(mapped) | (mapped ? lenders::whole : 0);
+    return waits | heap_index::of_size(mapped) | (mapped ? heap_index::whole : 0);
   }
   bool const whole = !pieces.regions().empty() && pieces.most_free() >= pieces.regions().front()->page_bytes;
   std::size_t const largest = std::max(pieces.most_for_blocks(), pending.largest());
-  return waits | lenders::of_size(largest) | (whole ? lenders::whole : 0);
+  return waits | heap_index::of_size(largest) | (whole ? heap_index::whole : 0);
 }
 
 }  // namespace weir::memory

@@ -6,7 +6,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/room.h"
-#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/heap/stream_heap.h"
 
 namespace weir::memory {
 namespace {
@@ -217,38 +217,10 @@ void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), n
 // The one cache of a memory may write its tally here:
 // whoever else would has the lock and has shut the cache before.
 address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
-  stream_memory& m = *of.load();
+  stream_heap& m = *of.load();
   m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
   head.end(to);
   return answer;
-}
-
-// Requires: the lock.
-void stream_memory::hear() noexcept {
-  thread_table::entry const& mine = thread_table::mine().entries[way];
-  if (mine.cache != sole || mine.memory != this) sole->shut();
-  if (sole->has_untold()) sole->tell(counts);
-}
-
-void stream_memory::caches_changed() noexcept {
-  thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
-  if (now != sole) {
-    if (sole) hear(), sole->tell_no_more();
-    if (now) now->shut(), now->tell(counts);
-    sole = now;
-  }
-  for (thread_cache* c : caches) {
-    if (c != now && !c->has_untold()) c->tell_no_more();
-  }
-  counts.set_alone(!counts.is_shared() && caches.size() <= 1);
-}
-
-void stream_memory::share(observe::shared_levels& with) noexcept {
-  if (sole) {
-    hear();
-    std::exchange(sole, nullptr)->tell_no_more();
-  }
-  counts.share(with);
 }
 
 void thread_caches::forget() noexcept {
@@ -256,7 +228,7 @@ void thread_caches::forget() noexcept {
   table.world = world_version() & ~std::uint64_t{1};
 }
 
-thread_cache* thread_caches::make(clock::timeline const& line, stream_memory& m) noexcept try {
+thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) noexcept try {
   if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
@@ -311,7 +283,7 @@ thread_caches::~thread_caches() {
   auto& all = registered();
   base::lock_guard const hold(all.lock);
   for (thread_cache* c : all_) {
-    if (stream_memory* const m = c->of.load()) m->in.leave(*m, *c);
+    if (stream_heap* const m = c->of.load()) m->leave(*c);
     try {
       all.spare.push_back(c);
     } catch (std::bad_alloc const&) {  // then it is never used again
@@ -319,9 +291,9 @@ thread_caches::~thread_caches() {
   }
 }
 
-void thread_caches::close(stream_memory& m) noexcept {
+void thread_caches::close(stream_heap& m) noexcept {
   base::lock_guard const hold(registered().lock);
-  while (!m.caches.empty()) m.in.leave(m, *m.caches.back());
+  while (!m.caches.empty()) m.leave(*m.caches.back());
 }
 
 region const* mapped_spaces::find(address a) noexcept {
@@ -354,110 +326,6 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
     return deallocate_large(mine, *r, a);
   }
   return look_for_slots(mine, a) && deallocate_of(mine, p);
-}
-
-// Of device_allocator: what a thread's cache gives back, all at once, with the memory's lock.
-std::size_t device_allocator::empty(stream_memory& m, thread_cache& c) noexcept {
-  std::int64_t slots = 0;
-  std::size_t bytes = 0;
-  std::uint64_t const now = m.home.load()->now().n;
-  c.each([&](cached_slot s) {
-    slab& from = slab_of(s);
-    ++slots, bytes += from.size;
-    if (m.small.take_back(from, from.index(s.at), c.freed(from.size_class, now))) return_run(m, from);
-  });
-  c.empty();
-  if (slots) m.counts.returned(slots, bytes);
-  (void)send_home(m, c);
-  return bytes;
-}
-
-std::size_t device_allocator::shut_and_empty(stream_memory& m) noexcept {
-  std::size_t bytes = 0;
-  for (thread_cache* c : m.caches) {
-    c->shut();
-    bytes += empty(m, *c);
-  }
-  return bytes;
-}
-
-// Requires: the registry's lock. The cache stays shut.
-void device_allocator::leave(stream_memory& m, thread_cache& c) noexcept {
-  section const hold(m);
-  c.shut();
-  c.tell(m.counts);
-  empty(m, c);
-  c.tell(m.counts);
-  m.lent_before += c.counted();
-  c.of.store(nullptr);
-  m.lock.disown(c.own);
-  std::erase(m.caches, &c);
-  m.caches_changed();
-  c.out.end();
-}
-
-std::size_t device_allocator::empty_caches(stream_memory& m) {
-  section const hold(m);
-  std::size_t const bytes = shut_and_empty(m);
-  return bytes + shed_cells(m);
-}
-
-void device_allocator::fence_what_came_free(clock::timeline& home) noexcept try {
-  if (streams_.size() < 2 || lost()) return;
-  std::uint64_t const now = home.now().n;
-  {
-    base::lock_guard const known(making_);
-    auto const found = by_stream_.find(home.id());
-    if (found == by_stream_.end()) return;
-    stream_memory& m = *found->second;
-    section const hold(m);
-    bool const kept = std::ranges::any_of(m.caches, [&](thread_cache const* c) { return c->has_freed_at(now); });
-    if (!kept && m.pieces.newest_given() < now && m.small.newest_freed() < now) return;
-    m.freed_since_fence = 0;
-  }
-  if (home.fence().ok()) counts_.fenced();
-} catch (std::bad_alloc const&) {  // then others wait for the work to come, too
-}
-
-// The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
-thread_cache* device_allocator::cache_of(stream_memory& m) noexcept {
-  if (!m.cacheable() || !space_.maps() || announced_ || runtime_.witness() || lost() ||
-      m.home.load()->seen_captured() || !base::can_fence_owners())
-    return nullptr;
-  thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[thread_table::way_of(m.home.load())]; mine.holds() && e.memory == &m) return e.cache;
-  return thread_caches::make(*m.home.load(), m);
-}
-
-// After a slab was found to have this size:
-// a few more at once, counted as lent. Requires: the lock, as spill.
-void device_allocator::refill(stream_memory& m, thread_cache& c, int size_class) noexcept {
-  if (!open(m, c)) return;
-  std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n =
-      m.small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
-  if (n == 0) return;
-  m.counts.lent(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
-  c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
-}
-
-void device_allocator::spill(stream_memory& m, thread_cache& c, int size_class) noexcept {
-  if (!open(m, c)) return;
-  std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
-  std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), m.home.load()->now().n);
-  for (std::size_t i = 0; i < n; ++i) {
-    slab& from = slab_of(some[i]);
-    if (m.small.take_back(from, from.index(some[i].at), freed)) return_run(m, from);
-  }
-  if (n) m.counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
-}
-
-bool device_allocator::open(stream_memory& m, thread_cache& c) noexcept {
-  if (c.of.load() != &m || !m.cacheable()) return false;
-  c.open(*m.home.load());
-  if (&c != m.sole) c.tell(m.counts), c.tell_no_more();
-  return true;
 }
 
 }  // namespace weir::memory

@@ -118,7 +118,7 @@ class thread_cache {
   bool has_freed_at(std::uint64_t now) const noexcept;
   observe::lent_slots counted() const noexcept;
 
-  base::atomic<stream_memory*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
+  base::atomic<stream_heap*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
   base::owners_word own;                     // its thread holds that memory, by the way without the lock
   clock::timeline const* home = nullptr;     // of that memory, since it was last opened. Its thread's
 
@@ -188,7 +188,7 @@ struct thread_table {
   static constexpr char nobody = 0;
   struct alignas(32) entry {
     void const* line = &nobody;                       // a stream
-    stream_memory* memory = nullptr;                  // its memory, or an older stream's that this one inherited
+    stream_heap* memory = nullptr;                  // its memory, or an older stream's that this one inherited
     thread_cache* cache = nullptr;                    // shut when its memory has ended
   };
   struct stretch {  // of addresses, where a slot was found last
@@ -228,16 +228,16 @@ class thread_caches {
   thread_table table;
   void forget() noexcept;
   // The calling thread's cache of that memory, made when there is none. Null: no host memory for one.
-  static thread_cache* make(clock::timeline const&, stream_memory&) noexcept;
+  static thread_cache* make(clock::timeline const&, stream_heap&) noexcept;
   ~thread_caches();  // what its caches hold goes back to the slabs
 
   // A memory ends: its caches are emptied, and none is entered again. Requires: no lock of any memory held
-  static void close(stream_memory&) noexcept;
+  static void close(stream_heap&) noexcept;
 
  private:
   std::vector<thread_cache*> all_;
   // some of memories that have ended: such a cache is of another one now, or of none
-  std::unordered_map<stream_memory const*, thread_cache*> by_memory_;
+  std::unordered_map<stream_heap const*, thread_cache*> by_memory_;
 };
 inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
 

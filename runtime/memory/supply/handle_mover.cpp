@@ -1,15 +1,14 @@
-// What becomes of ghosts: a window is cleared of them, a handle that goes loses its own,
-// a handle that moves leaves one.
-// Threads: any. A stream's lock is held to look and to note, never over a driver call.
-#include <algorithm>
+// Aliases: a window is cleared of them, a handle that goes loses its own, a handle that moves leaves one.
+// Threads: as handle_mover.h.
+#include "runtime/memory/supply/handle_mover.h"
 
-#include "runtime/memory/device/device_allocator.h"
+#include <algorithm>
 
 namespace weir::memory {
 
-struct device_allocator::onlooker {
-  device_allocator& in;
-  stream_memory& mine;
+struct handle_mover::onlooker {
+  handle_mover& in;
+  stream_heap& mine;
 
   // Requires: the lock of `mine`, and that of the ghosts.
   // Another memory's handles are not looked at: that would take its lock.
@@ -17,29 +16,29 @@ struct device_allocator::onlooker {
     auto const& [in, mine] = *static_cast<onlooker const*>(who);
     address const home = g.of->at;
     if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
-      region const& r = *in.space_.find(reinterpret_cast<void const*>(home));
-      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.own_bit() &&
+      region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
+      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() &&
           mine.pieces.free_around(*g.of))
         return ghost_sight::fate::comes_home;
     }
-    return !g.stuck && in.clocks_.complete(g.last) ? ghost_sight::fate::goes : ghost_sight::fate::stays;
+    return !g.stuck && in.of_.clocks.complete(g.last) ? ghost_sight::fate::goes : ghost_sight::fate::stays;
   }
 };
 
-bool device_allocator::plan(stream_memory& mine, std::size_t bytes, std::size_t alignment, arena::part part, growth& g,
-                            bool thorough) {
+bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignment, arena::part part, growth_plan& g,
+                        bool thorough) {
   auto const all = ghosts_.look();
   onlooker const who{*this, mine};
   return mine.pieces.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &who, onlooker::judge}, thorough);
 }
 
-driver::status device_allocator::lay_ghosts(stream_memory& mine, growth& g, mapped& out) {
+driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
   for (ghost* const s : g.ghosts) {
     if (come_home(mine, *s, out)) continue;
     // As if there was no memory here: the ladder plans again, and sees what it now knows.
-    if (!clocks_.complete(s->last)) return {driver::code::out_of_memory};
-    if (driver::status const gone = machine_.unmap(s->at, s->bytes); !gone.ok()) {
-      note(gone);
+    if (!of_.clocks.complete(s->last)) return {driver::code::out_of_memory};
+    if (driver::status const gone = of_.machine.unmap(s->at, s->bytes); !gone.ok()) {
+      of_.note_status(gone);
       ghosts_.keep_stuck(*s);
       return gone.what == driver::code::lost ? gone : driver::status{driver::code::out_of_memory};
     }
@@ -69,38 +68,38 @@ driver::status device_allocator::lay_ghosts(stream_memory& mine, growth& g, mapp
 
 // false: the handle holds something, is on its way elsewhere,
 // or nothing orders what used it before what is to come.
-bool device_allocator::come_home(stream_memory& mine, ghost& g, mapped& out) {
+bool handle_mover::come_home(stream_heap& mine, ghost& g, physical_memory::batch& out) {
   if (!g.granted || mine.readers.load()) return false;  // a ghost is open to its own device alone
   address const at = ghosts_.home(g);
-  stream_memory& from = *space_.find(reinterpret_cast<void const*>(at))->owner.load();
+  stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   section const hold(from);
   auto const found = from.handles.find(at);
-  if (found == from.handles.end() || &found->second != g.of || g.of->readers != own_bit()) return false;
+  if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;
   piece* const p = from.pieces.free_around(*g.of);
-  if (!p || !passed(*mine.home.load(), {from.home.load()->id(), p->freed})) return false;
+  if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed})) return false;
   leave_home(from, *from.pieces.reserve_home(*g.of), found, &g, g.at, out);
   return true;
 }
 
 // Requires: the lock of `from`, which has reserved the handle's home. Where it goes is reserved, too.
-void device_allocator::leave_home(stream_memory& from, piece& place, std::map<address, homed_handle>::iterator which,
-                                  ghost* back, address to, mapped& out) {
+void handle_mover::leave_home(stream_heap& from, piece& place, std::map<address, homed_handle>::iterator which,
+                              ghost* back, address to, physical_memory::batch& out) {
   homed_handle& h = which->second;
-  tell_mapped(from, h, observe::action::unmap);
+  from.tell_mapped(h, observe::action::unmap);
   clock::stamp const last{from.home.load()->id(), place.freed};
   place.in->set_pages(h, nullptr);
   auto node = from.handles.extract(which);
   back ? ghosts_.swap(*back, last) : ghosts_.leave_for(h, to, last);
   node.key() = to;
   out.arrived.insert(std::move(node));
-  out.arrived_ordered |= !clocks_.complete(last);
+  out.arrived_ordered |= !of_.clocks.complete(last);
   from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
-  counts_.handle_gone();
+  of_.counts.handle_gone();
   from.pieces.release_done(place);
 }
 
 // Maps a handle whose home is reserved at another place, too, which becomes its home.
-driver::status device_allocator::move_home(stream_memory& from, released& victim, address to, mapped& out) {
+driver::status handle_mover::move_home(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
   handle const h = victim.handles.front();
   driver::status s{driver::code::out_of_memory};
   bool promised_here = false, promised_there = false, there = false;
@@ -109,10 +108,10 @@ driver::status device_allocator::move_home(stream_memory& from, released& victim
     promised_here = true;
     ghosts_.expect(to);
     promised_there = true;
-    s = machine_.map(to, h.bytes, h.physical);
+    s = of_.machine.map(to, h.bytes, h.physical);
     there = s.ok();
-    if (there) s = machine_.grant(to, h.bytes, device_);
-    if (there && !s.ok()) there = !machine_.unmap(to, h.bytes).ok();
+    if (there) s = of_.machine.grant(to, h.bytes, of_.device);
+    if (there && !s.ok()) there = !of_.machine.unmap(to, h.bytes).ok();
   } catch (std::bad_alloc const&) {}
   homed_handle* moved = nullptr;
   {
@@ -129,16 +128,16 @@ driver::status device_allocator::move_home(stream_memory& from, released& victim
       from.pieces.release_done(*victim.place);
     }
   }
-  note(s);
+  of_.note_status(s);
   if (moved) (void)drop_ghosts(*moved, ghosts::most);
   return s;
 }
 
-bool device_allocator::drop_ghosts(homed_handle const& h, int spared) try {
+bool handle_mover::drop_ghosts(homed_handle const& h, int spared) try {
   for (;;) {
     ghosts::place const g = ghosts_.oldest(h, spared);
     if (!g.bytes) return true;
-    stream_memory& in = *space_.find(reinterpret_cast<void const*>(g.at))->owner.load();
+    stream_heap& in = *of_.space.find(reinterpret_cast<void const*>(g.at))->owner.load();
     piece* place = nullptr;
     {
       section const hold(in);
@@ -147,9 +146,9 @@ bool device_allocator::drop_ghosts(homed_handle const& h, int spared) try {
     }
     if (!place) return false;  // in somebody's window
     driver::status s{driver::code::not_ready};
-    if (is_complete(g.last)) s = machine_.unmap(g.at, g.bytes);
+    if (of_.is_complete(g.last)) s = of_.machine.unmap(g.at, g.bytes);
     if (s.ok()) ghosts_.forget(g.at);
-    else if (s.what != driver::code::not_ready) note(s);
+    else if (s.what != driver::code::not_ready) of_.note_status(s);
     section const hold(in);
     in.pieces.release_done(*place);
     if (!s.ok()) return false;
@@ -158,8 +157,7 @@ bool device_allocator::drop_ghosts(homed_handle const& h, int spared) try {
   return false;
 }
 
-void device_allocator::validate_ghosts(stream_memory const& m, std::vector<std::string>& wrong,
-                                       std::string const& who) const {
+void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& who) const {
   auto const say = [&](char const* what, address at) {
     wrong.push_back(who + ": " + what + " at " + std::to_string(at));
   };
@@ -181,17 +179,6 @@ void device_allocator::validate_ghosts(stream_memory const& m, std::vector<std::
         say("a ghost is its handle's, elsewhere, and as large", g->at);
     }
   }
-}
-
-homed_handle const& device_allocator::homed(stream_memory& m, handle const& h) const {
-  section const hold(m);
-  return m.handles.at(h.at);
-}
-
-bool device_allocator::is_complete(clock::stamp s) {
-  if (clocks_.complete(s)) return true;
-  auto const done = clocks_.poll(s);
-  return done.ok() && done.value;
 }
 
 }  // namespace weir::memory

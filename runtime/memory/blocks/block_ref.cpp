@@ -1,0 +1,25 @@
+// A block found by one of its addresses.
+// Threads: as block_ref.h.
+#include "runtime/memory/blocks/block_ref.h"
+
+namespace weir::memory {
+
+block_ref block_ref::find(region& r, address a) noexcept {
+  block_ref found;
+  if (slab* const s = r.slab_at(a)) {
+    std::uint32_t const i = s->index(a);
+    if (i >= s->slots || s->has_gone(i)) return found;
+    found.whole = s->run;
+    found.cut = s;
+    found.index = i;
+    found.start = s->start(i);
+    found.live = s->at(i) == slot::live;
+  } else if (piece* const p = r.covering(a)) {
+    found.whole = p;
+    found.start = p->at;
+    found.live = p->is == state::live;
+  }
+  return found;
+}
+
+}  // namespace weir::memory

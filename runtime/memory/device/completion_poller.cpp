@@ -1,0 +1,134 @@
+// What has completed: asked of the driver, front by front, and waited for.
+// Threads: as completion_poller.h.
+#include "runtime/memory/device/completion_poller.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "runtime/memory/device/searches.h"
+
+namespace weir::memory {
+
+// Each stream is asked in the order of its work, once more than it had done,
+// however many memories have blocks that wait for it.
+void completion_poller::settle_complete() {
+  std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
+  for (bool news = true; news;) {
+    news = false;
+    std::vector<clock::stamp> fronts;
+    heaps_.index.some(heap_index::waits, 0, [&](stream_heap& m) {
+      if (m.counts.bytes_pending() == 0) return false;
+      section const hold(m);
+      (void)m.settle();
+      auto const here = m.pending.fronts();
+      fronts.insert(fronts.end(), here.begin(), here.end());
+      return false;
+    });
+    std::sort(fronts.begin(), fronts.end(),
+              [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
+    for (clock::stamp const s : fronts) {
+      std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
+      if (s.n >= from) continue;
+      auto const done = of_.clocks.poll(s);
+      if (done.ok() && done.value) news = true;
+      else from = s.n;
+    }
+  }
+}
+
+std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
+  std::size_t bytes = 0;
+  for (;;) {
+    std::vector<clock::stamp> fronts;
+    {
+      section const hold(m);
+      if (m.pending.empty()) return bytes;
+      bytes += m.settle();
+      fronts = m.pending.fronts();
+    }
+    bool news = false;
+    std::size_t const first =
+        fronts.size() > questions ? heaps_.scan_start.fetch_add(1, base::memory_order_relaxed) : 0;
+    for (std::size_t i = 0; i < std::min(fronts.size(), questions); ++i) {
+      auto const done = of_.clocks.poll(fronts[(first + i) % fronts.size()]);
+      news |= done.ok() && done.value;
+    }
+    if (!news) return bytes;
+  }
+}
+
+// Asks about free pieces that would do, oldest first: what was freed later is complete later.
+std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request const& r, std::size_t streams,
+                                           std::size_t most_lenders) {
+  std::size_t bytes = 0;
+  heaps_.donors_for(mine, r.rounded, most_lenders, [&](stream_heap& m) {
+    std::uint64_t stream = 0;
+    std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
+    {
+      section const hold(m);
+      stream = m.home.load()->id();
+      m.pieces.some_free(r.rounded, looks, [&](piece const& p) {
+        of_.count_search(1);
+        if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
+      });
+    }
+    bool asked = false;
+    for (auto const& [n, there] : by_stamp) {
+      if (of_.clocks.complete({stream, n})) continue;  // looked at already
+      asked = true;
+      auto const done = of_.clocks.poll({stream, n});
+      if (!done.ok() || !done.value) break;
+      bytes += there;
+    }
+    streams -= asked;
+    return streams == 0;
+  });
+  return bytes;
+}
+
+// The oldest of some; of one of them at least, if any is unknown: then of the newest.
+clock::stamp completion_poller::oldest_unknown(stream_heap& m) const {
+  clock::timeline const& home = *m.home.load();
+  clock::stamp oldest{home.id(), 0};
+  m.pieces.any_free(looks, [&](piece const& p) {
+    if (p.freed && (!oldest.n || p.freed < oldest.n) && !of_.clocks.complete({home.id(), p.freed})) oldest.n = p.freed;
+  });
+  if (!oldest.n && m.pieces.free_pieces() > looks && !of_.clocks.complete({home.id(), m.pieces.newest_given()}))
+    oldest.n = m.pieces.newest_given();
+  return oldest;
+}
+
+bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
+  bool collectives = !also.empty();
+  std::vector<clock::stamp> incomplete;
+  for (stream_heap* m : heaps_.all()) {
+    section const hold(*m);
+    clock::timeline const& home = *m->home.load();
+    collectives |= home.carries_collectives();
+    for (clock::stamp s : m->pending.fronts()) {
+      if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
+      if (!of_.clocks.complete(s)) incomplete.push_back(s);
+    }
+    if (clock::stamp const s = oldest_unknown(*m); s.n) incomplete.push_back(s);
+  }
+  incomplete.insert(incomplete.end(), also.begin(), also.end());
+  of_.count_search(incomplete.size());
+  for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
+    if ((collectives ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s)).ok()) return true;
+    if (of_.clocks.lost(of_.device)) return false;
+  }
+  return false;
+}
+
+void completion_poller::finish_all() {
+  auto const all = heaps_.all();
+  for (stream_heap* m : all) m->finish();
+  for (stream_heap* m : all) {
+    section const hold(*m);
+    m->settle();
+  }
+  for (stream_heap* m : all) m->finish();  // what was settled is free since now
+}
+
+}  // namespace weir::memory

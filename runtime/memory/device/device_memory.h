@@ -1,0 +1,25 @@
+// All devices' allocators: a part of the runtime.
+// Threads: any.
+#pragma once
+#include "runtime/memory/device/allocator.h"
+
+namespace weir::memory {
+
+class device_memory {
+ public:
+  explicit device_memory(weir::runtime::impl&);
+  ~device_memory();
+  allocator& on(int device, here const& = here::current());  // made, and the device opened, on first use
+  allocator* if_made(int device) noexcept;
+  allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
+  std::uint64_t add_callback(ladder_callback, void* state, int order);
+  void remove_callback(std::uint64_t) noexcept;
+  static allocator* owner_in_process(void const*) noexcept;  // of whichever runtime of this process
+  static bool is_alive(device_memory const*) noexcept;       // its runtime has not ended
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace weir::memory

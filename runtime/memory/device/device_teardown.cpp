@@ -1,0 +1,74 @@
+// The end of one device's memory: what is still held keeps its pages, the rest goes back to the driver.
+// Threads: no other thread uses the allocator.
+#include <cstdio>
+
+#include "runtime/memory/device/device_allocator.h"
+
+namespace weir::memory {
+
+device_allocator::~device_allocator() {
+  if (of_.space.maps()) mapped_spaces::leave(of_.space.base());
+  if (!process_was_forked()) {
+    for (auto const& m : heaps_.at_the_end()) thread_caches::close(*m);
+  }
+  bool const reachable = !of_.lost() && !process_is_ending() && !process_was_forked();
+  try {
+    memory_statistics const n = audit_.counted();
+    if (n.allocation.all.current) {
+      std::fprintf(stderr,
+                   "weir: gpu:%d: %lld block%s (%lld B) still held when their runtime ended; their memory is left to "
+                   "their owners\n",
+                   of_.device, static_cast<long long>(n.allocation.all.current),
+                   n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
+    }
+  } catch (...) {}  // no memory to count with
+  if (!reachable) {
+    of_.space.abandon();
+    return;
+  }
+  try {
+    if (auto const idle = of_.machine.synchronize_device(of_.device); !idle.ok() && idle.what != driver::code::lost) {
+      of_.space.abandon();  // nobody knows what still runs: pages that it uses must not go
+      return;
+    }
+    for (auto const ghosts = mover_.take_all(); auto const& [at, g] : ghosts) (void)of_.machine.unmap(at, g.bytes);
+    for (auto const& m : heaps_.at_the_end()) {
+      bool still_used = false;  // by streams of other devices, which that did not wait for
+      m->pending.each([&](held_block const& b) {
+        for (clock::stamp const s : b.stamps) {
+          clock::timeline const* const by = clock::find(s.stream);
+          if (!by || by->device() == of_.device || of_.clocks.complete(s)) continue;
+          driver::status const done = of_.clocks.synchronize_device(by->device());
+          still_used |= !done.ok() && done.what != driver::code::lost;
+        }
+      });
+      while (slab* const s = m->small.any_empty()) m->return_run(*s);
+      for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
+        for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+          bool const held = p->is == state::live || (p->is == state::slab && p->cut->held());
+          bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));
+          if (!held && !used) continue;
+          for (address a = p->at; a < p->end();) {
+            handle* const h = r->page(a);
+            a = h->at + h->bytes;
+            h->kept = true;
+          }
+        }
+      }
+      for (auto const& [at, h] : m->handles) {
+        if (h.kept) {
+          of_.space.abandon();
+        } else if (h.physical == driver::memory_handle::none) {
+          (void)of_.machine.release_segment(of_.device, at);
+        } else if (of_.machine.unmap(at, h.bytes).ok()) {
+          (void)of_.machine.release(h.physical);
+        }
+      }
+    }
+    memory_.return_orphans();
+  } catch (...) {  // out of host memory: what is left goes with the process
+    of_.space.abandon();
+  }
+}
+
+}  // namespace weir::memory

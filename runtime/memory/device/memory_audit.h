@@ -1,0 +1,40 @@
+// Reads one device's memory: statistics, reports, what lies where, and the invariants.
+// Threads: any. One heap's lock after the other. Changes nothing but peaks and what is known to be complete.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "runtime/memory/device/allocator.h"
+#include "runtime/memory/supply/handle_mover.h"
+#include "runtime/memory/supply/peer_access.h"
+
+namespace weir::memory {
+
+class memory_audit {
+ public:
+  memory_audit(device_context& of, heap_table& heaps, handle_mover const& mover, peer_access const& peers,
+               physical_memory const& memory)
+      : of_(of), heaps_(heaps), mover_(mover), peers_(peers), memory_(memory) {}
+
+  memory_statistics statistics() const;
+  memory_statistics counted() const;  // statistics(), of what is settled
+  memory_report report() const;
+  std::vector<mapped_range> layout() const;
+  std::vector<stream_memory_use> by_stream() const;
+  std::vector<std::string> validate() const;
+  // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live,
+  // pending, of a slab's run or not known to be complete, are granted to other devices, or are on their way
+  // to a block. Looks at everything.
+  std::size_t covered() const;
+  void reset_peak();
+  void reset_accumulated();
+
+ private:
+  device_context& of_;
+  heap_table& heaps_;
+  handle_mover const& mover_;
+  peer_access const& peers_;
+  physical_memory const& memory_;
+};
+
+}  // namespace weir::memory

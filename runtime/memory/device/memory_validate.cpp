@@ -1,0 +1,119 @@
+// The invariants of one device's memory, each checked and named.
+// Threads: as memory_audit.h.
+#include <algorithm>
+#include <tuple>
+
+#include "runtime/memory/device/memory_audit.h"
+
+namespace weir::memory {
+
+std::vector<std::string> memory_audit::validate() const {
+  std::vector<std::string> wrong;
+  std::size_t mapped = 0, unusable = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
+  for (stream_heap* m : heaps_.all()) {
+    base::owned_lock hold(m->lock);
+    std::string const who = "gpu:" + std::to_string(of_.device) + " stream " + std::to_string(m->home.load()->id());
+    for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    std::uint64_t const now = m->home.load()->now().n;
+    std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
+    for (thread_cache* c : m->caches) {
+      for (slabs::taken const s : c->out.slots()) {
+        waiting += s.from->size;
+        if (s.from->at(s.index) != slot::cached || s.from->owner != m)
+          wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
+        if (c->out.since() > now)
+          wrong.push_back(who + ": no slot was put into an outbox at a number that its stream has not reached");
+      }
+      c->each([&](cached_slot s) {
+        region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
+        slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
+        in_caches += from ? from->size : 0;
+        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
+          wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+        if (from && c->freed(from->size_class, now) > now)
+          wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
+      });
+    }
+    m->pieces.validate(wrong, who);
+    m->small.validate(wrong, who, now);
+    mover_.validate(*m, wrong, who);
+    peers_.validate(*m, wrong, who);
+    for (auto const& [at, h] : m->handles) mapped += h.bytes;
+    for (released const& u : m->unusable) unusable += u.handles.front().bytes;
+    free_pieces += m->pieces.free_pieces();
+    std::size_t held = 0, queued = 0, largest = 0;
+    bool whole = false;
+    m->pending.each([&](held_block const& b) {
+      queued += b.bytes, largest = b.whole ? std::max(largest, b.bytes) : largest;
+      if (b.since > now) wrong.push_back(who + ": what waits was given back at a number that its stream has reached");
+    });
+    for (region* r : m->pieces.regions()) {
+      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+        if (p->is == state::live) live += p->bytes;
+        if (p->is == state::pending) held += p->bytes;
+        if (p->is == state::free) {
+          cached += p->bytes;
+          largest = p->at < r->runs ? std::max(largest, p->bytes) : largest;
+          whole |= p->bytes >= r->page_bytes && first_whole(*p);
+        }
+        if (p->is == state::reserved) reserved += p->bytes;
+        if (p->is == state::slab) cached += p->bytes;
+        if (p->is == state::slab && p->cut->run == p) {  // of all its parts
+          slab const& s = *p->cut;
+          std::uint32_t held_by_caches = 0;
+          for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
+          marked_cached += std::size_t{held_by_caches} * s.size;
+          std::size_t const in_use = std::size_t{s.held() - held_by_caches} * s.size;
+          live += in_use;
+          held += std::size_t{s.pending} * s.size;
+          cached -= in_use + std::size_t{s.pending} * s.size;
+        }
+      }
+    }
+    if (m->listed != heaps_.index.listed(m->number))
+      wrong.push_back(who + ": what it is listed as is what its lists say");
+    if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))
+      wrong.push_back(who +
+                      ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
+    if (whole && !(m->listed & heap_index::whole))
+      wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
+    if (m->pending.empty() == ((m->listed & heap_index::waits) != 0))
+      wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
+    if (held != queued || queued != m->pending.bytes())
+      wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
+    if (in_caches + waiting != marked_cached)
+      wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
+    pending += held + waiting;
+    cached -= waiting;
+  }
+  std::size_t const orphaned = memory_.orphaned_bytes();
+  memory_statistics const n = counted();
+  auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
+    if (counted != static_cast<std::int64_t>(found)) {
+      wrong.push_back("gpu:" + std::to_string(of_.device) + ": " + what + ": counted " + std::to_string(counted) +
+                      ", found " + std::to_string(found));
+    }
+  };
+  same("allocated bytes", n.allocated_bytes.all.current, live);
+  same("free pieces", n.inactive.all.current, free_pieces);
+  same("pending bytes", n.pending_bytes.all.current, pending);
+  if (reserved == unusable) {  // nothing under way
+    cached += unusable;
+    same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
+    same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
+    same("charged bytes", static_cast<std::int64_t>(of_.counts.reserved()), mapped + orphaned);
+    same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
+  }
+  for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current,
+                                       n.pending_bytes.all.current, n.cached_bytes.all.current},
+                            {n.reserved_bytes.small.current, n.allocated_bytes.small.current,
+                             n.pending_bytes.small.current, n.cached_bytes.small.current},
+                            {n.reserved_bytes.large.current, n.allocated_bytes.large.current,
+                             n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
+    if (r != a + p + c)
+      wrong.push_back("gpu:" + std::to_string(of_.device) + ": reserved = allocated + pending + cached");
+  }
+  return wrong;
+}
+
+}  // namespace weir::memory

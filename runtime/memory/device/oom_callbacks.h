@@ -1,0 +1,36 @@
+// The user's callbacks for the last but one rung of the out-of-memory ladder.
+// Threads: any. No lock is held while one runs; remove() returns when no other thread runs it any more.
+#pragma once
+#include <vector>
+
+#include "runtime/base/sync.h"
+#include "runtime/memory/device/allocator.h"
+
+namespace weir::memory {
+
+class oom_callbacks {
+ public:
+  std::uint64_t add(ladder_callback, void* state, int order);
+  void remove(std::uint64_t) noexcept;
+  // In order; true: one of them freed something. Not again from inside a callback:
+  // an allocation made there fails plainly.
+  bool call(memory_report const&);
+
+ private:
+  struct entry {
+    std::uint64_t id;
+    int order;
+    ladder_callback run;
+    void* state;
+  };
+  struct caller {
+    std::uint64_t thread, in;  // the id of the callback it runs; 0: between two
+  };
+  base::mutex lock_;
+  base::condition done_;
+  std::vector<entry> all_;       // under lock_
+  std::vector<caller> running_;  // under lock_
+  std::uint64_t next_ = 1;       // under lock_
+};
+
+}  // namespace weir::memory

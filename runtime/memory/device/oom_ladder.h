@@ -1,0 +1,43 @@
+// Out of memory: a ladder, cheapest rung first. After each the lists are searched again.
+// No device-wide synchronize on the way.
+// Threads: any. No lock is held while a driver call or a user's callback runs.
+//
+// Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
+#pragma once
+#include "runtime/memory/device/memory_audit.h"
+#include "runtime/memory/device/oom_callbacks.h"
+#include "runtime/memory/device/reuse.h"
+#include "runtime/memory/supply/growth.h"
+
+namespace weir::memory {
+
+class oom_ladder {
+ public:
+  oom_ladder(device_context& of, heap_table& heaps, physical_memory& memory, growth& more, block_reuse& reuse,
+             completion_poller& completion, handle_return& back, memory_audit const& audit, oom_callbacks& callbacks)
+      : of_(of),
+        heaps_(heaps),
+        memory_(memory),
+        growth_(more),
+        reuse_(reuse),
+        completion_(completion),
+        return_(back),
+        audit_(audit),
+        callbacks_(callbacks) {}
+
+  void* climb(stream_heap& mine, alloc_request const&, driver::status why);  // Throws: out_of_memory
+  [[noreturn]] void refuse(alloc_request const&, memory_report const&);      // likewise, at once
+
+ private:
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  growth& growth_;
+  block_reuse& reuse_;
+  completion_poller& completion_;
+  handle_return& return_;
+  memory_audit const& audit_;
+  oom_callbacks& callbacks_;
+};
+
+}  // namespace weir::memory

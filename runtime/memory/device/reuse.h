@@ -1,0 +1,46 @@
+// Memory that is mapped and that other streams used, cheapest first: ordered, polled on a miss, behind a device
+// wait. docs/decisions/reuse.md says why each.
+// Threads: any. No lock is held while a driver call runs.
+//
+// Invariant: a byte is handed out only when all stamps it was freed with are complete, or ordered before the
+//            next work of its new stream. What a miss looks at does not grow with the number of blocks that
+//            wait, nor of free blocks.
+#pragma once
+#include "runtime/memory/device/completion_poller.h"
+#include "runtime/memory/supply/reserve_bound.h"
+
+namespace weir::memory {
+
+class block_reuse {
+ public:
+  block_reuse(device_context& of, heap_table& heaps, completion_poller& completion, reserve_bound& bound)
+      : of_(of), heaps_(heaps), completion_(completion), bound_(bound) {}
+
+  // Pages of its own, instead of what other streams leave; with so many bytes past the bound's first term.
+  bool should_grow_instead(stream_heap& mine, alloc_request const&, std::size_t& spare);
+  void* find(stream_heap& mine, alloc_request const&);  // null: nothing, or the options forbid it
+  // ordered or known to be complete; no driver call
+  void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
+                    std::size_t most_lenders = ~std::size_t{0});
+  void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);  // on the device
+
+ private:
+  void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // all there is of it when deterministic
+  void* own_pending(stream_heap& mine, alloc_request const&);
+  void* own_in_outboxes(stream_heap& mine, alloc_request const&);
+  void* behind_oldest(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
+  void* behind_own(stream_heap& mine, alloc_request const&, std::size_t& gave);
+  held_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
+  bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
+  enum class behind : std::uint8_t { already, waits, refused };
+  behind put_behind(stream_heap& mine, clock::stamp);  // its home, on the device
+  // an observer, that the wait was for these bytes
+  void tell_wait(stream_heap& mine, clock::stamp, address at, std::size_t bytes) const;
+
+  device_context& of_;
+  heap_table& heaps_;
+  completion_poller& completion_;
+  reserve_bound& bound_;
+};
+
+}  // namespace weir::memory

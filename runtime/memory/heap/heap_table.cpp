@@ -1,0 +1,142 @@
+// Which heap a stream allocates from, and all heaps of a device.
+// Threads: as heap_table.h.
+#include "runtime/memory/heap/heap_table.h"
+
+#include "runtime/base/room.h"
+
+namespace weir::memory {
+
+stream_heap& heap_table::of(clock::timeline& t) {
+  auto& near = recent_[t.id() % recent_.size()];
+  if (stream_heap* const m = near.load(base::memory_order_acquire); m && m->home.load(base::memory_order_acquire) == &t)
+    return *m;
+  stream_heap& found = find(t);
+  near.store(&found, base::memory_order_release);
+  return found;
+}
+
+stream_heap& heap_table::find(clock::timeline& t) {
+  {
+    base::lock_guard hold(making_);
+    auto const found = by_stream_.find(t.id());
+    if (found != by_stream_.end()) return *found->second;
+  }
+  if (of_.clocks.any_ended()) ask_the_retired();
+  base::lock_guard hold(making_);
+  auto const found = by_stream_.find(t.id());
+  if (found != by_stream_.end()) return *found->second;
+  auto made = std::make_unique<stream_heap>(of_, index, t);
+  made->readers.store(readers_);
+  index.make_room();
+  base::make_room(heaps_);
+  if (stream_heap* const left = of_.clocks.any_ended() ? inherit(t) : nullptr) return *left;
+  by_stream_.emplace(t.id(), made.get());
+  heaps_.push_back(std::move(made));
+  // they are told when there are twice as many; seldom, for each is locked
+  bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
+  for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m) {
+    base::owned_lock share((*m)->lock);
+    (*m)->share(of_.counts.shared());
+  }
+  index.add(*heaps_.back());
+  return *heaps_.back();
+}
+
+void heap_table::ask_the_retired() {
+  // else a rank may be waiting for this very thread
+  bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
+  index.each([&](stream_heap& m) {
+    clock::timeline& line = *m.home.load();
+    if (line.alive() != clock::life::retired) return;
+    if (may_wait) m.finish();
+    if (!of_.clocks.complete(line.now())) (void)of_.clocks.poll(line.now());
+  });
+}
+
+// A registration that has ended leaves its arena, with all that is cached there, to the next stream.
+stream_heap* heap_table::inherit(clock::timeline& heir) {
+  for (auto const& m : heaps_) {
+    if (m->home.load()->alive() != clock::life::retired) continue;  // it changes under making_
+    section const hold(*m);
+    clock::timeline& old = *m->home.load();
+    if (!of_.clocks.complete(old.now())) continue;
+    for (thread_cache* c : m->caches) {
+      c->shut();
+      (void)m->send_home(*c);
+    }
+    m->settle();
+    if (!m->pending.empty()) continue;
+    by_stream_.emplace(heir.id(), m.get());
+    by_stream_.erase(old.id());
+    for (thread_cache* c : m->caches) m->empty(*c);
+    m->pieces.forget_stamps(), m->small.forget_stamps();  // none is a number of the new stream
+    m->home.store(&heir), m->home_held = heir.hold();
+    m->readers.store(readers_);
+    return m.get();
+  }
+  return nullptr;
+}
+
+std::vector<stream_heap*> heap_table::all() const {
+  base::lock_guard hold(making_);
+  std::vector<stream_heap*> all;
+  all.reserve(heaps_.size());
+  for (auto const& m : heaps_) all.push_back(m.get());
+  return all;
+}
+
+// What is known to be complete is nobody's any more, although it waits until somebody looks.
+std::size_t heap_table::settle_known() const {
+  if (of_.deterministic) return 0;
+  std::size_t bytes = 0;
+  index.some(heap_index::waits, 0, [&](stream_heap& m) {
+    if (m.counts.bytes_pending() == 0) return false;
+    section const hold(m);
+    bytes += m.settle();
+    return false;
+  });
+  return bytes;
+}
+
+observe::lent_slots heap_table::cached() const {
+  observe::lent_slots all;
+  index.each([&](stream_heap const& m) {
+    base::owned_lock const hold(m.lock);
+    all += m.lent_before;
+    for (thread_cache const* c : m.caches) all += c->counted();
+  });
+  return all;
+}
+
+std::vector<observe::tally const*> heap_table::tallies() const {
+  std::vector<observe::tally const*> all;
+  for (stream_heap const* m : this->all()) all.push_back(&m->counts);
+  return all;
+}
+
+void heap_table::add_readers(stream_heap& one, std::uint64_t readers) {
+  base::lock_guard const hold(making_);
+  one.readers.store(one.readers.load() | readers);
+}
+
+bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
+  base::lock_guard hold(making_);
+  if (heaps_.size() != known) return false;  // one came meanwhile
+  for (auto const& m : heaps_) m->readers.store(m->readers.load() | readers);
+  readers_ |= readers;
+  return true;
+}
+
+void heap_table::remove_readers(std::uint64_t devices) {
+  base::lock_guard const hold(making_);
+  for (auto const& m : heaps_) m->readers.store(m->readers.load() & ~devices);
+  readers_ &= ~devices;
+}
+
+void heap_table::remove_own_readers(clock::timeline& home) noexcept {
+  base::lock_guard const hold(making_);
+  auto const found = by_stream_.find(home.id());
+  if (found != by_stream_.end()) found->second->readers.store(found->second->readers.load() & readers_);
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,43 @@
+// One request for memory: checked and rounded once.
+// Threads: any.
+#include "runtime/memory/space/alloc_request.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace weir::memory {
+namespace {
+constexpr std::size_t after_announced = 256;  // bytes that no program may touch
+}  // namespace
+
+alloc_request alloc_request::make(device_context const& of, clock::timeline& home, std::size_t bytes,
+                                  std::size_t alignment, here at) {
+  auto refuse = [&](std::string operands, std::string remedy) {
+    throw invalid_use("allocate", std::move(operands), std::move(remedy), at);
+  };
+  if (alignment & (alignment - 1))
+    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural");
+  if (alignment > largest_alignment)
+    refuse("alignment of " + std::to_string(alignment) + " B",
+           "Ask for at most " + std::to_string(largest_alignment) + " B");
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max())) {
+    refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from");
+  }
+  if (home.device() != of.device) {
+    refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(of.device),
+           "Name a stream of the block's own device");
+  }
+  if (home.alive() == clock::life::retired)
+    refuse("a stream whose registration has ended", "Allocate on a stream that lives");
+  std::size_t room = bytes;
+  if (of.announced) [[unlikely]] {  // what follows a block is nobody's; it lies where it would lie without
+    room += after_announced;
+    std::size_t const units = round_up(std::max<std::size_t>(bytes, 1), 16);
+    alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));
+  }
+  int const c = size_classes::of(room, std::max<std::size_t>(alignment, 1));
+  if (c >= 0) return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
+  return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(room, bins::unit), granule), at};
+}
+
+}  // namespace weir::memory

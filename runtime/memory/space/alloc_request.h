@@ -1,0 +1,22 @@
+// One request for memory: checked and rounded once.
+#pragma once
+#include "runtime/memory/space/device_context.h"
+
+namespace weir::memory {
+
+inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
+
+struct alloc_request {
+  // Throws: invalid_use (alignment, a size that overflows, a stream of another device or one that has ended)
+  static alloc_request make(device_context const&, clock::timeline& home, std::size_t bytes, std::size_t alignment,
+                            here);
+
+  clock::timeline& home;
+  std::size_t bytes;  // as asked
+  std::size_t alignment;
+  int size_class;       // -1: a block of the arena
+  std::size_t rounded;  // bytes of the slot or block
+  here at;
+};
+
+}  // namespace weir::memory

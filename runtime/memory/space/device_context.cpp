@@ -1,0 +1,59 @@
+// What all objects of one device's memory share: opened once, and the checks of an address.
+// Threads: as device_context.h.
+#include "runtime/memory/space/device_context.h"
+
+#include "runtime/memory/blocks/hex.h"
+
+namespace weir::memory {
+
+device_context::device_context(weir::runtime::impl& r, int device, allocator* a, here const& at)
+    : runtime(r),
+      machine(r.machine()),
+      clocks(r.part<clock::clocks>()),
+      device(device),
+      entry(a),
+      announced(r.options().announce_blocks),
+      space(machine, device),
+      epsilon(r.options().epsilon),
+      polls(r.options().poll_on_miss),
+      deterministic(r.options().deterministic),
+      waits(r.options().device_waits),
+      fence_every(r.options().fence_every) {
+  auto info = machine.info(device);
+  require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
+  // compute-sanitizer is known to take segments; mapped pages were not tried with a current context
+  if (announced) info.value.maps = false;
+  require(space.open(info.value, r.options().address_space), "allocate",
+          "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
+  counts.set_limit(r.options().device_limit);
+}
+
+bool device_context::is_complete(clock::stamp s) {
+  if (clocks.complete(s)) return true;
+  auto const done = clocks.poll(s);
+  return done.ok() && done.value;
+}
+
+void device_context::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {
+  observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime.id(), device, {nullptr, nullptr, 0});
+}
+
+region* device_context::must_find(void const* p, char const* operation, here at) const {
+  region* const r = space.find(p);
+  if (!r) {
+    throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device),
+                      "Pass what weir::allocate of this runtime returned", at);
+  }
+  return r;
+}
+
+block_ref device_context::must_locate(void const* p, region* r, char const* operation, here at) const {
+  block_ref const found = block_ref::find(*r, reinterpret_cast<address>(p));
+  if (found.live) return found;
+  throw invalid_use(
+      operation,
+      hex(p) + " on gpu:" + std::to_string(device) + (found.whole ? " was freed already" : " lies in no live block"),
+      "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,49 @@
+// Handles given back to the driver, and those it would not take.
+// Threads: as physical_memory.h.
+#include "runtime/memory/space/physical_memory.h"
+
+namespace weir::memory {
+
+void physical_memory::release(driver::memory_handle h, std::size_t bytes, batch& out) {
+  if (of_.machine.release(h).ok()) return;
+  out.orphaned += bytes;
+  try {
+    orphans_.lock()->push_back({h, 0, bytes});
+  } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
+}
+
+void physical_memory::undo(batch& out) {
+  std::erase_if(out.handles, [&](handle const& h) {
+    if (!of_.machine.unmap(h.at, h.bytes).ok()) return false;
+    release(h.physical, h.bytes, out);
+    return true;
+  });
+}
+
+std::size_t physical_memory::return_orphans() {
+  std::size_t bytes = 0;
+  std::vector<handle> all;
+  all.swap(*orphans_.lock());
+  std::erase_if(all, [&](handle const& h) {
+    bool const gone = of_.machine.release(h.physical).ok();
+    bytes += gone ? h.bytes : 0;
+    return gone;
+  });
+  of_.counts.refund(bytes);
+  auto orphans = orphans_.lock();
+  if (orphans->empty()) {
+    orphans->swap(all);
+  } else {
+    orphans->insert(orphans->end(), all.begin(), all.end());
+  }
+  return bytes;
+}
+
+std::size_t physical_memory::orphaned_bytes() const {
+  std::size_t bytes = 0;
+  auto const all = orphans_.lock();
+  for (handle const& h : *all) bytes += h.bytes;
+  return bytes;
+}
+
+}  // namespace weir::memory

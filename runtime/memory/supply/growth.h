@@ -1,0 +1,42 @@
+// More memory for one heap: planned under its lock, filled without it, then committed or rolled back.
+// Threads: any.
+//
+// Invariant: what is reserved for a plan serves no other request until it is committed.
+#pragma once
+#include "runtime/memory/supply/handle_return.h"
+#include "runtime/memory/supply/peer_access.h"
+#include "runtime/memory/supply/reserve_bound.h"
+
+namespace weir::memory {
+
+class growth {
+ public:
+  growth(device_context& of, heap_table& heaps, physical_memory& memory, reserve_bound& bound, handle_mover& mover,
+         handle_return& back, peer_access& peers)
+      : of_(of), heaps_(heaps), memory_(memory), bound_(bound), mover_(mover), return_(back), peers_(peers) {}
+
+  // spare: bytes that may be reserved past the bound's first term. Throws: bad_alloc
+  driver::status grow(stream_heap& mine, alloc_request const&, void*& out, std::size_t spare = 0);
+  // no driver was asked: what is short is room to map at
+  static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
+
+ private:
+  enum class run_length : std::uint8_t { usual, as_slabs_are_many };
+  driver::status grow_by(stream_heap& mine, alloc_request const&, run_length, void*& out, std::size_t spare);
+  bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
+  driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);
+  // Fills a plan's window (growth_fill.cpp): makes handles while the bound allows it,
+  // then moves free ones, then makes the rest although the bound is passed.
+  class filling;
+  driver::status fill(stream_heap& mine, growth_plan&, std::size_t asked, physical_memory::batch&);
+
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  reserve_bound& bound_;
+  handle_mover& mover_;
+  handle_return& return_;
+  peer_access& peers_;
+};
+
+}  // namespace weir::memory

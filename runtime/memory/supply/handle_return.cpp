@@ -1,0 +1,131 @@
+// Handles that are wholly free and complete, back to the driver.
+// Threads: as handle_return.h.
+#include "runtime/memory/supply/handle_return.h"
+
+#include <span>
+
+namespace weir::memory {
+
+std::size_t handle_return::some(std::size_t want) {
+  std::size_t bytes = memory_.return_orphans();
+  for (stream_heap* m : heaps_.all()) {
+    if (bytes >= want) break;
+    bytes += of(*m, want - bytes);
+  }
+  return bytes;
+}
+
+std::size_t handle_return::of(stream_heap& m, std::size_t want) {
+  traffic::flowing const going_back(memory_.changes);
+  std::size_t bytes = 0;
+  std::vector<released> again;
+  {
+    section const hold(m);
+    again.swap(m.unusable);
+  }
+  for (released& g : again) bytes += one(m, g);
+  // runs that go are free since now: complete, too, before one is chosen
+  if (of_.deterministic && of_.clocks.collectives_given().empty()) {
+    {
+      section const hold(m);
+      while (slab* const s = m.small.any_empty()) m.return_run(*s);
+    }
+    m.finish();
+  }
+  for (bool more = true; more && bytes < want;) {
+    clock::stamp to_ask;
+    std::vector<released> going;
+    {
+      section const hold(m);
+      while (slab* const s = m.small.any_empty()) m.return_run(*s);
+      to_ask.stream = m.home.load()->id();
+      auto found = m.pieces.reserve_handles(
+          want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t freed) {
+            return of_.clocks.complete({to_ask.stream, freed});
+          });
+      going = std::move(found.all);
+      to_ask.n = found.waits_for;
+      for (released const& g : going) {
+        for (handle const& h : g.handles) {  // segments: nobody may find the region while it goes
+          if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
+        }
+      }
+    }
+    if (going.empty()) {
+      if (!to_ask.n) break;
+      auto const done = of_.clocks.poll(to_ask);
+      if (!done.ok() || !done.value) break;
+      continue;
+    }
+    for (released& g : going) {
+      std::size_t const gave = one(m, g);
+      bytes += gave;
+      more &= gave > 0;
+    }
+  }
+  return bytes;
+}
+
+std::size_t handle_return::one(stream_heap& m, released& g) {
+  if (g.handles.front().physical == driver::memory_handle::none) return release_segment(m, g);
+  std::size_t gone = 0;  // so many of the handles, moved to the front
+  physical_memory::batch back;
+  std::size_t bytes = 0;
+  for (handle& h : g.handles) {
+    if (!mover_.drop_ghosts(m.homed(h), 0)) continue;  // memory that is mapped anywhere does not go
+    driver::status const s = of_.machine.unmap(h.at, h.bytes);
+    of_.note_status(s);
+    if (!s.ok()) continue;
+    bytes += h.bytes;
+    memory_.release(h.physical, h.bytes, back);
+    std::swap(h, g.handles[gone++]);
+  }
+  section const hold(m);
+  for (handle const& h : std::span(g.handles).first(gone)) {
+    g.in->set_pages(h, nullptr);
+    m.handles.erase(h.at);
+    m.note_unmapped(h);
+  }
+  of_.counts.refund(bytes - back.orphaned);
+  if (gone == 0 && !(g.handles.front().readers & of_.own_bit())) {
+    try {
+      m.unusable.push_back(std::move(g));
+    } catch (...) {}  // no memory: its place stays taken until the end
+    return 0;
+  }
+  m.pieces.release_done(*g.place);
+  return bytes - back.orphaned;
+}
+
+// As one(). All that knows a segment by its address forgets it first:
+// once the driver has it, another thread may be given one there.
+std::size_t handle_return::release_segment(stream_heap& m, released& g) {
+  handle const h = g.handles.front();
+  address_space::segment whole;
+  decltype(m.handles)::node_type its_place;
+  {
+    section const hold(m);
+    whole = of_.space.set_aside(*g.in);
+    its_place = m.handles.extract(h.at);
+    m.tell_mapped(h, observe::action::unmap);
+  }
+  driver::status const s = of_.machine.release_segment(of_.device, h.at);
+  of_.note_status(s);
+  section const hold(m);
+  if (!s.ok()) {
+    of_.space.put_back(std::move(whole));
+    g.in->set_pages(h, &m.handles.insert(std::move(its_place)).position->second);
+    m.tell_mapped(h, observe::action::map);
+    m.pieces.release_done(*g.place);
+    return 0;
+  }
+  of_.counts.handle_gone();
+  m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  of_.counts.refund(h.bytes);
+  m.pieces.release_done(*g.place);
+  m.pieces.drop_region(*g.in);
+  of_.space.drop(std::move(whole));
+  return h.bytes;
+}
+
+}  // namespace weir::memory

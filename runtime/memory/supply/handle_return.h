@@ -1,0 +1,29 @@
+// Gives handles that are wholly free and complete back to the driver.
+// Threads: any. A heap's lock to choose and to note, never over a driver call.
+//
+// Invariant: a refused release changes no book.
+#pragma once
+#include "runtime/memory/supply/handle_mover.h"
+
+namespace weir::memory {
+
+class handle_return {
+ public:
+  handle_return(device_context& of, heap_table& heaps, physical_memory& memory, handle_mover& mover)
+      : of_(of), heaps_(heaps), memory_(memory), mover_(mover) {}
+
+  // Returns: bytes that the driver has back.
+  std::size_t some(std::size_t want);
+  std::size_t of(stream_heap&, std::size_t want);
+  std::size_t one(stream_heap&, released&);  // unmaps what was reserved, and commits
+
+ private:
+  std::size_t release_segment(stream_heap&, released&);
+
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  handle_mover& mover_;
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,39 @@
+// Which devices a stream's memory is open to: each handle is granted to all readers with its own device.
+// Threads: any. Handles neither come nor go while a stream's memory is opened; no heap's lock is held over a
+// driver call.
+//
+// Invariants: a handle at rest in the memory of a stream is open to its readers, but those that are lost;
+//             none that is open to a peer moves, and none moves to where peers read.
+// A reader that the driver does not let in any more is none from then on: its owner goes on.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "runtime/memory/heap/heap_table.h"
+#include "runtime/memory/space/physical_memory.h"
+
+namespace weir::memory {
+
+class peer_access {
+ public:
+  peer_access(device_context& of, heap_table& heaps, physical_memory& memory)
+      : of_(of), heaps_(heaps), memory_(memory) {}
+
+  driver::status grant(void const*, int reader);  // as allocator::grant
+  bool granted(void const*, int reader) const noexcept;
+  driver::status open_to(clock::timeline* home, std::uint64_t readers);  // as allocator::open_to
+  void forget(std::uint64_t devices) { heaps_.remove_readers(devices); }
+  std::uint64_t living(std::uint64_t devices) const noexcept;  // those that are not lost
+  void validate(stream_heap const&, std::vector<std::string>& wrong,
+                std::string const& who) const;  // Requires: the lock
+
+ private:
+  driver::status open_handles(stream_heap&, std::uint64_t readers);  // Requires: mapping halts
+
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  base::mutex granting_;  // over the driver's call: two grants of one handle at once are refused (208)
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,46 @@
+// How much of a device may be reserved, from the tallies of all heaps.
+// Threads: as reserve_bound.h.
+#include "runtime/memory/supply/reserve_bound.h"
+
+#include <algorithm>
+
+namespace weir::memory {
+namespace {
+constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a tally's sums
+}  // namespace
+
+// All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only
+// among few streams are the caches asked, for that takes each memory's lock.
+reserve_bound::usage reserve_bound::now() const {
+  reserve_bound::usage n;
+  std::size_t const all = heaps_.index.size();
+  bool const few = all <= heap_index::few;
+  for (std::size_t i = 0; i < all; ++i) {
+    if (i + fetched_ahead < all) {
+      auto const* const next = reinterpret_cast<char const*>(&heaps_.index[i + fetched_ahead].counts);
+      for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
+    }
+    observe::tally const& t = heaps_.index[i].counts;
+    n.live += t.bytes_live();
+    n.pending += t.bytes_pending();
+    n.large += t.bytes_live(observe::size_pool::large);
+    n.large_blocks += t.blocks_live(observe::size_pool::large);
+    if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());
+  }
+  if (!few) return n;
+  auto const caches = heaps_.cached();
+  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes),
+  n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
+  n.pending += caches.waiting_bytes;
+  return n;
+}
+
+// The first term of the bound. A device of one stream knows its peak;
+// of several, what was live whenever one needed more.
+std::size_t reserve_bound::most(reserve_bound::usage const& n, std::size_t asked) noexcept {
+  most_live_.raise(static_cast<std::size_t>(std::max(n.most_of_one, n.live)));
+  std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(n.live + n.pending) + asked);
+  return live + static_cast<std::size_t>(static_cast<double>(live) * of_.epsilon);
+}
+
+}  // namespace weir::memory

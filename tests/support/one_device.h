@@ -1,0 +1,62 @@
+// The objects of one device's memory on a stepped simulated machine, each to be tested without those above it.
+// Threads: its test's thread.
+#pragma once
+#include "runtime/memory/device/completion_poller.h"
+#include "runtime/memory/device/reuse.h"
+#include "runtime/memory/supply/growth.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir::tests {
+
+struct one_device {
+  explicit one_device(std::size_t bytes = 64 << 20, options o = {})
+      : bench({.devices = 2, .memory = bytes, .how = simulated::running::stepped, .seed = 1}, o) {
+    bench.core.open(0, "test", at);
+    bench.core.open(1, "test", at);
+  }
+  one_device(one_device const&) = delete;
+  ~one_device() {
+    for (auto const& m : heaps.at_the_end()) memory::thread_caches::close(*m);
+    (void)bench.control->run();
+  }
+
+  memory::alloc_request request(clock::timeline& home, std::size_t bytes, std::size_t alignment = 0) {
+    return memory::alloc_request::make(of, home, bytes, alignment, at);
+  }
+  // A block of pages that are new. Null: refused
+  void* grown(clock::timeline& home, std::size_t bytes) {
+    void* out = nullptr;
+    is = more.grow(heaps.of(home), request(home, bytes), out);
+    return out;
+  }
+  memory::block_ref block_at(void* p) {
+    return memory::block_ref::find(*of.space.find(p), reinterpret_cast<memory::address>(p));
+  }
+  void free_at_home(void* p) {  // a block of the arena
+    memory::stream_heap& m = *of.space.find(p)->owner.load();
+    memory::section const hold(m);
+    auto const b = block_at(p);
+    m.counts.freed(observe::size_pool::large, b.whole->bytes, b.whole->requested);
+    m.pieces.give(*b.whole, m.home.load()->now().n);
+  }
+  // Work on that stream, complete when `step_all` has run it.
+  void work(clock::timeline& on) {
+    ASSERT_TRUE(bench.machine().enqueue(on.device(), on.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
+
+  static constexpr here at{"one_device", "test", 1};
+  memory_bench bench;
+  driver::status is;
+  memory::device_context of{bench.core, 0, nullptr, at};
+  memory::heap_table heaps{of};
+  memory::physical_memory memory{of};
+  memory::reserve_bound bound{of, heaps};
+  memory::handle_mover mover{of, heaps};
+  memory::handle_return back{of, heaps, memory, mover};
+  memory::peer_access peers{of, heaps, memory};
+  memory::growth more{of, heaps, memory, bound, mover, back, peers};
+  memory::completion_poller completion{of, heaps};
+  memory::block_reuse reuse{of, heaps, completion, bound};
+};
+
+}  // namespace weir::tests
