@@ -1,6 +1,7 @@
 // What the checker finds in programs, each beside its twin that is right;
 // the report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
+#include <cstdlib>
 #include <cstring>
 #include <set>
 
@@ -368,8 +369,11 @@ TEST(reports, they_can_be_thrown_listened_to_and_counted) {
 }
 
 TEST(reports, without_the_option_nothing_is_looked_at) {
+  char const* const was = std::getenv("WEIR_CHECK_RACES");
+  std::string const kept = was ? was : "";
   ::unsetenv("WEIR_CHECK_RACES");
   runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}};
+  if (was) ::setenv("WEIR_CHECK_RACES", kept.c_str(), 1);
   runtime_guard const in{rt};
   stream a, b;
   buffer x(size);

@@ -12,8 +12,7 @@
 #include <iostream>
 
 #include "tests/conformance/kernels.h"
-
-extern char** environ;
+#include "tests/support/child.h"
 
 namespace weir::conformance {
 namespace {
@@ -320,8 +319,9 @@ bool conformance::alone() {
   filter += std::string(test->test_suite_name()) + '.' + test->name();
   std::string variable = child_variable;
   variable += "=1";
+  std::vector<std::string> words = tests::environment_of_a_child();
   std::vector<char*> environment;
-  for (char** e = environ; *e; ++e) environment.push_back(*e);
+  for (auto& w : words) environment.push_back(w.data());
   environment.push_back(variable.data());
   environment.push_back(nullptr);
   std::string self = "/proc/self/exe";

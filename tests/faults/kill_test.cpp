@@ -16,9 +16,8 @@
 
 #include "runtime/core/parts.h"
 #include "tests/faults/trial.h"
+#include "tests/support/child.h"
 #include "tests/support/seeds.h"
-
-extern char** environ;
 
 namespace weir::faults {
 namespace {
@@ -76,8 +75,7 @@ std::string named_memory_of(pid_t process) {
 
 // Returns: how it ended, in words.
 std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
-  std::vector<std::string> words;
-  for (char** at = environ; *at; ++at) words.emplace_back(*at);
+  std::vector<std::string> words = tests::environment_of_a_child();
   own_folder const in;
   words.push_back("TMPDIR=" + in.path());
   words.push_back("WEIR_KILL_SCENARIO=" + std::string(s.name));

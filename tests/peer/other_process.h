@@ -17,9 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/child.h"
 #include "weir/share.h"
-
-extern char** environ;
 
 namespace weir::test {
 
@@ -30,20 +29,14 @@ inline std::map<std::string, role>& roles() {
   static std::map<std::string, role> all;
   return all;
 }
-inline bool add_role(char const* name, role r) { return roles().emplace(name, r).second; }
+inline bool add_role(char const* name, role r) {
+  EXPECT_TRUE(roles().emplace(name, r).second) << name << " is the role of two files";
+  return true;
+}
 #define WEIR_ROLE(name)                                                                \
   static void role_##name([[maybe_unused]] ::weir::share_line& line);                  \
   [[maybe_unused]] static bool const has_role_##name = ::weir::test::add_role(#name, role_##name); \
   static void role_##name([[maybe_unused]] ::weir::share_line& line)
-
-// In a process of its own: the role that its environment names. A failure there is its exit status.
-TEST(in_another_process, plays_its_role) {
-  char const* const name = std::getenv("WEIR_TEST_ROLE");
-  if (!name) GTEST_SKIP() << "the other cases start it";
-  ASSERT_EQ(roles().count(name), 1u) << name;
-  share_line line(its_socket, std::chrono::seconds(20));
-  roles()[name](line);
-}
 
 class other_process {
  public:
@@ -52,7 +45,7 @@ class other_process {
     int both[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
     std::vector<std::string> words(more);
-    for (char** at = environ; *at; ++at) words.emplace_back(*at);
+    for (auto& w : tests::environment_of_a_child()) words.push_back(std::move(w));
     words.push_back("WEIR_TEST_ROLE=" + std::string(role));
     std::vector<char*> environment;
     for (auto& w : words) environment.push_back(w.data());

@@ -9,10 +9,11 @@ mkdir -p "$work/tests" "$work/planted"
 cat > "$work/stub" <<'STUB'
 #!/bin/sh
 name=$(basename "$0")
+case $1 in --gtest_filter=*) name=$name/$(echo "${1#*=}" | sed 's|^seeds/||; s|\..*||') ;; esac  # and its suite
 echo "$name $WEIR_TEST_BASE_SEED $WEIR_TEST_SEEDS" >> "$(dirname "$0")/../seen"
 echo "seeded runs: $name $WEIR_TEST_SEEDS from seed $WEIR_TEST_BASE_SEED"
 echo "schedules of streams: lazy $WEIR_TEST_SEEDS chance 1"
-[ ! -e "$(dirname "$0")/../red" ] || [ "$name" != explore_clocks_test ] || { echo "x.cpp:3: Failure"; echo "why"; exit 1; }
+[ ! -e "$(dirname "$0")/../red" ] || [ "$name" != explore_test/explore_clocks ] || { echo "x.cpp:3: Failure"; echo "why"; exit 1; }
 STUB
 chmod +x "$work/stub"
 for program in $("$1/tools/prove" --programs); do cp "$work/stub" "$work/tests/$program"; done
@@ -22,18 +23,19 @@ check() { if ! "${@:2}"; then echo "FAILED: $1"; cat "$work/out" "$work/err"; fa
 
 prove "$1"
 check "a green run" [ "$status" = 0 ]
-check "its table" grep -q '^| explore_memory_test | 4400 | 1000 |$' "$work/out"
+check "its table" grep -q '^| explore_test/explore_memory | 4400 | 1000 |$' "$work/out"
 check "its schedules" grep -qE '^\| lazy \| [0-9]{5} \| 0 \|$' "$work/out"
 check "its sum" grep -qE '^[0-9]+ seeded runs in [0-9]+ s, [0-9]+ at a time; 0 jobs failed$' "$work/out"
 # The jobs of one program begin where the one before ended.
 check "every seed once" awk '
-  $1 == "explore_memory_test" { n[$2] = $3; all += $3 }
+  $1 == "explore_test/explore_memory" { n[$2] = $3; all += $3 }
   END { for (at = 1000; at in n; at += n[at]) ++k; exit !(at == 5400 && all == 4400) }' "$work/seen"
 check "all random programs in turn" grep -q '^| planted_none | 1000 | 1000 |$' "$work/out"
 # Each program of tests/explore/programs.h, by the test that explores it.
 for name in $(sed -n '/explored_programs\[\] = {/,/^};/s/^ *{"\([a-z_]*\)",.*/\1/p' "$1/tests/explore/programs.h"); do
   for file in $(grep -l "explore_program(\"$name\"" "$1"/tests/explore/*_test.cpp || echo "$name"); do
-    check "$name is among what is proven" grep -q "^explore_$(basename "$file" .cpp) " "$work/seen"
+    suite=$(awk -v call="explore_program(\"$name\"" '/^TEST/ { split($0, part, /[(,]/); suite = part[2] } index($0, call) { print suite; exit }' "$file")
+    check "$name is among what is proven" grep -q "^explore_test/${suite:-none} " "$work/seen"
   done
 done
 touch "$work/red"
