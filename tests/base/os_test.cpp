@@ -19,7 +19,7 @@
 namespace weir::os {
 namespace {
 
-TEST(os, reserved_addresses_are_aligned_and_hold_nothing_until_a_file_is_mapped) {
+TEST(os, reserved_addresses_are_aligned_and_empty) {
   std::size_t const unit = 2u << 20;
   auto* const at = static_cast<char*>(reserve_addresses(4 * unit, unit));
   ASSERT_NE(at, nullptr);
@@ -40,7 +40,7 @@ TEST(os, reserved_addresses_are_aligned_and_hold_nothing_until_a_file_is_mapped)
   close_file(file);
 }
 
-TEST(os, what_cannot_be_had_is_refused) {
+TEST(os, an_impossible_request_is_refused) {
   EXPECT_EQ(reserve_addresses(0, 4096), nullptr);
   EXPECT_EQ(reserve_addresses(std::size_t{1} << 60, 4096), nullptr);
   EXPECT_EQ(reserve_addresses(~std::size_t{0} - 4096, 1u << 21), nullptr);
@@ -58,7 +58,7 @@ TEST(os, the_host_has_memory) {
   EXPECT_LE(now->available, now->total);
 }
 
-TEST(os, memory_is_what_the_host_and_every_control_group_above_leave) {
+TEST(os, memory_is_what_host_and_control_groups_leave) {
   auto const root = std::filesystem::temp_directory_path() / ("weir-os-" + std::to_string(::getpid()));
   auto const write = [&](char const* file, std::string const& text) {
     std::filesystem::create_directories((root / file).parent_path());
@@ -120,7 +120,7 @@ TEST(os, the_processors_of_this_process_are_counted) {
   EXPECT_TRUE(processors_near(4000).empty());
 }
 
-TEST(os, each_core_is_named_by_one_of_its_processors_that_this_thread_may_run_on) {
+TEST(os, each_core_is_named_by_one_allowed_processor) {
   auto const cores = processors_of_cores();
   if (cores.empty()) GTEST_SKIP() << "the system does not say which processors are one core";
   EXPECT_LE(cores.size(), static_cast<std::size_t>(usable_processors()));

@@ -25,7 +25,7 @@ TEST(text, the_nearest_word_is_one_that_is_near) {
   EXPECT_EQ(did_you_mean("backend", options), "");
 }
 
-TEST(text, what_a_terminal_would_obey_is_a_question_mark) {
+TEST(text, control_characters_are_question_marks) {
   EXPECT_EQ(visible("plain.cpp:7"), "plain.cpp:7");
   EXPECT_EQ(visible("größe-大-🙂.cpp"), "größe-大-🙂.cpp");
   EXPECT_EQ(visible(std::string_view("\x1b]0;title\x07 a\nb\tc\x7f\0d", 19)), "?]0;title? a?b?c??d");

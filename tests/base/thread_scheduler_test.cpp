@@ -44,7 +44,7 @@ struct rig {
   std::string why_over;
 };
 
-TEST(relay, the_same_seed_gives_the_same_order_and_others_give_others) {
+TEST(relay, the_order_follows_from_the_seed) {
   auto const wanted = orders(200);
   auto const order = [](std::uint64_t seed) {
     rig r(seed);
@@ -117,7 +117,7 @@ std::array<int (*)(base::mutex&, base::mutex&), sizeof...(N)> statics(std::integ
   return {&a_static<N>...};
 }
 
-TEST(relay, threads_that_come_to_a_static_while_another_makes_it_wait_for_it) {
+TEST(relay, threads_wait_for_a_static_that_another_thread_makes) {
   auto const all = statics(std::make_integer_sequence<int, 120>());
   for (std::size_t k = 0; k < all.size(); ++k) {
     rig r(k + 1);
@@ -135,7 +135,8 @@ TEST(relay, threads_that_come_to_a_static_while_another_makes_it_wait_for_it) {
   }
 }
 
-TEST(relay, who_waits_goes_on_when_notified_and_time_jumps_when_nobody_can) {
+// Time jumps when no thread can go on.
+TEST(relay, a_waiter_goes_on_when_notified_else_time_jumps) {
   for (auto const seed : orders(200)) {
     rig r(seed);
     base::mutex m;
@@ -185,7 +186,7 @@ struct in_order final : base::relay_choices {
   std::vector<std::size_t> asked;
 };
 
-TEST(relay, who_yields_is_not_among_those_that_may_go_on) {
+TEST(relay, a_thread_that_yields_is_not_chosen) {
   in_order choices;
   relay threads(choices);
   threads.enter("main", relay::life::while_needed);
@@ -200,7 +201,7 @@ TEST(relay, who_yields_is_not_among_those_that_may_go_on) {
   EXPECT_EQ(order, "abA");
 }
 
-TEST(relay, whom_a_notification_wakes_is_chosen_where_more_than_one_waits) {
+TEST(relay, the_thread_that_a_notification_wakes_is_a_choice) {
   in_order choices;
   relay threads(choices);
   threads.enter("main", relay::life::while_needed);
@@ -231,7 +232,7 @@ TEST(relay, whom_a_notification_wakes_is_chosen_where_more_than_one_waits) {
   EXPECT_EQ(choices.asked, std::vector<std::size_t>{2});
 }
 
-TEST(relay, what_a_body_owns_ends_on_its_own_thread) {
+TEST(relay, objects_of_a_body_end_on_its_own_thread) {
   rig r(1);
   int ended_by = -1;
   r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = relay::number(); })] {});
@@ -239,7 +240,8 @@ TEST(relay, what_a_body_owns_ends_on_its_own_thread) {
   EXPECT_EQ(ended_by, 1);
 }
 
-TEST(relay, who_waits_for_what_cannot_come_does_not_go_on_and_only_who_does_not_join_is_told_on_stderr) {
+// A thread that does not join is reported on stderr alone.
+TEST(relay, an_endless_wait_is_reported_to_its_thread) {
   base::mutex m;
   base::condition never;
   bool went_on = false;
@@ -313,7 +315,7 @@ base::per_thread<ends_with_locks>& ending() {
   return slot;
 }
 
-TEST(relay, a_run_past_its_points_is_over_although_a_thread_ends_and_cannot_have_a_lock) {
+TEST(relay, a_run_past_its_points_ends_despite_a_held_lock) {
   rig r(1);
   r.run({[] { (void)ending().get(); },
          [&] {
@@ -324,7 +326,7 @@ TEST(relay, a_run_past_its_points_is_over_although_a_thread_ends_and_cannot_have
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
-TEST(relay, a_circle_with_a_thread_that_ends_is_unwound_by_the_other_one) {
+TEST(relay, a_cycle_with_an_ending_thread_is_unwound) {
   auto const wanted = orders(200);
   std::uint64_t stuck = 0;
   for (auto const seed : wanted) {
@@ -344,7 +346,7 @@ TEST(relay, a_circle_with_a_thread_that_ends_is_unwound_by_the_other_one) {
   }
 }
 
-TEST(relay, a_thread_that_takes_and_gives_a_lock_for_ever_is_unwound) {
+TEST(relay, an_endless_lock_loop_is_unwound) {
   rig r(1);
   base::mutex m;
   bool never = false;
@@ -357,7 +359,7 @@ TEST(relay, a_thread_that_takes_and_gives_a_lock_for_ever_is_unwound) {
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
-TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives) {
+TEST(relay, inner_threads_switch_and_exceptions_arrive) {
   for (auto const seed : orders(100)) {
     rig r(seed);
     bool inner_is_in = false;
@@ -380,7 +382,7 @@ TEST(relay, threads_made_inside_are_switched_too_and_what_a_body_throws_arrives)
   }
 }
 
-TEST(relay, a_stream_that_waits_for_another_hosts_gate_moves_when_that_is_opened) {
+TEST(relay, a_stream_moves_when_another_host_opens_its_gate) {
   for (auto const seed : orders(200)) {
     rig r(seed);
     auto& d = r.machine();
@@ -400,7 +402,7 @@ TEST(relay, a_stream_that_waits_for_another_hosts_gate_moves_when_that_is_opened
   }
 }
 
-TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what) {
+TEST(relay, a_wait_for_a_gate_that_never_opens_names_the_cycle) {
   rig r(1);
   auto& d = r.machine();
   auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
@@ -414,7 +416,7 @@ TEST(relay, a_host_that_waits_for_a_gate_nobody_opens_is_told_who_waits_for_what
   EXPECT_TRUE(d.open_gate(gate).ok());
 }
 
-TEST(relay, who_was_told_that_nothing_moves_waits_again_until_it_is_notified) {
+TEST(relay, a_thread_told_of_standstill_waits_until_notified) {
   rig r(1);
   base::mutex m;
   base::condition changed, asked_again;
@@ -477,7 +479,7 @@ TEST(relay, a_lock_that_a_thread_outside_holds_is_waited_for) {
   EXPECT_TRUE(seen);
 }
 
-TEST(relay, a_relay_that_is_entered_again_tells_nothing_of_the_time_before) {
+TEST(relay, a_second_entry_reports_nothing_of_the_first) {
   rig r(1);
   r.threads.spawn("a", [] { base::yield_thread(); });
   r.threads.end();  // before it is joined
@@ -486,7 +488,7 @@ TEST(relay, a_relay_that_is_entered_again_tells_nothing_of_the_time_before) {
   EXPECT_EQ(r.why_over, "");
 }
 
-TEST(relay_death, misuse_of_a_relay_ends_the_process_with_its_reason) {
+TEST(relay_death, misuse_ends_the_process_with_its_reason) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child has no kept threads
   EXPECT_DEATH({
     rig r(1);
@@ -519,7 +521,7 @@ TEST(relay_death, misuse_of_a_relay_ends_the_process_with_its_reason) {
   }, "");
 }
 
-TEST(relay, a_thread_of_nobody_is_refused_by_a_machine_that_switches_its_threads) {
+TEST(relay, a_machine_refuses_a_thread_that_it_does_not_switch) {
   rig r(1);
   std::optional<driver::status> answer;
   std::thread stranger([&] { answer = r.machine().make_current(0); });

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr std::int64_t longest = std::numeric_limits<std::int64_t>::max();
 
-TEST(time_limit, a_span_beyond_the_clock_is_the_longest_and_one_below_zero_is_none) {
+TEST(time_limit, spans_outside_the_clocks_range_are_clamped) {
   EXPECT_EQ(time_limit(std::chrono::milliseconds::max()).ns(), longest);
   EXPECT_EQ(time_limit(std::chrono::hours::max()).ns(), longest);
   EXPECT_EQ(time_limit(std::chrono::nanoseconds::max()).ns(), longest);
@@ -23,20 +23,20 @@ TEST(time_limit, a_span_beyond_the_clock_is_the_longest_and_one_below_zero_is_no
   EXPECT_EQ(time_limit(3ms).ns(), 3'000'000);
 }
 
-TEST(sleep_ns, lasts_as_long_as_it_was_told) {
+TEST(sleep_ns, lasts_as_long_as_asked) {
   auto const from = std::chrono::steady_clock::now();
   sleep_ns(2'000'000);
   EXPECT_GE(std::chrono::steady_clock::now() - from, 2ms);  // never less, however busy the machine is
 }
 
-TEST(time_limit, the_end_of_the_longest_is_the_last_moment_there_is) {
+TEST(time_limit, the_longest_span_ends_at_the_last_moment) {
   EXPECT_EQ(time_limit(std::chrono::nanoseconds::max()).after(7), longest);
   EXPECT_EQ(time_limit(std::chrono::milliseconds::max()).after(longest), longest);
   EXPECT_EQ(time_limit(5ns).after(7), 12);
   EXPECT_EQ(time_limit(0ms).after(longest), longest);
 }
 
-TEST(time_limit, a_wait_without_end_ends_with_what_it_waits_for) {
+TEST(time_limit, an_unlimited_wait_ends_with_its_event) {
   mutex m;
   condition changed;
   bool there = false;

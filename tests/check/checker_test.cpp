@@ -49,7 +49,7 @@ TEST_F(checker, pages_go_only_when_their_last_use_is_seen_complete) {
   EXPECT_EQ(kinds(), (all{kind::unmapped_in_use})) << text();
 }
 
-TEST_F(checker, pages_whose_uses_are_complete_go) {
+TEST_F(checker, pages_with_complete_uses_are_forgotten) {
   address const at = memory();
   auto const s = stream(), t = stream();
   write(s, at);
@@ -59,7 +59,7 @@ TEST_F(checker, pages_whose_uses_are_complete_go) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, a_use_after_the_block_was_given_back_is_named_with_the_place_of_both) {
+TEST_F(checker, use_after_free_names_both_places) {
   address const at = memory();
   auto const s = stream();
   begins(s, at, 256, 10);
@@ -85,7 +85,7 @@ TEST_F(checker, freeing_while_a_stream_without_a_mark_uses_the_block) {
   EXPECT_NE(text().find("record_stream"), std::string::npos) << text();
 }
 
-TEST_F(checker, freeing_is_right_with_a_mark_with_order_and_with_completion) {
+TEST_F(checker, a_free_is_right_with_mark_order_or_completion) {
   auto const s = stream(), t = stream();
   address const x = memory(), y = memory(), z = memory();
   for (address const at : {x, y, z}) begins(s, at, 256, 10);
@@ -100,7 +100,7 @@ TEST_F(checker, freeing_is_right_with_a_mark_with_order_and_with_completion) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, a_block_handed_out_before_the_marked_stream_is_done_is_the_allocators_fault) {
+TEST_F(checker, reuse_before_the_marked_stream_is_a_weir_defect) {
   address const at = memory();
   auto const s = stream(), t = stream(), u = stream();
   begins(s, at, 256, 10);
@@ -124,7 +124,7 @@ TEST_F(checker, a_mark_counts_without_a_declared_use) {
   EXPECT_EQ(kinds(), (all{kind::handed_out_early})) << text();
 }
 
-TEST_F(checker, a_block_handed_out_behind_order_or_completion_is_right) {
+TEST_F(checker, reuse_behind_order_or_completion_is_right) {
   address const at = memory();
   auto const s = stream(), t = stream(), u = stream();
   for (int i = 0; i < 5; ++i) {
@@ -142,7 +142,7 @@ TEST_F(checker, a_block_handed_out_behind_order_or_completion_is_right) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, what_is_handed_out_twice_is_told) {
+TEST_F(checker, a_block_handed_out_twice_is_reported) {
   address const at = memory();
   auto const s = stream();
   begins(s, at, 256, 10);
@@ -181,7 +181,7 @@ TEST_F(checker, a_claim_to_have_known_is_believed_as_far_as_it_is_so) {
   EXPECT_EQ(kinds(), (all{kind::race}));
 }
 
-TEST_F(checker, over_waits_count_what_a_wait_covers_beyond_the_memorys_use) {
+TEST_F(checker, over_waits_count_what_exceeds_the_memorys_use) {
   address const at = memory(), elsewhere = memory();
   auto const s = stream(), t = stream();
   begins(s, at, 256, 10);
@@ -232,7 +232,7 @@ TEST_F(checker, a_lost_device_leaves_nothing_to_race_with) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, streams_and_events_whose_handles_come_back_are_new_ones) {
+TEST_F(checker, a_reused_handle_is_a_new_stream_or_event) {
   auto m = sim::make({.devices = 1, .memory = 16_MiB, .how = running::seeded, .seed = 5});
   auto w = wrap(std::move(m.machine));
   ASSERT_TRUE(w.machine->open(0).ok());
@@ -267,7 +267,7 @@ struct pinned_page {
   char* at;
 };
 
-TEST_F(checker, a_pinned_source_that_the_host_changes_in_flight_is_named) {
+TEST_F(checker, a_pinned_source_changed_in_flight_is_reported) {
   address const x = memory();
   auto const s = stream();
   pinned_page const p(*machine);
@@ -277,7 +277,8 @@ TEST_F(checker, a_pinned_source_that_the_host_changes_in_flight_is_named) {
   EXPECT_EQ(kinds(), (all{kind::source_changed})) << text();
 }
 
-TEST_F(checker, a_pinned_source_may_change_beside_the_copy_and_after_it_was_seen_complete) {
+// It may also change beside the copied bytes.
+TEST_F(checker, a_pinned_source_may_change_after_completion) {
   address const x = memory();
   auto const s = stream();
   auto const e = event();
@@ -292,7 +293,7 @@ TEST_F(checker, a_pinned_source_may_change_beside_the_copy_and_after_it_was_seen
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, a_pinned_source_that_work_of_streams_writes_is_not_the_hosts_affair) {
+TEST_F(checker, a_pinned_source_that_a_stream_writes_is_ignored) {
   address const x = memory();
   auto const s = stream(), t = stream();
   pinned_page const p(*machine);
@@ -328,7 +329,7 @@ TEST_F(checker, a_pinned_source_that_work_of_streams_writes_is_not_the_hosts_aff
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(checker, a_host_that_waits_for_what_cannot_come_is_told_the_circle) {
+TEST_F(checker, a_wait_that_cannot_end_reports_its_cycle) {
   auto const s = stream(), t = stream();
   auto const e = event();
   auto const gate = machine->hold(0, t).value;

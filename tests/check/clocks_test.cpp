@@ -19,7 +19,7 @@ struct asked {
   driver::check::epoch place;
 };
 
-TEST(clocks, what_weir_says_is_ordered_or_complete_the_graph_of_calls_says_too) {
+TEST(clocks, order_and_completion_agree_with_the_call_graph) {
   std::uint64_t ordered = 0, complete = 0, neither = 0;
   tests::seeds const wanted("clocks and graph", 60);
   for (auto const seed : wanted) {

@@ -46,7 +46,7 @@ std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n);
 
 // Rank 0's part waits for rank 1's, whose stream waits for rank 0's:
 // the circle, with its lines, the same in every runtime.
-TEST(collectives, a_circle_through_the_parts_of_two_ranks_is_printed) {
+TEST(collectives, a_cycle_through_two_ranks_is_printed) {
   using running = simulated::running;
   std::string const after[] = {
       " stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank "
@@ -115,7 +115,7 @@ TEST(collectives, every_kind_on_every_ranks_own_stream_is_right) {
   }));
 }
 
-TEST(collectives, buckets_reduced_while_the_backward_pass_goes_on_are_right) {
+TEST(collectives, buckets_reduced_during_backward_are_right) {
   expect_none(found([] {
     auto ranks = two_ranks();
     std::vector<gradient_buckets> g;
@@ -140,7 +140,7 @@ TEST(collectives, buckets_reduced_while_the_backward_pass_goes_on_are_right) {
   }));
 }
 
-TEST(collectives, a_buffer_written_while_a_collective_reads_it_is_named_with_both_lines) {
+TEST(collectives, a_write_under_a_collective_names_both_lines) {
   int reduced = 0, wrote = 0;
   auto const all = found([&] {
     two p;
@@ -154,7 +154,7 @@ TEST(collectives, a_buffer_written_while_a_collective_reads_it_is_named_with_bot
               "launch at " + at_line(wrote) + " writes them on stream"});
 }
 
-TEST(collectives, a_collective_that_does_not_wait_for_its_input_is_named) {
+TEST(collectives, a_missing_wait_for_the_input_is_reported) {
   expect_one(found([] {
                two p;
                p.reduce(p.other);
@@ -163,7 +163,7 @@ TEST(collectives, a_collective_that_does_not_wait_for_its_input_is_named) {
              "race", {"set at", "all_reduce at"});
 }
 
-TEST(collectives, what_is_only_read_by_a_collective_may_be_read_beside_it_and_not_written) {
+TEST(collectives, inputs_may_be_read_but_not_written_beside_it) {
   auto const run = [](bool right) {
     two p;
     buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
@@ -177,7 +177,7 @@ TEST(collectives, what_is_only_read_by_a_collective_may_be_read_beside_it_and_no
 }
 
 // The communicator marks the block for its stream, so that it may be given back at once.
-TEST(collectives, a_buffer_given_back_under_a_collective_waits_for_it) {
+TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
   expect_none(found([] {
     two p;
     p.other.wait(line(0));
@@ -204,7 +204,7 @@ peer::request gather(buffer const& in, buffer const& out) {
   return {peer::verb::all_gather, float32, reduction::sum, 0, count, in.data(), out.data()};
 }
 
-TEST(collectives_past_the_driver, are_judged_by_what_they_declare) {
+TEST(backend_collectives, are_judged_by_what_they_declare) {
   auto const run = [](int how) {
     stream s, t;
     stream_guard const home(s);
@@ -225,7 +225,7 @@ TEST(collectives_past_the_driver, are_judged_by_what_they_declare) {
   EXPECT_EQ(found([&] { run(4); }).size(), 2u) << "its input is written, and its result read";
 }
 
-TEST(collectives_past_the_driver, a_buffer_given_back_under_one_is_named) {
+TEST(backend_collectives, a_buffer_freed_under_one_is_reported) {
   expect_one(found([] {
                stream s, t;
                stream_guard const home(s);

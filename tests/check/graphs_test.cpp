@@ -31,7 +31,7 @@ struct graphs : bench {
   }
 };
 
-TEST_F(graphs, what_is_captured_is_no_use_until_it_is_launched) {
+TEST_F(graphs, captured_work_is_no_use_until_its_launch) {
   write(t, x);
   auto const g = writer();
   EXPECT_EQ(kinds(), all{}) << text();
@@ -56,14 +56,14 @@ TEST_F(graphs, a_launch_is_one_operation_of_its_stream) {
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
 }
 
-TEST_F(graphs, a_launch_counts_where_it_is_launched_and_not_where_it_was_captured) {
+TEST_F(graphs, a_launch_counts_at_the_launch_not_the_capture) {
   auto const g = writer();
   launch(g, t);
   read(s, x);
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
 }
 
-TEST_F(graphs, launches_of_one_executable_come_after_each_other_and_those_of_two_do_not) {
+TEST_F(graphs, launches_are_ordered_within_one_executable_only) {
   auto const g = writer();
   launch(g, s);
   launch(g, t);
@@ -74,7 +74,7 @@ TEST_F(graphs, launches_of_one_executable_come_after_each_other_and_those_of_two
   EXPECT_EQ(kinds(), (all{kind::race})) << "u's launch is not before what t does: " << text();
 }
 
-TEST_F(graphs, what_came_before_an_earlier_launch_comes_before_the_later_one_as_well) {
+TEST_F(graphs, work_before_an_earlier_launch_precedes_the_later_one) {
   auto const g = writer();
   write(s, y);
   launch(g, s);
@@ -102,7 +102,7 @@ TEST_F(graphs, a_refused_launch_orders_nothing) {
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
 }
 
-TEST_F(graphs, parts_of_a_graph_that_nothing_orders_race_when_they_are_captured) {
+TEST_F(graphs, unordered_parts_race_at_capture) {
   for (bool const right : {true, false}) {
     begin(s);
     write(s, y);
@@ -120,7 +120,7 @@ TEST_F(graphs, parts_of_a_graph_that_nothing_orders_race_when_they_are_captured)
       << text();
 }
 
-TEST_F(graphs, a_race_inside_a_graph_is_told_once_however_often_it_is_launched) {
+TEST_F(graphs, a_race_inside_a_graph_is_reported_once) {
   begin(s);
   write(s, y);
   order(s, t);
@@ -170,7 +170,7 @@ TEST_F(graphs, a_spoiled_capture_leaves_nothing) {
   EXPECT_EQ(kinds(), (all{kind::race})) << "captured no longer: " << text();
 }
 
-TEST_F(graphs, a_block_given_back_is_named_when_a_graph_uses_it_after) {
+TEST_F(graphs, a_graph_that_uses_a_freed_block_is_reported) {
   begins(s, x, 256, 10);
   auto const g = writer();
   launch(g, s);
@@ -190,7 +190,7 @@ TEST_F(graphs, a_block_given_back_while_a_launch_uses_it_is_named) {
   EXPECT_EQ(kinds(), (all{kind::freed_in_use})) << text();
 }
 
-TEST_F(graphs, a_pinned_source_is_the_graphs_from_each_launch_to_its_end) {
+TEST_F(graphs, a_pinned_source_is_in_use_from_launch_to_end) {
   auto* const host =
       static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_TRUE(machine->pin(host, 4096).ok());
@@ -230,7 +230,7 @@ TEST_F(legacy, it_comes_after_blocking_streams_and_they_after_it) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(legacy, two_blocking_streams_are_ordered_by_it_and_not_without) {
+TEST_F(legacy, it_orders_two_blocking_streams) {
   write(a, x);
   EXPECT_TRUE(machine->enqueue(0, of_cuda, {}, {}).ok());
   write(b, x);
@@ -255,7 +255,7 @@ TEST_F(legacy, the_stream_of_another_device_is_not_ordered_with_it) {
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
 }
 
-TEST_F(legacy, a_blocking_streams_end_says_nothing_of_what_the_legacy_stream_was_given_later) {
+TEST_F(legacy, a_blocking_streams_end_covers_no_later_legacy_work) {
   write(a, x);
   write(of_cuda, x);
   EXPECT_TRUE(machine->synchronize_stream(0, a).ok());
@@ -265,7 +265,7 @@ TEST_F(legacy, a_blocking_streams_end_says_nothing_of_what_the_legacy_stream_was
   EXPECT_EQ(kinds(), (all{kind::race})) << text();
 }
 
-TEST_F(legacy, its_end_says_nothing_of_what_blocking_streams_were_given_later) {
+TEST_F(legacy, its_end_covers_no_later_work_of_blocking_streams) {
   write(of_cuda, x);
   write(a, x);
   EXPECT_TRUE(machine->synchronize_stream(0, of_cuda).ok());
@@ -284,7 +284,7 @@ TEST_F(legacy, its_end_is_the_end_of_all_that_came_before_it) {
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
-TEST_F(legacy, an_event_of_a_blocking_stream_comes_after_what_the_legacy_stream_was_given) {
+TEST_F(legacy, a_blocking_streams_event_follows_legacy_work) {
   auto const e = event();
   write(of_cuda, x);
   EXPECT_TRUE(machine->record(0, a, e).ok());

@@ -23,7 +23,7 @@ struct guarded : ::testing::TestWithParam<how> {
 };
 struct guarded_death : guarded {};
 
-TEST_P(guarded, work_reads_and_writes_what_it_declares) {
+TEST_P(guarded, work_reads_and_writes_its_declared_ranges) {
   stream s, t;
   stream_guard const home{s.ref()};
   buffer x(4096), y(4096), far(4096, {.on = device(1)}), host = pinned(4096);
@@ -46,7 +46,7 @@ TEST_P(guarded, work_reads_and_writes_what_it_declares) {
 
 // Regression: the end of one reader closed the bytes to the other for a moment,
 // which AddressSanitizer took for a touch too many.
-TEST_P(guarded, two_that_read_at_once_do_not_close_the_bytes_to_each_other) {
+TEST_P(guarded, concurrent_readers_keep_the_bytes_open) {
   stream s, t;
   buffer x(64 << 10);
   write(current_stream(), x.data(), x.size());
@@ -118,14 +118,14 @@ TEST_P(guarded_death, races_found_before_the_end_are_printed) {
                "no such word.*\n.*the checker found [12]:\n.*race: bytes 0-4095 of block 1 of gpu:0");
 }
 
-TEST_P(guarded_death, host_code_that_touches_a_block_is_named_before_the_process_dies) {
+TEST_P(guarded_death, a_host_access_names_the_block_before_the_end) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(host_touches_a_block(), by_the_byte ? "use-after-poison"
                                                    : "host code touched 0x[0-9a-f]+, memory of gpu:0, in byte 0 of "
                                                      "block 1 of gpu:0 .4096 B, allocated at guard_test.cpp:[0-9]+");
 }
 
-TEST_P(guarded_death, work_that_touches_what_it_did_not_declare_is_named) {
+TEST_P(guarded_death, an_undeclared_access_of_work_is_named) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(work_touches_another_block(),
                by_the_byte ? "use-after-poison"
@@ -153,7 +153,8 @@ struct passed_by {
   clock::timeline& line;
 };
 
-TEST_P(guarded, work_given_before_a_block_was_given_back_goes_on_with_it_and_the_next_block_there_is_new) {
+// The next block at that place is a new one.
+TEST_P(guarded, work_given_before_a_free_goes_on) {
   stream s;
   stream_guard const home{s.ref()};
   passed_by by;
@@ -195,13 +196,13 @@ void an_engine_touches_a_block_given_back() {
   synchronize();
 }
 
-TEST_P(guarded_death, work_given_after_a_block_was_given_back_is_stopped_at_its_first_byte) {
+TEST_P(guarded_death, work_given_after_a_free_ends_at_one_byte) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (size_t const bytes : {1, 8, 1000}) EXPECT_DEATH(work_touches_a_block_given_back(bytes), "use-after-poison");
   EXPECT_DEATH(an_engine_touches_a_block_given_back(), "use-after-poison");
 }
 
-TEST_P(guarded_death, a_byte_too_far_is_caught_where_bytes_are_guarded) {
+TEST_P(guarded_death, one_byte_too_far_is_caught_by_guarded_bytes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(work_touches_a_byte_too_far(), "use-after-poison");
 }

@@ -42,7 +42,7 @@ void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> co
   synchronize();
 }
 
-TEST(host_too_early, a_target_read_by_host_before_its_copy_was_waited_for_is_named_under_every_seed) {
+TEST(host_uses, a_read_before_the_wait_is_reported_for_every_seed) {
   int copied = 0, used = 0;
   auto const use = [&](buffer const& to) { (void)to.host<float>(), used = __LINE__; };
   auto const all = found([&] { fetch_then(waits::no, copied, use); });
@@ -57,7 +57,7 @@ TEST(host_too_early, a_target_read_by_host_before_its_copy_was_waited_for_is_nam
   for (waits const how : all_waits) expect_none(found([&] { fetch_then(how, copied, use); }));
 }
 
-TEST(host_too_early, the_wrong_bytes_come_under_some_seeds_and_the_report_under_all) {
+TEST(host_uses, only_wrong_bytes_vary_with_the_seed) {
   int wrong = 0, copied = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     auto const all = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
@@ -71,7 +71,8 @@ TEST(host_too_early, the_wrong_bytes_come_under_some_seeds_and_the_report_under_
 
 // weir waits for the copy by itself, where a program may not rely on it:
 // the checker then reads bytes that a shield still covers.
-TEST(host_too_early, the_checker_reads_a_source_whose_shield_stands_and_the_host_is_still_kept_away) {
+// The host is still kept away from it.
+TEST(host_uses, the_checker_may_read_a_shielded_source) {
   auto const run = [](bool early) {
     stream home, other;
     stream_guard const here{home.ref()};
@@ -113,7 +114,7 @@ constexpr tensor_use tensor_uses[] = {
      }},
 };
 
-TEST(host_too_early, operations_on_a_pinned_tensor_are_the_hosts_uses) {
+TEST(host_uses, operations_on_a_pinned_tensor_are_host_uses) {
   for (tensor_use const& use : tensor_uses) {
     auto const run = [&](bool right) {
       tensor const x = ones({static_cast<std::int64_t>(n)}), y = x.to(cpu, non_blocking);
@@ -130,7 +131,7 @@ TEST(host_too_early, operations_on_a_pinned_tensor_are_the_hosts_uses) {
   }
 }
 
-TEST(host_too_early, a_source_may_be_read_beside_its_copy_and_not_written) {
+TEST(host_uses, a_copys_source_may_be_read_but_not_written) {
   for (tensor_use const& use : tensor_uses) {
     auto const run = [&](bool right) {
       tensor const x = empty({static_cast<std::int64_t>(n)}),
@@ -152,7 +153,7 @@ TEST(host_too_early, a_source_may_be_read_beside_its_copy_and_not_written) {
   }
 }
 
-TEST(host_too_early, copies_and_fills_of_host_memory_are_the_hosts_uses) {
+TEST(host_uses, copies_and_fills_of_host_memory_are_host_uses) {
   auto const run = [](int how) {
     stream s, other;
     stream_guard const home{other.ref()};
@@ -173,7 +174,7 @@ TEST(host_too_early, copies_and_fills_of_host_memory_are_the_hosts_uses) {
   }
 }
 
-TEST(host_too_early, what_a_kernel_declares_to_write_is_waited_for_too) {
+TEST(host_uses, a_kernels_declared_writes_are_waited_for_too) {
   auto const run = [](bool right) {
     stream s;
     buffer to = pinned(size);
@@ -186,7 +187,7 @@ TEST(host_too_early, what_a_kernel_declares_to_write_is_waited_for_too) {
   expect_none(found([&] { run(true); }));
 }
 
-TEST(host_too_early, a_host_function_behind_the_copy_is_no_early_host) {
+TEST(host_uses, a_host_function_behind_the_copy_is_in_order) {
   expect_none(found([] {
     stream s;
     stream_guard const home{s.ref()};
@@ -204,7 +205,7 @@ TEST(host_too_early, a_host_function_behind_the_copy_is_no_early_host) {
 
 using floats = std::vector<float, pinned_allocator<float>>;
 
-TEST(host_too_early, an_element_of_a_container_is_seen_by_its_page) {
+TEST(host_uses, an_element_of_a_container_is_seen_by_its_page) {
   int copied = 0;
   auto const run = [&](bool writing, bool to_device, bool right) {
     stream s;
@@ -237,7 +238,7 @@ TEST(host_too_early, an_element_of_a_container_is_seen_by_its_page) {
   }
 }
 
-TEST(host_too_early, a_span_taken_before_the_copy_is_seen_by_its_page) {
+TEST(host_uses, a_span_taken_before_the_copy_is_seen_by_its_page) {
   expect_one(found_without_threads([] {
                stream s;
                stream_guard const home{s.ref()};
@@ -252,7 +253,7 @@ TEST(host_too_early, a_span_taken_before_the_copy_is_seen_by_its_page) {
              "host too early", {"code of the host"});
 }
 
-TEST(host_too_early, a_neighbour_on_the_same_page_is_nobodys_affair) {
+TEST(host_uses, a_neighbour_on_the_same_page_is_not_reported) {
   expect_none(found([] {
     stream s;
     stream_guard const home{s.ref()};
@@ -282,7 +283,7 @@ void open_the_page(int, siginfo_t* info, void*) {
 }
 
 // A handler that the program installs later is not called for pages that weir took away.
-TEST(host_too_early, no_page_is_guarded_once_the_program_handles_bad_accesses_itself) {
+TEST(host_uses, no_page_is_guarded_under_the_programs_own_handler) {
   handled = 0;
   expect_none(found_without_threads([] {
     struct sigaction own {}, before {};
@@ -301,7 +302,7 @@ TEST(host_too_early, no_page_is_guarded_once_the_program_handles_bad_accesses_it
   EXPECT_EQ(handled, 0);
 }
 
-TEST(host_too_early, memory_that_came_back_is_open_to_its_next_owner) {
+TEST(host_uses, memory_that_came_back_is_open_to_its_next_owner) {
   expect_none(found([] {
     stream s;
     stream_guard const home{s.ref()};
@@ -319,7 +320,7 @@ TEST(host_too_early, memory_that_came_back_is_open_to_its_next_owner) {
   }));
 }
 
-TEST(host_too_early, copies_through_slots_of_weirs_own_are_no_early_host) {
+TEST(host_uses, copies_through_weirs_own_slots_are_in_order) {
   expect_none(found([] {
     stream s;
     stream_guard const home{s.ref()};
@@ -337,7 +338,8 @@ TEST(host_too_early, copies_through_slots_of_weirs_own_are_no_early_host) {
 }
 
 // A ring of slots in one buffer: the span of all is taken while a copy to one slot is under way.
-TEST(host_too_early, a_slot_that_no_copy_is_under_way_to_may_be_read_and_the_others_are_seen_by_their_page) {
+// They are seen by their pages.
+TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
   auto const run = [](size_t read) {
     stream s;
     stream_guard const home{s.ref()};
@@ -357,7 +359,7 @@ TEST(host_too_early, a_slot_that_no_copy_is_under_way_to_may_be_read_and_the_oth
                {"bytes " + std::to_string(under_way * size), "code of the host"});
 }
 
-TEST(host_too_early, a_range_pinned_where_it_lies_is_open_once_it_is_pinned_no_more) {
+TEST(host_uses, a_pinned_range_is_open_once_it_is_unpinned) {
   std::vector<std::byte> own(5 * size);
   expect_none(found([&] {
     stream s;
@@ -375,7 +377,7 @@ TEST(host_too_early, a_range_pinned_where_it_lies_is_open_once_it_is_pinned_no_m
 
 // The first and the last page hold what lies beside the range,
 // perhaps of the heap that the report is made with.
-TEST(host_too_early, a_range_pinned_where_it_lies_is_watched_on_the_pages_that_it_fills) {
+TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
   std::vector<std::byte> own(5 * size + 200);
   auto const run = [&](size_t at) {
     stream s;
@@ -393,7 +395,7 @@ TEST(host_too_early, a_range_pinned_where_it_lies_is_watched_on_the_pages_that_i
 
 // What a kernel touches of pinned memory beyond its declared uses,
 // on machines that run it inside driver calls.
-TEST(undeclared_use, a_kernel_that_reads_pinned_memory_it_does_not_declare_is_named_with_its_launch) {
+TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
   int launched = 0;
   auto const run = [&](bool right) {
     stream s;
@@ -419,7 +421,7 @@ TEST(undeclared_use, a_kernel_that_reads_pinned_memory_it_does_not_declare_is_na
 }
 
 // A page at the end of a pinned range is the heap's, too: kernels allocate there, and so does what runs them.
-TEST(undeclared_use, work_may_use_the_heap_beside_a_range_that_is_pinned_where_it_lies) {
+TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
   expect_none(found([] {
     std::vector<std::vector<std::byte>> own(20, std::vector<std::byte>(size + 8));
     std::vector<std::unique_ptr<pinned_range>> pins;
@@ -436,7 +438,7 @@ TEST(undeclared_use, work_may_use_the_heap_beside_a_range_that_is_pinned_where_i
   }));
 }
 
-TEST(host_too_early, without_the_guard_the_calls_are_seen_and_the_pages_are_not) {
+TEST(host_uses, without_the_guard_only_calls_are_seen) {
   ::setenv("WEIR_SIM_GUARD", "0", 1);
   int copied = 0;
   auto const by_page = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 2}, [&] {

@@ -12,7 +12,7 @@ std::string named(stream const& s, std::uint64_t before) {
   return "stream " + std::to_string(s.id() - before) + " of gpu:" + std::to_string(s.ref().device().index());
 }
 
-TEST(names, a_race_and_a_circle_of_one_program_name_a_stream_by_the_same_number_which_is_its_id) {
+TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
   for (auto const how : {simulated::running::seeded, simulated::running::stepped}) {
     runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = how, .seed = 1}, {.check_races = true}};
     runtime_guard const in{rt};

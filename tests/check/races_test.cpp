@@ -14,7 +14,7 @@ namespace {
 constexpr size_t size = 4096;
 
 // Memory is looked at page by page; the report is of what both uses have in common.
-TEST(races, of_many_pages_are_told_with_all_bytes_that_both_uses_touch) {
+TEST(races, of_many_pages_name_all_bytes_of_both_uses) {
   auto const all = found([&] {
     stream a, b;
     buffer x(6_MiB);
@@ -107,7 +107,7 @@ TEST(races, an_event_stands_for_its_last_record_at_the_wait) {
   expect_none(found([&] { run(true); }));
 }
 
-TEST(races, completion_that_the_host_asked_for_orders_and_what_happened_to_be_complete_does_not) {
+TEST(races, only_completion_that_the_host_asked_for_orders) {
   auto const run = [](int how) {
     stream a, b;
     stream_guard const home{a.ref()};
@@ -130,7 +130,7 @@ TEST(races, completion_that_the_host_asked_for_orders_and_what_happened_to_be_co
 
 // A poll's answer orders, whether or not the program looks at it, for that cannot be known:
 // reported where it was no, and only there.
-TEST(races, a_poll_whose_answer_is_ignored_excuses_the_runs_where_it_was_yes) {
+TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   std::string first;
   int excused = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -157,7 +157,8 @@ TEST(races, a_poll_whose_answer_is_ignored_excuses_the_runs_where_it_was_yes) {
 // What one host thread has seen complete orders what all of them give later, for they may have told each
 // other: reported where both had given their work before either had seen its own complete, and only there. Of
 // the two that was given first is named first.
-TEST(races, host_threads_that_nothing_orders_are_reported_where_both_gave_work_before_either_saw_its_own_complete) {
+// Reported where both gave work before either saw its own complete.
+TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   int excused = 0, reported = 0;
   unsigned lines[2] = {};
   std::set<std::string> said;
@@ -203,8 +204,8 @@ TEST(races, host_threads_that_nothing_orders_are_reported_where_both_gave_work_b
 }
 
 // The source of a copy is looked at when the copy is seen complete. Who changes it may not have come by then.
-TEST(races,
-     a_source_that_an_unordered_host_function_changes_is_reported_where_it_came_before_the_copy_was_seen_complete) {
+// Reported where the change came before the copy was seen complete.
+TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
   auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
     return found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
       stream a, b;
@@ -289,7 +290,7 @@ TEST(lifetime, a_block_marked_by_its_use_may_be_freed_at_once) {
   }));
 }
 
-TEST(lifetime, copies_between_all_places_are_right_as_weir_makes_them) {
+TEST(lifetime, weirs_own_copies_between_all_places_are_right) {
   expect_none(found([] {
     std::vector<char> pageable(3 * size);
     buffer near(pageable.size()), far(pageable.size(), {.on = gpu}), host = pinned(pageable.size());
@@ -306,7 +307,7 @@ TEST(lifetime, copies_between_all_places_are_right_as_weir_makes_them) {
   }));
 }
 
-TEST(lifetime, a_block_handed_over_may_be_used_by_both_as_they_are_ordered) {
+TEST(lifetime, a_transferred_block_may_be_used_by_both_in_order) {
   auto const run = [](bool right) {
     stream a, c;
     stream_guard const home{a.ref()};
@@ -325,7 +326,7 @@ TEST(lifetime, a_block_handed_over_may_be_used_by_both_as_they_are_ordered) {
              {"reads them on stream 2 of gpu:0, launch", "let stream 1 of gpu:0 wait for stream 2"});
 }
 
-TEST(lifetime, a_block_handed_over_is_no_new_block_for_the_stream_it_came_from) {
+TEST(lifetime, a_transferred_block_is_known_to_its_old_stream) {
   expect_none(found([] {
     stream a, c;
     stream_guard const home{a.ref()};

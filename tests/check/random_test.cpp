@@ -288,7 +288,7 @@ void many(bool careful, std::size_t& with_reports) {
     with_reports += reports_of(program, careful) != 0;
 }
 
-TEST(random_programs, careless_ones_have_the_races_that_an_oracle_finds_under_every_seed) {
+TEST(random_programs, races_agree_with_an_oracle_for_every_seed) {
   std::size_t racy = 0;
   many(false, racy);
   EXPECT_TRUE(2 * racy >= programs || std::getenv("WEIR_TEST_SEED")) << "programs without races prove little";

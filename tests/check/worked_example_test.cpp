@@ -44,7 +44,7 @@ outcome run(std::uint64_t seed, bool mended) {
   return {seed, result, weir::simulation::of(rt).trace_hash(), weir::race_reports()};
 }
 
-TEST(worked_example, the_race_is_found_under_every_seed_wrong_bytes_only_under_some) {
+TEST(worked_example, the_race_is_reported_for_every_seed) {
   int wrong = 0;
   std::optional<outcome> first;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -76,7 +76,7 @@ TEST(worked_example, a_seed_is_the_same_run_again) {
   EXPECT_EQ(once.result, again.result);
 }
 
-TEST(worked_example, mended_it_is_right_under_every_seed_and_nothing_is_found) {
+TEST(worked_example, the_corrected_program_is_right_for_every_seed) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     outcome const o = run(seed, true);
     EXPECT_EQ(o.result, 42) << "seed " << seed;

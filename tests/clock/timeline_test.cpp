@@ -32,7 +32,7 @@ TEST_F(timelines, a_record_increments_next_before_the_driver_call) {
   EXPECT_FALSE(all.complete(inside));
 }
 
-TEST_F(timelines, a_waiter_merges_only_after_the_drivers_wait_returned) {
+TEST_F(timelines, a_waiter_merges_after_the_drivers_wait_returned) {
   auto& a = stream();
   auto& b = stream();
   stamp const s = a.now();
@@ -46,7 +46,7 @@ TEST_F(timelines, a_waiter_merges_only_after_the_drivers_wait_returned) {
   EXPECT_TRUE(b.covers(s));
 }
 
-TEST_F(timelines, a_fence_carries_the_frontier_as_it_was_before_its_record) {
+TEST_F(timelines, a_fence_carries_the_frontier_before_its_record) {
   auto &a = stream(), &b = stream(), &c = stream();
   stamp const s = a.now();
   // another thread's wait, between the record and its return
@@ -59,7 +59,7 @@ TEST_F(timelines, a_fence_carries_the_frontier_as_it_was_before_its_record) {
   EXPECT_TRUE(c.covers(s));
 }
 
-TEST_F(timelines, a_wait_merges_the_frontier_of_the_fence_and_not_of_now) {
+TEST_F(timelines, a_wait_merges_the_fences_frontier_not_the_newest) {
   auto &a = stream(), &b = stream(), &c = stream();
   stamp const early = b.fence().value;
   stamp const s = a.now();
@@ -82,7 +82,7 @@ TEST_F(timelines, done_only_grows_and_names_fences_that_were_begun) {
   EXPECT_FALSE(all.complete(a.now()));
 }
 
-TEST_F(timelines, completion_is_transitive_a_complete_fence_completes_all_that_it_was_ordered_after) {
+TEST_F(timelines, a_complete_fence_completes_all_before_it) {
   auto &a = stream(0), &b = stream(1), &c = stream(0);
   work(a);
   stamp const s = a.now();
@@ -94,7 +94,8 @@ TEST_F(timelines, completion_is_transitive_a_complete_fence_completes_all_that_i
   EXPECT_TRUE(stream(1).covers(s));
 }
 
-TEST_F(timelines, order_is_transitive_through_streams_and_devices_and_costs_no_call_once_known) {
+// It passes through streams and devices, and costs no call once known.
+TEST_F(timelines, order_is_transitive_and_free_once_known) {
   auto &a = stream(0), &b = stream(1), &c = stream(0);
   stamp const s = a.now();
   EXPECT_TRUE(b.wait(s).ok());
@@ -107,7 +108,7 @@ TEST_F(timelines, order_is_transitive_through_streams_and_devices_and_costs_no_c
   EXPECT_FALSE(a.covers(b.now()));
 }
 
-TEST_F(timelines, a_refused_record_is_a_number_that_the_next_fence_covers) {
+TEST_F(timelines, a_refused_record_is_covered_by_the_next_fence) {
   auto& a = stream();
   work(a);
   stamp const s = a.now();
@@ -124,7 +125,7 @@ TEST_F(timelines, a_refused_record_is_a_number_that_the_next_fence_covers) {
   EXPECT_TRUE(all.poll(s).value);
 }
 
-TEST_F(timelines, a_wait_goes_to_the_oldest_fence_that_covers_the_stamp) {
+TEST_F(timelines, a_wait_uses_the_oldest_fence_that_covers_the_stamp) {
   auto &a = stream(), &b = stream();
   work(a);
   stamp const s = a.now();
@@ -140,7 +141,8 @@ TEST_F(timelines, a_wait_goes_to_the_oldest_fence_that_covers_the_stamp) {
   EXPECT_FALSE(b.covers(a.now()));
 }
 
-TEST_F(timelines, the_list_of_fences_is_bounded_and_what_is_left_out_is_covered_by_a_later_one) {
+// A later fence covers what is left out.
+TEST_F(timelines, the_list_of_fences_is_bounded) {
   auto &a = stream(), &b = stream();
   std::vector<stamp> stamps;
   for (int i = 0; i < 900; ++i) {
@@ -161,7 +163,7 @@ TEST_F(timelines, the_list_of_fences_is_bounded_and_what_is_left_out_is_covered_
   EXPECT_TRUE(all.poll(stamps.back()).value);
 }
 
-TEST_F(timelines, one_poll_of_the_oldest_finds_the_newest_complete_fence_by_halving) {
+TEST_F(timelines, one_poll_halves_to_the_newest_complete_fence) {
   auto& a = stream();
   std::vector<stamp> stamps;
   for (int i = 0; i < 60; ++i) {
@@ -186,14 +188,15 @@ TEST_F(timelines, driver_events_are_used_again) {
   EXPECT_LE(events(), 4);
 }
 
-TEST_F(timelines, an_event_whose_handle_was_given_away_is_not_used_again_and_the_next_take_destroys_it) {
+// The next take destroys it.
+TEST_F(timelines, an_exported_event_is_not_reused) {
   for (int i = 0; i < 10; ++i) all.take_event(0, driver::event_kind::order_only).value->give_away();
   EXPECT_EQ(events(), 1);
   EXPECT_TRUE(stream().fence().ok());
   EXPECT_EQ(events(), 1);  // its own
 }
 
-TEST_F(timelines, an_answer_of_an_event_recorded_again_meanwhile_is_not_believed) {
+TEST_F(timelines, an_answer_of_an_event_recorded_again_is_ignored) {
   auto &a = stream(), &idle = stream();
   work(a);
   auto const event = all.take_event(0, driver::event_kind::order_only).value;
@@ -207,7 +210,7 @@ TEST_F(timelines, an_answer_of_an_event_recorded_again_meanwhile_is_not_believed
   EXPECT_FALSE(all.complete(s));
 }
 
-TEST_F(timelines, a_wait_for_an_event_recorded_again_meanwhile_is_done_again) {
+TEST_F(timelines, a_wait_for_an_event_recorded_again_is_repeated) {
   auto &a = stream(), &b = stream(), &idle = stream();
   work(a);
   auto const event = all.take_event(0, driver::event_kind::order_only).value;
@@ -225,7 +228,7 @@ TEST_F(timelines, a_wait_for_an_event_recorded_again_meanwhile_is_done_again) {
   EXPECT_TRUE(b.query().value);
 }
 
-TEST_F(timelines, nothing_is_concluded_from_an_event_whose_handle_was_given_away) {
+TEST_F(timelines, nothing_follows_from_an_exported_events_answer) {
   auto &a = stream(), &b = stream();
   auto const event = all.take_event(0, driver::event_kind::order_only).value;
   event->give_away();
@@ -237,7 +240,7 @@ TEST_F(timelines, nothing_is_concluded_from_an_event_whose_handle_was_given_away
   EXPECT_FALSE(all.complete(s));
 }
 
-TEST_F(timelines, a_retired_stream_still_answers_and_is_called_no_more) {
+TEST_F(timelines, a_retired_stream_still_answers_without_calls) {
   auto &a = stream(0, life::foreign), &b = stream();
   work(a);
   stamp const s = a.now();
@@ -255,7 +258,7 @@ TEST_F(timelines, a_retired_stream_still_answers_and_is_called_no_more) {
   EXPECT_TRUE(all.complete(a.now()));
 }
 
-TEST_F(timelines, a_stream_that_retires_without_a_fence_is_waited_for) {
+TEST_F(timelines, a_stream_retired_without_a_fence_is_waited_for) {
   auto& a = stream(0, life::foreign);
   work(a);
   stamp const s = a.now();
@@ -273,7 +276,7 @@ TEST_F(timelines, a_stream_that_retires_without_a_fence_is_waited_for) {
   EXPECT_TRUE(all.complete(never));
 }
 
-TEST_F(timelines, what_a_lost_device_did_not_do_is_never_complete_and_nobody_hangs_on_it) {
+TEST_F(timelines, work_of_a_lost_device_never_completes_nor_blocks) {
   auto &a = stream(0), &b = stream(1), &c = stream(1);
   work(a);
   stamp const done = a.now();
@@ -294,7 +297,7 @@ TEST_F(timelines, what_a_lost_device_did_not_do_is_never_complete_and_nobody_han
   EXPECT_TRUE(c.fence().ok());
 }
 
-TEST_F(timelines, who_asks_for_work_behind_a_lost_device_hears_of_it_and_does_not_ask_for_ever) {
+TEST_F(timelines, a_query_behind_a_lost_device_ends_with_an_error) {
   auto &a = stream(0), &b = stream(1), &c = stream(1);
   work(a);
   EXPECT_TRUE(b.wait(a.now()).ok());
@@ -309,7 +312,7 @@ TEST_F(timelines, who_asks_for_work_behind_a_lost_device_hears_of_it_and_does_no
   EXPECT_FALSE(all.complete(behind));
 }
 
-TEST_F(timelines, who_asks_for_a_while_hears_of_what_completes_meanwhile_and_gives_up_on_what_does_not) {
+TEST_F(timelines, a_timed_wait_sees_completion_or_gives_up) {
   auto& a = stream();
   work(a);
   stamp const s = a.now();
@@ -330,7 +333,7 @@ TEST_F(timelines, who_asks_for_a_while_hears_of_what_completes_meanwhile_and_giv
   EXPECT_LE(all.counted().polls, asked + 1);
 }
 
-TEST_F(timelines, who_asks_for_a_while_naps_between_two_questions_where_the_machine_moves_by_itself) {
+TEST_F(timelines, a_timed_wait_naps_on_a_machine_with_threads) {
   constexpr int questions = 20;
   auto& a = stream();
   work(a);
@@ -357,14 +360,15 @@ TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   EXPECT_FALSE(all.lost(0));
 }
 
-TEST_F(timelines, a_wait_asks_about_captures_before_and_after_the_record_and_before_the_wait_alone) {
+// It asks before and after the record, and before the wait.
+TEST_F(timelines, a_wait_asks_about_captures_around_the_record) {
   auto &a = stream(0), &b = stream(1);
   int const before = machine->asked_for_captures;
   EXPECT_TRUE(b.wait(a.now()).ok());
   EXPECT_EQ(machine->asked_for_captures, before + 3);
 }
 
-TEST_F(timelines, a_stream_under_capture_is_neither_recorded_nor_made_to_wait) {
+TEST_F(timelines, a_captured_stream_is_neither_recorded_nor_waits) {
   auto &a = stream(), &b = stream();
   (void)b.fence();
   machine->under_capture = true;
@@ -376,7 +380,7 @@ TEST_F(timelines, a_stream_under_capture_is_neither_recorded_nor_made_to_wait) {
   machine->in_record = machine->in_wait = nullptr;
 }
 
-TEST_F(timelines, every_timeline_is_found_by_its_id_until_its_runtime_ends) {
+TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
   std::vector<std::uint64_t> ids;
   stamp last;
   {
@@ -396,7 +400,7 @@ TEST_F(timelines, every_timeline_is_found_by_its_id_until_its_runtime_ends) {
 }
 
 // Every refusal of every call of a small scenario: a typed answer, the invariants, and the same again works.
-TEST_F(timelines, each_call_may_be_refused_once_and_the_scenario_works_afterwards) {
+TEST_F(timelines, any_call_refused_once_leaves_the_scenario_working) {
   auto scenario = [](rig& r, timeline& a, timeline& b) {
     r.work(a);
     stamp const s = a.now();
@@ -418,7 +422,8 @@ TEST_F(timelines, each_call_may_be_refused_once_and_the_scenario_works_afterward
 }
 
 // Every fence knows of many streams, so that judging takes long enough for a record to meet it.
-TEST_F(timelines, the_invariants_are_judged_at_one_moment_while_another_thread_records) {
+// Another thread records meanwhile.
+TEST_F(timelines, invariants_are_judged_at_one_moment) {
   auto& a = stream();
   for (int i = 0; i < 200; ++i) EXPECT_TRUE(a.wait(stream().now()).ok());
   std::atomic<bool> over = false;
@@ -431,7 +436,7 @@ TEST_F(timelines, the_invariants_are_judged_at_one_moment_while_another_thread_r
   recorder.join();
 }
 
-TEST(timelines_of_many_threads, records_waits_and_polls_of_many_threads_keep_the_invariants) {
+TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
   rig r({.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1});
   std::vector<timeline*> lines;
   for (int i = 0; i < 4; ++i) lines.push_back(&r.stream(i % 2));

@@ -39,7 +39,7 @@ class capture : public conformance {
 };
 WEIR_CONFORMANCE(capture);
 
-TEST_P(capture, m17_captured_calls_do_not_run_until_their_graph_is_launched) {
+TEST_P(capture, m17_captured_calls_run_when_their_graph_is_launched) {
   auto const s = stream(0), other = stream(0);
   auto const b = memory(0);
   auto* const h = pinned(4096);
@@ -113,7 +113,8 @@ TEST_P(capture, m17_a_capture_forks_and_joins_by_events) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3, 4, 1, 2, 3, 4}));
 }
 
-TEST_P(capture, m17_query_sync_or_legacy_use_of_what_is_captured_is_refused_and_spoils) {
+// Such a call is refused.
+TEST_P(capture, m17_a_query_sync_or_legacy_use_spoils_the_capture) {
   auto const s = stream(0, stream_kind::blocking), other = stream(0);
   auto const e = event(0), outside = event(0);
   auto const b = memory(0);
@@ -152,7 +153,7 @@ TEST_P(capture, m17_query_sync_or_legacy_use_of_what_is_captured_is_refused_and_
   EXPECT_TRUE(logged().empty());
 }
 
-TEST_P(capture, m17_the_legacy_stream_is_free_while_only_independent_streams_are_captured) {
+TEST_P(capture, m17_independent_captures_leave_legacy_free) {
   auto const s = stream(0);
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));
   log(0, s, 1);
@@ -202,7 +203,8 @@ TEST_P(capture, m17_an_end_with_an_unjoined_stream_is_refused) {
 
 // w1: work on stream 1. r0a: event a is recorded on stream 0.
 // x1a: stream 1 waits for event a. The capture is stream 0's.
-TEST_P(capture, m17_all_captured_work_must_come_before_the_end_and_nothing_else_must) {
+// Nothing else has to.
+TEST_P(capture, m17_all_captured_work_must_join_before_the_end) {
   struct one {
     char const* words;
     bool whole;
@@ -270,7 +272,7 @@ TEST_P(capture, m17_all_captured_work_must_come_before_the_end_and_nothing_else_
   }
 }
 
-TEST_P(capture, m17_what_is_refused_without_spoiling) {
+TEST_P(capture, m17_calls_that_are_refused_without_spoiling) {
   auto const s = stream(0), fresh = stream(0);
   auto const graph = captured(0, s, [&] { log(0, s, 1); });
   int dropped = 0;
@@ -352,7 +354,7 @@ TEST_P(capture, m17_unsafe_calls_past_the_seam_spoil_by_mode) {
   }
 }
 
-TEST_P(capture, m17_no_call_of_the_seam_on_something_else_spoils_a_capture_in_any_mode) {
+TEST_P(capture, m17_calls_on_other_streams_spoil_no_capture) {
   auto const s = stream(0), other = stream(0), blocking = stream(0, stream_kind::blocking);
   auto const outside = event(0), begin = event(0, event_kind::timing), end = event(0, event_kind::timing);
   auto const b = memory(0);
@@ -421,7 +423,7 @@ TEST_P(capture, m17_no_call_of_the_seam_on_something_else_spoils_a_capture_in_an
   }
 }
 
-TEST_P(capture, m17_an_event_last_recorded_inside_is_no_event_outside) {
+TEST_P(capture, m17_an_event_recorded_inside_is_no_event_outside) {
   auto const s = stream(0), other = stream(0);
   auto const e = event(0);
   auto const graph = captured(0, s, [&] {
@@ -438,7 +440,7 @@ TEST_P(capture, m17_an_event_last_recorded_inside_is_no_event_outside) {
   EXPECT_OK(machine().query_event(e));
 }
 
-TEST_P(capture, m17_what_was_given_before_a_capture_runs_while_it_lasts) {
+TEST_P(capture, m17_earlier_work_runs_while_the_capture_lasts) {
   auto const s = stream(0), other = stream(0);
   auto const e = event(0);
   auto& g = hold(0, s);

@@ -28,7 +28,7 @@ TEST_P(graphs, m17_a_capture_spreads_over_devices) {
   EXPECT_SAYS(code::invalid, machine().launch_graph(1, t, graph));
 }
 
-TEST_P(graphs, m17_branches_of_a_graph_see_the_bytes_of_what_they_were_captured_behind) {
+TEST_P(graphs, m17_branches_see_the_bytes_before_their_capture) {
   auto const s = stream(0), t = stream(0);
   auto const e = event(0), f = event(0);
   auto const b = memory(0);
@@ -83,7 +83,8 @@ TEST_P(graphs, m17_a_launch_is_one_operation_of_its_stream) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{9, 2, 9, 1, 2, 3}));
 }
 
-TEST_P(graphs, m17_launches_of_one_executable_follow_each_other_and_those_of_two_do_not) {
+// Those of two executables are not.
+TEST_P(graphs, m17_launches_of_one_executable_are_ordered) {
   auto const a = stream(0), b = stream(0), c = stream(0);
   auto const once = captured(0, a, [&] { log(0, a, 1); });
   auto const twice = captured(0, a, [&] { log(0, a, 2); });
@@ -101,7 +102,7 @@ TEST_P(graphs, m17_launches_of_one_executable_follow_each_other_and_those_of_two
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 2, 1, 1}));
 }
 
-TEST_P(graphs, m17_a_launch_on_a_blocking_stream_keeps_the_legacy_streams_order) {
+TEST_P(graphs, m17_a_launch_on_a_blocking_stream_keeps_legacy_order) {
   auto const s = stream(0, stream_kind::blocking);
   constexpr auto legacy = stream_handle::legacy;
   log(0, legacy, 1);
@@ -118,7 +119,7 @@ TEST_P(graphs, m17_a_launch_on_a_blocking_stream_keeps_the_legacy_streams_order)
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 2, 3}));
 }
 
-TEST_P(graphs, m17_destroying_a_graph_or_an_executable_under_way_cancels_nothing) {
+TEST_P(graphs, m17_destruction_under_way_cancels_nothing) {
   auto const s = stream(0);
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));
   for (std::uint32_t k = 0; k < 4; ++k) log(0, s, k);
@@ -142,7 +143,7 @@ TEST_P(graphs, m17_destroying_a_graph_or_an_executable_under_way_cancels_nothing
   EXPECT_OK(machine().destroy_executable(again.value));
 }
 
-TEST_P(graphs, m17_captured_work_is_dropped_once_with_the_last_that_needs_it) {
+TEST_P(graphs, m17_captured_work_is_dropped_once_with_its_last_user) {
   if (on_cuda()) GTEST_SKIP() << "work behind the seam is the simulated machine's; a GPU's kernels own nothing";
   auto const s = stream(0);
   struct counts { int runs = 0, drops = 0; } n;

@@ -34,7 +34,7 @@ class legacy_stream : public conformance {
 };
 WEIR_CONFORMANCE(legacy_stream);
 
-TEST_P(legacy_stream, m6_a_legacy_operation_comes_after_earlier_work_of_every_blocking_stream) {
+TEST_P(legacy_stream, m6_a_legacy_operation_follows_blocking_streams) {
   auto const a = stream(0, stream_kind::blocking), b = stream(0, stream_kind::blocking);
   std::uint32_t x = 0;
   for (stream_handle const first : {a, b, per_thread}) {
@@ -51,7 +51,7 @@ TEST_P(legacy_stream, m6_a_legacy_operation_comes_after_earlier_work_of_every_bl
   }
 }
 
-TEST_P(legacy_stream, m6_later_work_of_every_blocking_stream_comes_after_a_legacy_operation) {
+TEST_P(legacy_stream, m6_blocking_streams_follow_a_legacy_operation) {
   auto const a = stream(0, stream_kind::blocking);
   for (stream_handle const second : {a, per_thread}) {
     auto const e = event(0);
@@ -66,7 +66,7 @@ TEST_P(legacy_stream, m6_later_work_of_every_blocking_stream_comes_after_a_legac
   }
 }
 
-TEST_P(legacy_stream, m6_two_blocking_streams_are_ordered_by_a_legacy_operation_between_them) {
+TEST_P(legacy_stream, m6_a_legacy_operation_orders_two_streams) {
   auto const a = stream(0, stream_kind::blocking), b = stream(0, stream_kind::blocking);
   auto& g = hold(0, a);
   log(0, a, 1);
@@ -86,7 +86,7 @@ TEST_P(legacy_stream, m6_two_blocking_streams_are_ordered_by_a_legacy_operation_
   EXPECT_EQ(all, (std::vector<std::uint32_t>{1, 3, 4, 5}));
 }
 
-TEST_P(legacy_stream, m6_independent_streams_and_the_legacy_stream_do_not_wait_for_each_other) {
+TEST_P(legacy_stream, m6_independent_streams_and_legacy_do_not_wait) {
   auto const s = stream(0), b = stream(0, stream_kind::blocking);
   {
     auto& g = hold(0, s);
@@ -111,8 +111,8 @@ TEST_P(legacy_stream, m6_independent_streams_and_the_legacy_stream_do_not_wait_f
   EXPECT_TRUE(has(5));
 }
 
-TEST_P(legacy_stream,
-       m6_what_is_recorded_on_the_legacy_stream_covers_blocking_streams_and_what_it_waits_for_holds_them) {
+// What the legacy stream waits for holds them.
+TEST_P(legacy_stream, m6_a_legacy_record_covers_blocking_streams) {
   auto const s = stream(0), b = stream(0, stream_kind::blocking), c = stream(0, stream_kind::blocking);
   auto const e = event(0), f = event(0);
   auto& g = hold(0, b);
@@ -135,7 +135,7 @@ TEST_P(legacy_stream,
   EXPECT_EQ(last(2), (std::vector<std::uint32_t>{3, 4}));
 }
 
-TEST_P(legacy_stream, m6_the_per_thread_stream_is_another_one_on_every_thread) {
+TEST_P(legacy_stream, m6_the_per_thread_stream_differs_by_thread) {
   auto& g = hold(0, per_thread);
   log(0, per_thread, 1);
   elsewhere([&] {
@@ -168,7 +168,7 @@ TEST_P(legacy_stream, m6_devices_have_legacy_streams_of_their_own) {
   EXPECT_EQ(last(2), (std::vector<std::uint32_t>{1, 3}));
 }
 
-TEST_P(legacy_stream, m6_streams_that_were_not_made_are_not_destroyed) {
+TEST_P(legacy_stream, m6_predefined_streams_are_not_destroyed) {
   EXPECT_SAYS(code::invalid, machine().destroy_stream(0, legacy));
   EXPECT_SAYS(code::invalid, machine().destroy_stream(0, per_thread));
   EXPECT_OK(machine().query_stream(0, legacy));

@@ -30,7 +30,7 @@ class loss : public conformance {
 };
 WEIR_CONFORMANCE(loss);
 
-TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_number) {
+TEST_P(loss, m15_every_later_call_answers_lost_with_one_number) {
   if (!alone()) return;
   auto const s = stream(0);
   auto const e = event(0), f = event(0);
@@ -76,7 +76,7 @@ TEST_P(loss, m15_every_later_call_of_the_device_answers_lost_with_the_same_numbe
   }
 }
 
-TEST_P(loss, m15_pages_and_addresses_can_still_be_made_and_given_back) {
+TEST_P(loss, m15_pages_and_addresses_are_still_made_and_freed) {
   if (!alone()) return;
   auto const s = stream(0);
   auto const at = machine().reserve(2 * page(), 0), late = machine().reserve(page(), 0);
@@ -124,7 +124,8 @@ TEST_P(loss, m15_host_memory_is_pinned_as_long_as_any_device_lives) {
   EXPECT_SAYS(code::lost, machine().pin(more, 4096));
 }
 
-TEST_P(loss, m7_m15_pending_work_never_runs_and_is_dropped_and_its_event_never_completes) {
+// Its event never completes.
+TEST_P(loss, m7_m15_pending_work_is_dropped_and_never_complete) {
   if (!alone()) return;
   auto const s = stream(0), culprit = stream(0);
   auto const e = event(0);
@@ -166,7 +167,7 @@ TEST_P(loss, m15_a_device_lost_alone_lets_the_others_go_on) {
   EXPECT_EQ(read(b), 9u);
 }
 
-TEST_P(loss, m15_a_host_that_waits_for_what_a_lost_device_owes_hears_lost_and_its_own_device_is) {
+TEST_P(loss, m15_a_wait_for_a_lost_device_loses_its_own_device) {
   NEED_DEVICES(2);
   if (!alone()) return;
   auto const it = lose_what_another_waits_for();
@@ -178,7 +179,7 @@ TEST_P(loss, m15_a_host_that_waits_for_what_a_lost_device_owes_hears_lost_and_it
   EXPECT_TRUE(logged().empty());
 }
 
-TEST_P(loss, m15_a_host_that_asks_for_what_a_lost_device_owes_hears_lost_and_its_own_device_is) {
+TEST_P(loss, m15_a_query_of_a_lost_device_loses_its_own_device) {
   NEED_DEVICES(2);
   if (!alone()) return;
   auto const it = lose_what_another_waits_for();
@@ -189,7 +190,7 @@ TEST_P(loss, m15_a_host_that_asks_for_what_a_lost_device_owes_hears_lost_and_its
   EXPECT_TRUE(logged().empty());
 }
 
-TEST_P(loss, m15_after_a_fault_of_work_another_device_goes_on_or_is_lost_whole) {
+TEST_P(loss, m15_a_fault_leaves_another_device_whole_or_lost) {
   NEED_DEVICES(2);
   if (!alone()) return;
   auto const s = stream(0), other = stream(1), idle = stream(1);
@@ -241,7 +242,7 @@ TEST_P(loss, m15_after_a_fault_of_work_another_device_goes_on_or_is_lost_whole) 
   EXPECT_EQ(drops, 1);
 }
 
-TEST_P(loss, m16_a_kernel_that_reaches_ungranted_memory_loses_its_device) {
+TEST_P(loss, m16_a_kernel_in_ungranted_memory_loses_its_device) {
   NEED_DEVICES(2);
   if (!alone()) return;
   auto const s = stream(0), other = stream(1);
@@ -258,7 +259,7 @@ TEST_P(loss, m16_a_kernel_that_reaches_ungranted_memory_loses_its_device) {
   }
 }
 
-TEST_P(loss, m11_work_that_reaches_unmapped_addresses_loses_its_device) {
+TEST_P(loss, m11_work_on_unmapped_addresses_loses_its_device) {
   if (!alone()) return;
   auto const s = stream(0);
   auto const b = memory(0);
@@ -268,7 +269,8 @@ TEST_P(loss, m11_work_that_reaches_unmapped_addresses_loses_its_device) {
   EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
 }
 
-TEST_P(loss, m11_held_work_whose_pages_are_unmapped_loses_its_device_unless_the_unmap_waited) {
+// Unless the unmap waited for it.
+TEST_P(loss, m11_held_work_on_unmapped_pages_loses_its_device) {
   if (!alone()) return;
   auto const s = stream(0);
   auto const b = memory(0);

@@ -44,7 +44,7 @@ TEST_P(memory, m9_one_pageable_byte_is_enough_to_refuse_a_copy) {
   ::munmap(pages, 3 * 4096);
 }
 
-TEST_P(memory, m9_a_copy_of_addresses_where_nothing_is_mapped_is_refused) {
+TEST_P(memory, m9_a_copy_of_unmapped_addresses_is_refused) {
   auto const s = stream(0);
   auto* const h = pinned(4096);
   std::size_t const p = page();
@@ -73,7 +73,8 @@ TEST_P(memory, m9_a_copy_of_addresses_where_nothing_is_mapped_is_refused) {
   EXPECT_OK(machine().unreserve(at.value, 4 * p));
 }
 
-TEST_P(memory, m9_a_copy_ends_where_its_pin_ends_though_another_begins_there) {
+// Another pin begins there.
+TEST_P(memory, m9_a_copy_ends_where_its_pin_ends) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto* const pages =
@@ -102,7 +103,7 @@ TEST_P(memory, m9_addresses_are_found_where_they_are) {
   EXPECT_EQ(neither.value.in, driver::where::pageable);
 }
 
-TEST_P(memory, m10_a_pinned_source_is_read_at_any_time_until_completion) {
+TEST_P(memory, m10_a_pinned_source_is_read_until_completion) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto* const h = pinned(4096);
@@ -115,7 +116,7 @@ TEST_P(memory, m10_a_pinned_source_is_read_at_any_time_until_completion) {
   EXPECT_EQ(read(b), 2u);
 }
 
-TEST_P(memory, m10_a_pinned_target_is_written_at_any_time_until_completion) {
+TEST_P(memory, m10_a_pinned_target_is_written_until_completion) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto* const h = pinned(4096);
@@ -128,7 +129,7 @@ TEST_P(memory, m10_a_pinned_target_is_written_at_any_time_until_completion) {
   EXPECT_EQ(*h, 2u) << "it was written before its turn";
 }
 
-TEST_P(memory, m11_a_handle_maps_whole_and_unmap_takes_exactly_what_was_mapped) {
+TEST_P(memory, m11_map_and_unmap_take_whole_handles) {
   std::size_t const p = page();
   auto const at = machine().reserve(8 * p, 0);
   auto const two = machine().create(0, 2 * p), one = machine().create(0, p);
@@ -178,7 +179,8 @@ TEST_P(memory, m11_a_reservation_is_aligned_as_asked) {
   EXPECT_SAYS(code::invalid, machine().reserve(page(), 3 * page()).is);
 }
 
-TEST_P(memory, m11_work_given_before_a_remap_hits_the_new_page_or_the_unmap_waited_for_it) {
+// Or the unmap waited for it.
+TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto const fresh = machine().create(0, page());
@@ -220,7 +222,7 @@ TEST_P(memory, m11_work_given_before_a_remap_hits_the_new_page_or_the_unmap_wait
   EXPECT_OK(machine().release(fresh.value));
 }
 
-TEST_P(memory, unpin_and_release_segment_wait_for_all_work_given_so_far) {
+TEST_P(memory, unpin_and_release_segment_wait_for_earlier_work) {
   if (seeded()) GTEST_SKIP() << "a seeded machine has one thread here: it would wait for ever";
   auto const s = stream(0);
   auto const b = conformance::memory(0);
@@ -247,7 +249,7 @@ TEST_P(memory, unpin_and_release_segment_wait_for_all_work_given_so_far) {
   ::munmap(pages, 4096);
 }
 
-TEST_P(memory, m12_two_mappings_of_one_handle_show_the_same_bytes_to_ordered_work) {
+TEST_P(memory, m12_two_mappings_of_one_handle_share_bytes) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto const second = machine().reserve(page(), 0);
@@ -265,7 +267,8 @@ TEST_P(memory, m12_two_mappings_of_one_handle_show_the_same_bytes_to_ordered_wor
   EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
-TEST_P(memory, m13_bytes_belong_to_the_handle_and_survive_unmap_and_map) {
+// They survive unmap and map.
+TEST_P(memory, m13_bytes_belong_to_the_handle) {
   auto const b = conformance::memory(0);
   write(b, 77, 100);
   auto const other = machine().reserve(2 * page(), 0);
@@ -278,7 +281,7 @@ TEST_P(memory, m13_bytes_belong_to_the_handle_and_survive_unmap_and_map) {
   EXPECT_OK(machine().unreserve(other.value, 2 * page()));
 }
 
-TEST_P(memory, m13_a_released_handle_lives_as_long_as_its_last_mapping) {
+TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
   auto const s = stream(0);
   auto const at = machine().reserve(2 * page(), 0);
   auto const handle = machine().create(0, page());
@@ -327,7 +330,8 @@ TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   EXPECT_OK(machine().unreserve(at.value, 2 * bytes));
 }
 
-TEST_P(memory, m14_a_refused_call_changes_nothing_and_the_next_call_does_not_see_its_error) {
+// The next call does not see its error.
+TEST_P(memory, m14_a_refused_call_changes_nothing) {
   auto const s = stream(0);
   auto const e = event(0);
   auto const b = conformance::memory(0);
@@ -371,7 +375,7 @@ TEST_P(memory, m14_a_refused_call_changes_nothing_and_the_next_call_does_not_see
   }
 }
 
-TEST_P(memory, m14_memory_that_is_not_there_is_refused_and_all_works_afterwards) {
+TEST_P(memory, m14_missing_memory_is_refused_and_all_works_after) {
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
   std::size_t const too_much = room.value.total / page() * page() + page();
@@ -394,7 +398,7 @@ TEST_P(memory, segments_serve_where_pages_are_not_wanted) {
   EXPECT_SAYS(code::invalid, machine().release_segment(0, made.value));
 }
 
-TEST_P(memory, m16_a_peer_copy_works_without_access_and_a_grant_lets_kernels_through) {
+TEST_P(memory, m16_a_grant_is_for_kernels_not_for_peer_copies) {
   NEED_DEVICES(2);
   int const n = std::min(machine().device_count(), 4);
   NEED_DEVICES(n);

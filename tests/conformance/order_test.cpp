@@ -18,7 +18,8 @@ std::vector<std::uint32_t> count_to(std::uint32_t n) {
 class order : public conformance {};
 WEIR_CONFORMANCE(order);
 
-TEST_P(order, m1_a_stream_runs_its_work_in_order_and_each_sees_the_bytes_of_the_one_before) {
+// Each piece sees the bytes of the one before.
+TEST_P(order, m1_a_stream_runs_its_work_in_order) {
   auto const s = stream(0);
   auto const b = memory(0);
   write(b, 7);
@@ -112,7 +113,7 @@ TEST_P(order, m2_a_copy_between_devices_does_not_wait) {
   EXPECT_EQ(read(to), 42u);
 }
 
-TEST_P(order, m3_a_wait_takes_the_last_record_at_the_time_of_the_call) {
+TEST_P(order, m3_a_wait_takes_the_last_record_at_its_call) {
   auto const a = stream(0), b = stream(0), c = stream(0);
   auto const e = event(0);
   auto& g = hold(0, a);
@@ -148,7 +149,8 @@ TEST_P(order, m3_a_record_takes_the_stream_as_it_is_now) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3}));
 }
 
-TEST_P(order, m4_an_event_never_recorded_is_complete_and_waiting_for_it_does_nothing) {
+// A wait for it does nothing.
+TEST_P(order, m4_an_event_never_recorded_is_complete) {
   auto const s = stream(0);
   auto const e = event(0);
   EXPECT_OK(machine().query_event(e));
@@ -159,7 +161,7 @@ TEST_P(order, m4_an_event_never_recorded_is_complete_and_waiting_for_it_does_not
   EXPECT_EQ(logged(), std::vector<std::uint32_t>{1});
 }
 
-TEST_P(order, m4_destroying_a_pending_event_or_stream_cancels_nothing) {
+TEST_P(order, m4_destroying_a_pending_object_cancels_nothing) {
   auto const a = stream(0), b = stream(0);
   auto const made = machine().create_stream(0, stream_kind::independent, 0);
   auto const event_made = machine().create_event(0, event_kind::order_only);
@@ -183,7 +185,8 @@ TEST_P(order, m4_destroying_a_pending_event_or_stream_cancels_nothing) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3}));
 }
 
-TEST_P(order, m5_order_is_transitive_through_streams_devices_and_a_host_that_saw_completion) {
+// Through streams, devices, and a host that saw completion.
+TEST_P(order, m5_order_is_transitive) {
   NEED_DEVICES(2);
   auto const a = stream(0), b = stream(1), c = stream(0), d = stream(1);
   auto const ea = event(0), eb = event(1), ec = event(0);
@@ -221,7 +224,8 @@ struct seen_inside {
   std::vector<status> answers;
 };
 
-TEST_P(order, m7_a_host_function_runs_in_order_holds_its_stream_and_may_call_no_driver) {
+// It runs in order and may call no driver.
+TEST_P(order, m7_a_host_function_holds_its_stream) {
   auto const s = stream(0);
   auto const e = event(0);
   seen_inside in{&machine(), s, e, {}};
@@ -255,7 +259,7 @@ TEST_P(order, m7_a_host_function_runs_in_order_holds_its_stream_and_may_call_no_
   EXPECT_OK(machine().query_event(e));
 }
 
-TEST_P(order, m7_a_host_function_comes_after_what_was_given_before_it_and_holds_what_was_given_after_it) {
+TEST_P(order, m7_a_host_function_separates_earlier_from_later_work) {
   auto const s = stream(0), other = stream(0);
   log(0, other, 1000);  // the first of its kind may block
   finish(0, other);

@@ -75,7 +75,8 @@ TEST_P(share, m19_other_files_are_refused) {
   EXPECT_SAYS(code::invalid, machine().import_handle(0, page(), -1).is);
 }
 
-TEST_P(share, m19_an_import_of_another_size_is_refused_at_the_latest_when_it_is_mapped) {
+// At the latest when it is mapped.
+TEST_P(share, m19_an_import_of_another_size_is_refused) {
   NEED_DEVICES(1);
   auto const h = machine().create_shared(0, page());
   ASSERT_OK(h.is);
@@ -97,7 +98,7 @@ TEST_P(share, m19_an_import_of_another_size_is_refused_at_the_latest_when_it_is_
   EXPECT_OK(machine().release(h.value));
 }
 
-TEST_P(share, m19_another_device_reads_what_it_was_granted) {
+TEST_P(share, m19_another_device_reads_granted_memory) {
   NEED_DEVICES(2);
   auto const peer = machine().peer(1, 0);
   if (!peer.value.access) GTEST_SKIP() << "these devices do not reach each other";

@@ -83,7 +83,8 @@ class threads : public conformance {
 };
 WEIR_CONFORMANCE(threads);
 
-TEST_P(threads, m18_a_thread_that_never_chose_a_device_may_call_everything_and_has_none_afterwards) {
+// It has none afterwards either.
+TEST_P(threads, m18_a_thread_without_a_device_may_call_everything) {
   elsewhere([&] { call_everything(0); });
 }
 
@@ -114,7 +115,7 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
 
 // Handles may come back at once. What is under one then is another stream:
 // empty, and not held by what the first still has to do.
-TEST_P(threads, m18_a_stream_under_a_handle_that_came_back_is_another) {
+TEST_P(threads, m18_a_stream_under_a_reused_handle_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);
   auto const fresh = stream(0);
@@ -139,7 +140,7 @@ TEST_P(threads, m18_a_stream_under_a_handle_that_came_back_is_another) {
   EXPECT_EQ(logged().back(), 1u);
 }
 
-TEST_P(threads, m18_what_one_thread_makes_another_uses_and_takes_back) {
+TEST_P(threads, m18_threads_use_and_free_each_others_objects) {
   stream_handle s{};
   event_handle e{};
   elsewhere([&] {

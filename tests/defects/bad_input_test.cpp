@@ -57,7 +57,7 @@ TEST_F(bad_input, a_callback_that_is_empty) {
   refused<invalid_use>([] { launch_host(current_stream(), {}); }, {"launch_host", "empty function"});
 }
 
-TEST_F(bad_input, a_history_of_more_events_than_there_can_be_and_a_thread_with_nothing_to_run) {
+TEST_F(bad_input, a_huge_history_and_an_empty_thread_are_refused) {
   refused<invalid_use>([] { record_memory_history({.events = SIZE_MAX}); },
                        {"record_memory_history", "18446744073709551615 events"});
   refused<invalid_use>([] { record_memory_history({.events = 0}); }, {"record_memory_history", "0 events"});
@@ -71,7 +71,7 @@ TEST_F(bad_input, a_history_of_more_events_than_there_can_be_and_a_thread_with_n
   simulation::of(seeded).join();
 }
 
-TEST_F(bad_input, freeing_what_is_no_live_block) {
+TEST_F(bad_input, freeing_an_address_of_no_live_block) {
   deallocate(nullptr);
   deallocate(default_stream(), nullptr);
   int on_stack = 0;
@@ -95,7 +95,7 @@ TEST_F(bad_input, freeing_what_is_no_live_block) {
   }
 }
 
-TEST_F(bad_input, freeing_what_is_no_live_pinned_block) {
+TEST_F(bad_input, freeing_an_address_of_no_live_pinned_block) {
   for (size_t bytes : {size_t{100}, size_t{3} << 20}) {
     buffer b = pinned(bytes);
     auto* const p = b.data<char>();
@@ -354,7 +354,8 @@ TEST_F(bad_input, device_and_host_out_of_memory) {
   refused<out_of_memory>([] { buffer b(size_t{1} << 60, {.on = cpu}); }, {});
 }
 
-TEST_F(bad_input, a_callback_that_throws_comes_through_and_nothing_is_held) {
+// Nothing is held then.
+TEST_F(bad_input, an_exception_of_a_callback_comes_through) {
   auto const ours = on_out_of_memory([](memory_report const&) -> bool { throw std::runtime_error("mine"); });
   auto const before = held();
   EXPECT_THROW(buffer b(100_MiB), std::exception);

@@ -41,7 +41,7 @@ TEST_F(bad_moment, guards_out_of_order_and_on_another_thread) {
   EXPECT_EQ(current_device(), device(0));
 }
 
-TEST_F(bad_moment, runtime_guards_out_of_order_end_at_no_dead_runtime) {
+TEST_F(bad_moment, guards_out_of_order_end_at_no_dead_runtime) {
   auto one = std::make_unique<runtime>(simulated{.devices = 1, .memory = 64_MiB});
   auto two = std::make_unique<runtime>(simulated{.devices = 2, .memory = 64_MiB});
   auto in_one = std::make_unique<runtime_guard>(*one);
@@ -136,7 +136,7 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   EXPECT_EQ(simulation::of(other).findings(), std::vector<std::string>{});
 }
 
-TEST_F(bad_moment, a_stream_destroyed_with_work_in_flight_finishes_it) {
+TEST_F(bad_moment, a_stream_destroyed_with_work_finishes_it) {
   std::atomic<int> ran{0};
   stamp last;
   buffer a(1000);
@@ -254,7 +254,7 @@ TEST_F(bad_moment, an_event_never_recorded_or_moved_from) {
   e.synchronize();
 }
 
-TEST_F(bad_moment, unknown_environment_values_name_the_nearest_right_one) {
+TEST_F(bad_moment, unknown_environment_values_name_the_nearest_one) {
   in.reset();
   auto const with = [](char const* name, char const* value, auto f) {
     char const* const was = std::getenv(name);

@@ -25,7 +25,7 @@
 namespace weir {
 namespace {
 
-struct fork_of_a_process : own_process {};
+struct forks : own_process {};
 
 // The exit status of a child; a signal is 100 and more.
 int ended(pid_t child) {
@@ -66,7 +66,8 @@ int forked_child_uses_everything() {
   return untyped;
 }
 
-TEST_F(fork_of_a_process, a_fork_after_use_refuses_the_child_everything_and_it_ends_cleanly) {
+// The child ends cleanly.
+TEST_F(forks, after_use_refuses_the_child_everything) {
   EXPECT_CLEAN_END({
     of_program.fill();
     keep_busy(*of_program.s, 10);
@@ -86,7 +87,7 @@ TEST_F(fork_of_a_process, a_fork_after_use_refuses_the_child_everything_and_it_e
   });
 }
 
-TEST_F(fork_of_a_process, a_fork_in_the_middle_of_other_threads_calls_does_not_hang_the_child) {
+TEST_F(forks, during_calls_of_other_threads_does_not_hang) {
   EXPECT_CLEAN_END({
     of_program.fill();
     for (int i = 0; i < 3; ++i) {
@@ -126,7 +127,7 @@ int uses_weir(float value) {
   return right ? 7 : 1;
 }
 
-TEST_F(fork_of_a_process, before_the_first_use_both_are_whole) {
+TEST_F(forks, before_the_first_use_both_are_whole) {
   EXPECT_CLEAN_END({
     pid_t const child = ::fork();
     if (child == 0) std::exit(uses_weir(3));
@@ -136,7 +137,7 @@ TEST_F(fork_of_a_process, before_the_first_use_both_are_whole) {
   });
 }
 
-TEST_F(fork_of_a_process, the_childs_error_says_so) {
+TEST_F(forks, the_childs_error_says_so) {
   EXPECT_CLEAN_END({
     of_program.fill();
     pid_t const child = ::fork();
@@ -174,7 +175,7 @@ struct patterns {  // bytes of the parent's that a child must not change
   }
 };
 
-TEST_F(fork_of_a_process, a_child_that_frees_and_allocates_leaves_the_parents_bytes_alone) {
+TEST_F(forks, leaves_the_parents_bytes_alone) {
   EXPECT_CLEAN_END({
     of_program.fill();
     patterns p;
@@ -197,7 +198,8 @@ TEST_F(fork_of_a_process, a_child_that_frees_and_allocates_leaves_the_parents_by
 }
 
 // A page that a child shares would be copied at the parent's next write, away from where the engine reads.
-TEST_F(fork_of_a_process, what_the_parent_writes_to_pinned_memory_afterwards_reaches_the_device) {
+// The device sees what the parent writes afterwards.
+TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
   EXPECT_CLEAN_END({
     buffer page = pinned(50'000);
     buffer block(50'000);
@@ -330,7 +332,7 @@ int forks_while_another_thread_is_inside(std::string_view call) {
   return of_child == 0 ? 0 : 3;
 }
 
-TEST_F(fork_of_a_process, while_another_thread_stands_inside_a_driver_call_with_its_locks) {
+TEST_F(forks, during_a_driver_call_with_locks_does_not_hang) {
   for (std::string const call :
        {"info", "open", "reserve", "create", "map", "grant", "pin", "create_stream", "create_event", "record"}) {
     EXPECT_EXIT({

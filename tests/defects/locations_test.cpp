@@ -99,7 +99,7 @@ std::vector<named_call> of_the_current_runtime() {
 
 struct locations : testing::Test {};
 
-TEST_F(locations, an_environment_that_is_wrong_is_told_by_the_line_that_asked_first) {
+TEST_F(locations, a_wrong_environment_is_reported_at_its_first_use) {
   for (auto const& [name, value] :
        {std::pair{"WEIR_CONF", "nonsense:1"}, std::pair{"WEIR_DEVICES", "nonsense"},
         std::pair{"WEIR_CHECK_RACES", "nonsense"}, std::pair{"WEIR_SIM_GUARD", "nonsense"}}) {
@@ -258,7 +258,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
   for (communicator& one : ranks) one.abort();
 }
 
-TEST(lost_device, what_is_refused_then_has_the_callers_line) {
+TEST(lost_device, a_refusal_has_the_callers_line) {
   runtime rt(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(rt);
   stream s;

@@ -128,7 +128,7 @@ TEST_F(peers, a_question_that_is_refused_is_no_completion) {
 
 // RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone):
 // a stream ends, another gets its handle.
-TEST_F(peers, a_stream_whose_handle_is_that_of_one_that_ended_takes_over_nothing_that_is_still_in_use) {
+TEST_F(peers, a_reused_stream_handle_takes_over_nothing_in_use) {
   auto const foreign = [&](driver::stream_handle h) -> clock::timeline& {
     return bench.clocks().make(0, h, clock::life::foreign);
   };
@@ -150,7 +150,8 @@ TEST_F(peers, a_stream_whose_handle_is_that_of_one_that_ended_takes_over_nothing
 }
 
 // rmm#841, #850: the wait is for the stream's latest event, and all that was given since is waited for too.
-TEST_F(peers, a_wait_for_freed_memory_is_for_the_first_fence_after_the_free) {
+// The first fence after the free.
+TEST_F(peers, a_wait_for_freed_memory_uses_the_next_fence) {
   give(take(a, 3 << 20));
   auto const fence = a.fence();
   ASSERT_TRUE(fence.ok());
@@ -186,7 +187,7 @@ TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
 }
 
 // Paddle#38195, pytorch#68906: an event is made and destroyed for every use of a block on another stream.
-TEST_F(peers, a_thousand_uses_on_another_stream_make_a_handful_of_events) {
+TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
   for (int i = 0; i < 1000; ++i) {
     void* const p = take(a, 100'000);
     device().mark(p, b, at);
@@ -200,7 +201,7 @@ TEST_F(peers, a_thousand_uses_on_another_stream_make_a_handful_of_events) {
 
 // pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held,
 // and every other thread waits too.
-TEST_F(peers, while_one_thread_is_in_a_driver_call_for_memory_another_takes_and_gives_back_its_own) {
+TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
   clock::timeline& mine = bench.stream(0);
   give(take(mine, 30'000));
   give(take(mine, 100));
@@ -229,7 +230,7 @@ TEST_F(peers, while_one_thread_is_in_a_driver_call_for_memory_another_takes_and_
 }
 
 // pytorch#183501, #71745: one list of events for all streams: behind one that does not come, ninety GB stay.
-TEST_F(peers, what_waits_for_one_stream_does_not_hold_up_what_waits_for_another) {
+TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   auto const gate = bench.machine().hold(0, b.handle());
   clock::timeline& c = bench.stream(0);
   void* const held = take(a, 1 << 20), *const done = take(a, 1 << 20);
@@ -270,8 +271,8 @@ TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
 struct peers_without_mapping : peers {
   peers_without_mapping() : peers(false, simulated::running::seeded) {}
 };
-TEST_F(peers_without_mapping,
-       memory_is_not_given_back_while_a_collective_waits_for_a_rank_that_this_thread_has_still_to_serve) {
+// It waits for a rank that this thread has still to serve.
+TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {
   give(take(b, 3 << 20));
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
   auto const rank = bench.machine().hold(1, bench.stream(1).handle());
@@ -297,7 +298,7 @@ struct counting final : weir::driver::faulty {
 // A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777):
 // questions and new threads open nothing, work opens the device that it names,
 // and a guard's end does not open what it goes back to.
-TEST(peers_of_a_device, nothing_is_opened_on_a_device_that_nobody_uses) {
+TEST(peers_of_a_device, nothing_is_opened_on_an_unused_device) {
   auto owned = std::make_unique<counting>(driver::sim::make({.devices = 4, .memory = 64 << 20}).machine);
   auto& seen = *owned;
   auto const rt = make_runtime(std::move(owned), {}, "4 simulated devices");

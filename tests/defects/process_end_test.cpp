@@ -66,7 +66,7 @@ TEST_F(process_end, by_exit_with_everything_held_by_statics) {
   });
 }
 
-TEST_F(process_end, by_return_from_main_with_everything_held_by_statics) {
+TEST_F(process_end, by_return_from_main_with_live_statics) {
   EXPECT_CLEAN_END({
     ::setenv(ends_by_return, "1", 1);
     ::execl("/proc/self/exe", "process_end", static_cast<char*>(nullptr));
@@ -103,7 +103,7 @@ TEST_F(process_end, by_abort_with_work_in_flight) {
 }
 
 // The driver was torn down before our statics: every call answers so from some moment on.
-TEST_F(process_end, a_driver_that_has_gone_first_takes_nobody_along) {
+TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
   EXPECT_CLEAN_END({
     auto owned = std::make_unique<driver::faulty>(driver::sim::make({.devices = 2, .memory = 64_MiB}).machine);
     auto* const machine = owned.get();
@@ -131,7 +131,7 @@ TEST_F(process_end, a_driver_that_has_gone_first_takes_nobody_along) {
 // Two things would keep the plugin loaded whatever weir does: gcc's unique symbols, which plugin.map hides,
 // and the destructors of values of living threads, weir's own and the caller's, of which this leaves none.
 // What stays then does because weir asked.
-TEST_F(process_end, a_library_that_holds_weir_goes_when_it_was_not_used_and_stays_when_it_was) {
+TEST_F(process_end, a_library_with_weir_unloads_only_when_unused) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({
     auto const loaded = [] { return ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_NOLOAD) != nullptr; };
@@ -226,7 +226,7 @@ TEST_F(process_end, the_first_use_may_be_in_a_static_destructor) {
   });
 }
 
-TEST_F(process_end, static_runtimes_end_before_and_after_what_they_lent) {
+TEST_F(process_end, static_runtimes_end_around_their_objects) {
   EXPECT_CLEAN_END({
     static belongings before;
     static runtime mine(simulated{.devices = 2, .memory = 64_MiB});
@@ -253,7 +253,7 @@ TEST_F(process_end, threads_that_end_late_take_their_own_along) {
   });
 }
 
-TEST_F(process_end, an_exception_out_of_a_hosts_function_ends_the_process) {
+TEST_F(process_end, an_exception_of_a_host_function_ends_the_process) {
   for (auto const how : {simulated::running::threads, simulated::running::stepped, simulated::running::seeded}) {
     EXPECT_EXIT({
       ::alarm(20);

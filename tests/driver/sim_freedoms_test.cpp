@@ -50,7 +50,8 @@ struct bench {
   controls* control;
 };
 
-TEST(sim_freedoms, work_behind_another_streams_wait_on_their_connection_does_not_begin) {
+// Streams may share a connection to the device; another stream's wait blocks it.
+TEST(sim_freedoms, a_wait_blocks_other_work_on_its_connection) {
   bench b({.devices = 2, .memory = 1_MiB, .how = running::stepped, .connections = 1});
   auto const s = b.stream(), t = b.stream(), far = b.stream(1);
   auto const e = b.event(1);
@@ -69,7 +70,7 @@ TEST(sim_freedoms, work_behind_another_streams_wait_on_their_connection_does_not
   EXPECT_GT(b.times(2), 0u);
 }
 
-TEST(sim_freedoms, work_that_has_begun_holds_nobody_up_and_a_host_that_waits_gets_there) {
+TEST(sim_freedoms, begun_work_delays_nothing_and_a_host_wait_ends) {
   for (auto how : {running::seeded, running::threads, running::stepped}) {
     for (std::uint64_t seed = 1; seed <= (how == running::seeded ? 100u : 5u); ++seed) {
       bench b({.devices = 2, .memory = 1_MiB, .how = how, .seed = seed, .connections = 1 + static_cast<int>(seed % 3)});
@@ -106,7 +107,8 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
 
 // Two parts that wait for each other, and a wait that puts one of them behind what stands behind the other: a
 // deadlock that only shared connections have.
-TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come_and_an_unwise_wait_is_a_deadlock_with_a_name) {
+// An unwise wait is a deadlock with a name.
+TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   for (int connections : {0, 1}) {
     bench b({.devices = 2, .memory = 1_MiB, .how = running::stepped, .connections = connections});
     auto const parts = b.stream(0), beside = b.stream(0), far = b.stream(1);
@@ -135,7 +137,8 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come_and_an_unwise
   }
 }
 
-TEST(sim_freedoms, an_error_surfaces_at_any_later_call_and_at_the_latest_to_who_waits) {
+// At the latest to the call that waits.
+TEST(sim_freedoms, an_error_surfaces_at_a_later_call) {
   std::set<int> after;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
@@ -164,7 +167,7 @@ TEST(sim_freedoms, an_error_surfaces_at_any_later_call_and_at_the_latest_to_who_
   EXPECT_GT(after.size(), 2u);
 }
 
-TEST(sim_freedoms, a_host_that_waits_hears_of_an_error_at_once) {
+TEST(sim_freedoms, a_waiting_host_gets_an_error_at_once) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
     auto const s = b.stream(), t = b.stream();
@@ -208,7 +211,8 @@ TEST(sim_freedoms, only_one_host_function_is_under_way) {
   EXPECT_GT(waited, 50);
 }
 
-TEST(sim_freedoms, memory_is_refused_although_there_is_room_and_others_come_and_go) {
+// Other processes come and go.
+TEST(sim_freedoms, memory_may_be_refused_although_there_is_room) {
   int refused = 0;
   std::set<std::size_t> rooms;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -246,7 +250,8 @@ TEST(sim_freedoms, addresses_are_refused_although_there_are_some) {
 
 // Each call that may block takes that freedom at some seed, counts it,
 // and all work that can move has run then.
-TEST(sim_freedoms, every_call_but_those_that_enqueue_or_ask_sometimes_runs_all_work_first) {
+// Every call but those that enqueue or ask.
+TEST(sim_freedoms, calls_that_may_block_sometimes_run_all_work) {
   using calls = std::vector<std::pair<char const*, std::function<bool(bench&)>>>;
   event_handle from{}, to{};
   calls const all{
@@ -283,7 +288,7 @@ TEST(sim_freedoms, every_call_but_those_that_enqueue_or_ask_sometimes_runs_all_w
   }
 }
 
-TEST(sim_freedoms, a_corrupt_link_changes_what_crosses_it_and_nothing_else) {
+TEST(sim_freedoms, a_corrupt_link_changes_only_what_crosses_it) {
   for (auto how : {running::threads, running::stepped}) {
     bench b({.devices = 2, .memory = 4_MiB, .how = how});
     std::size_t const unit = b.machine->info(0).value.granularity;
@@ -340,7 +345,7 @@ TEST(sim_freedoms, time_jumps_forward) {
   EXPECT_GT(longest, 60'000) << "minutes";
 }
 
-TEST(sim_freedoms, without_freedoms_a_seeded_machine_tells_handles_apart_and_shares_nothing) {
+TEST(sim_freedoms, without_freedoms_nothing_is_shared) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed, .takes = taken::none});
     auto const s = b.stream();

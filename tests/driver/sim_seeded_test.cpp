@@ -54,7 +54,7 @@ struct bench {
   std::uint32_t* pinned;
 };
 
-TEST(sim_seeded, the_same_seed_and_calls_give_the_same_trace_and_other_seeds_others) {
+TEST(sim_seeded, the_trace_follows_from_seed_and_calls) {
   auto const trace = [](std::uint64_t seed, int ops) {
     bench b(seed);
     auto const s = b.stream(), t = b.stream(1);
@@ -80,7 +80,7 @@ TEST(sim_seeded, the_same_seed_and_calls_give_the_same_trace_and_other_seeds_oth
   EXPECT_GT(different.size(), 30u) << "few habits leave no choice, most do";
 }
 
-TEST(sim_seeded, work_that_nothing_orders_is_seen_before_after_and_half_way) {
+TEST(sim_seeded, unordered_work_is_seen_before_after_and_half_way) {
   std::set<std::uint32_t> seen;
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
     bench b(seed);
@@ -101,7 +101,7 @@ TEST(sim_seeded, work_that_nothing_orders_is_seen_before_after_and_half_way) {
   EXPECT_EQ(seen.size(), 3u);
 }
 
-TEST(sim_seeded, what_an_event_orders_is_never_seen_early) {
+TEST(sim_seeded, work_behind_an_event_is_never_early) {
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
     bench b(seed);
     auto const s = b.stream(), t = b.stream(1);
@@ -117,7 +117,7 @@ TEST(sim_seeded, what_an_event_orders_is_never_seen_early) {
   }
 }
 
-TEST(sim_seeded, a_pinned_source_is_read_at_any_time_until_completion) {
+TEST(sim_seeded, a_pinned_source_is_read_until_completion) {
   std::set<std::uint32_t> arrived;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     bench b(seed);
@@ -133,7 +133,7 @@ TEST(sim_seeded, a_pinned_source_is_read_at_any_time_until_completion) {
   EXPECT_EQ(arrived, (std::set<std::uint32_t>{1, 2}));
 }
 
-TEST(sim_seeded, who_polls_gets_there_and_complete_stays_complete) {
+TEST(sim_seeded, polling_ends_and_complete_stays_complete) {
   int late = 0, at_once = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     bench b(seed);
@@ -166,7 +166,7 @@ TEST(sim_seeded, completion_can_be_seen_later_than_the_bytes) {
   EXPECT_GT(seen, 0);
 }
 
-TEST(sim_seeded, a_host_that_waits_for_a_closed_gate_is_told_why_and_goes_on) {
+TEST(sim_seeded, a_wait_for_a_closed_gate_names_it_and_goes_on) {
   bench b(5);
   auto const s = b.stream(), t = b.stream(1);
   auto const e = b.event();
@@ -183,7 +183,7 @@ TEST(sim_seeded, a_host_that_waits_for_a_closed_gate_is_told_why_and_goes_on) {
   EXPECT_TRUE(b.machine->synchronize_stream(1, t).ok());
 }
 
-TEST(sim_seeded, handles_come_back_at_once_and_fresh_bytes_are_not_zero) {
+TEST(sim_seeded, handles_are_reused_and_fresh_bytes_are_not_zero) {
   bench b(9);
   auto const h = b.machine->create(0, page).value;
   address const at = b.machine->reserve(page, page).value;
@@ -197,7 +197,7 @@ TEST(sim_seeded, handles_come_back_at_once_and_fresh_bytes_are_not_zero) {
   EXPECT_EQ(b.stream(1), s);
 }
 
-TEST(sim_seeded, outputs_that_work_only_reads_or_leaves_alone_survive_the_poison) {
+TEST(sim_seeded, untouched_outputs_survive_the_poison) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     bench b(seed);
     auto const s = b.stream();
@@ -212,7 +212,7 @@ TEST(sim_seeded, outputs_that_work_only_reads_or_leaves_alone_survive_the_poison
   }
 }
 
-TEST(sim_seeded, losing_a_device_lets_go_of_what_its_running_work_used) {
+TEST(sim_seeded, a_lost_device_releases_what_its_work_used) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     bench b(seed);
     auto const s = b.stream();
@@ -251,7 +251,7 @@ TEST(sim_seeded, work_meets_the_pages_of_when_it_runs) {
   EXPECT_GT(ran, 10);
 }
 
-TEST(sim_seeded, a_fault_of_work_takes_the_other_devices_with_it_or_none) {
+TEST(sim_seeded, a_fault_takes_the_other_devices_with_it_or_none) {
   int taken = 0, spared = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
@@ -279,7 +279,7 @@ TEST(sim_seeded, a_fault_of_work_takes_the_other_devices_with_it_or_none) {
   EXPECT_GT(spared, 20);
 }
 
-TEST(sim_seeded, a_host_that_waits_for_what_a_fault_elsewhere_owes_hears_lost_and_its_own_device_is) {
+TEST(sim_seeded, a_wait_for_a_faulty_device_loses_its_own_device) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
     bench b(seed);
@@ -295,7 +295,7 @@ TEST(sim_seeded, a_host_that_waits_for_what_a_fault_elsewhere_owes_hears_lost_an
   }
 }
 
-TEST(sim_seeded, a_call_that_may_block_sometimes_waits_for_all_work) {
+TEST(sim_seeded, a_blocking_call_sometimes_waits_for_all_work) {
   int waited = 0, did_not = 0;
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
     bench b(seed);

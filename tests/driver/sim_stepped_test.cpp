@@ -96,7 +96,7 @@ TEST_F(sim_stepped, a_fifth_closed_gate_of_a_device_is_not_permitted) {
   EXPECT_TRUE(machine->hold(0, a).ok());
 }
 
-TEST_F(sim_stepped, who_asks_for_a_time_behind_a_lost_device_hears_lost) {
+TEST_F(sim_stepped, a_timed_wait_behind_a_lost_device_answers_lost) {
   auto const a = stream(), b = stream(1);
   auto const e = event();
   auto const start = machine->create_event(1, event_kind::timing).value,
@@ -130,7 +130,7 @@ TEST_F(sim_stepped, timing_events_count_the_machines_own_time) {
   EXPECT_EQ(machine->elapsed_ms(start, untimed).is.what, code::invalid);
 }
 
-TEST_F(sim_stepped, memory_is_bounded_and_another_process_may_take_some) {
+TEST_F(sim_stepped, memory_is_bounded_and_others_may_take_some) {
   auto const half = machine->create(0, 512_KiB);
   ASSERT_TRUE(half.ok());
   EXPECT_EQ(machine->create(0, 576_KiB).is.what, code::out_of_memory);
@@ -147,7 +147,7 @@ TEST_F(sim_stepped, memory_is_bounded_and_another_process_may_take_some) {
   EXPECT_EQ(machine->create(2, 64_KiB).is.what, code::invalid);
 }
 
-TEST_F(sim_stepped, links_are_what_was_asked_for_and_can_be_cut) {
+TEST_F(sim_stepped, links_are_as_requested_and_can_be_cut) {
   remake({.devices = 4, .memory = 1_MiB, .how = running::stepped, .peers = weir::simulated::links::pairs});
   EXPECT_TRUE(machine->peer(0, 1).value.access);
   EXPECT_TRUE(machine->peer(3, 2).value.access);
@@ -168,7 +168,7 @@ TEST_F(sim_stepped, links_are_what_was_asked_for_and_can_be_cut) {
   EXPECT_EQ(machine->synchronize_stream(0, a).what, code::lost);
 }
 
-TEST_F(sim_stepped, misuse_of_addresses_is_refused_and_changes_nothing) {
+TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
   address const at = machine->reserve(256_KiB, 64_KiB).value;
   auto const h = machine->create(0, 128_KiB).value;
   ASSERT_TRUE(machine->map(at, 128_KiB, h).ok());
@@ -216,7 +216,7 @@ TEST_F(sim_stepped, a_device_that_was_not_opened_serves_nothing) {
   EXPECT_TRUE(m.machine->info(0).ok());
 }
 
-TEST_F(sim_stepped, the_census_names_what_is_alive_and_is_handed_out_at_the_end) {
+TEST_F(sim_stepped, the_census_names_what_is_alive_at_the_end) {
   EXPECT_TRUE(control->census().empty());
   address const at = machine->reserve(64_KiB, 64_KiB).value;
   auto const h = machine->create(1, 64_KiB).value;
@@ -237,7 +237,7 @@ TEST_F(sim_stepped, the_census_names_what_is_alive_and_is_handed_out_at_the_end)
   EXPECT_EQ(lines, 6);
 }
 
-TEST_F(sim_stepped, the_kth_call_of_a_name_is_refused_and_does_nothing) {
+TEST_F(sim_stepped, the_kth_call_of_a_name_is_refused) {
   control->fail_call("create", 3, code::out_of_memory);
   EXPECT_TRUE(machine->create(0, 64_KiB).ok());
   EXPECT_TRUE(machine->create(0, 64_KiB).ok());
@@ -328,7 +328,7 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"open_gate", [](driver& d) { return d.open_gate(gate_handle::none); }}};
 }
 
-TEST_F(sim_stepped, every_call_of_the_seam_can_be_refused_by_its_name) {
+TEST_F(sim_stepped, every_call_of_the_driver_can_be_refused) {
   auto const calls = every_call();
   ASSERT_EQ(calls.size() + 1, faulty::call_names().size());
   for (std::size_t i = 0; i < calls.size(); ++i) {

@@ -37,7 +37,7 @@ TEST_F(sim_threads, a_held_stream_runs_nothing_and_then_all_in_order) {
   EXPECT_EQ(logged(), want);
 }
 
-TEST_F(sim_threads, a_wait_takes_the_record_of_its_time_across_devices) {
+TEST_F(sim_threads, a_wait_takes_the_current_record_across_devices) {
   auto const a = stream(0), b = stream(1), c = stream(0);
   auto const e = event(0);
   auto const gate = machine->hold(0, a);
@@ -55,7 +55,8 @@ TEST_F(sim_threads, a_wait_takes_the_record_of_its_time_across_devices) {
   EXPECT_EQ(machine->record(1, b, e).what, code::invalid);
 }
 
-TEST_F(sim_threads, copies_go_between_pinned_memory_and_devices_and_refuse_pageable_bytes) {
+// Pageable bytes are refused.
+TEST_F(sim_threads, copies_between_pinned_and_device_memory) {
   pages_of_host host(4_MiB);
   ASSERT_TRUE(machine->pin(host.at, host.bytes).ok());
   address const x = map(0, 2_MiB), y = map(1, 2_MiB);
@@ -106,7 +107,7 @@ TEST_F(sim_threads, bytes_belong_to_the_handle) {
   EXPECT_TRUE(control->census().empty());
 }
 
-TEST_F(sim_threads, a_kernel_that_touches_ungranted_memory_loses_its_device_only) {
+TEST_F(sim_threads, an_ungranted_access_loses_its_device_only) {
   address const y = map(1, 2_MiB);
   auto const s = stream(0), other = stream(1), waits = stream(1);
   auto const e = event(0);
@@ -137,7 +138,7 @@ TEST_F(sim_threads, a_kernel_that_touches_ungranted_memory_loses_its_device_only
 
 // The soak met it: whose error came first, the lost device's or "failed" of another whose stream stood behind
 // it, was the threads' choice.
-TEST_F(sim_threads, a_host_that_already_waits_for_work_behind_a_device_that_is_lost_hears_lost) {
+TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0), f = event(1);
   auto const gate = machine->hold(0, s);
@@ -159,7 +160,8 @@ TEST_F(sim_threads, a_host_that_already_waits_for_work_behind_a_device_that_is_l
   machine->open_gate(gate.value);
 }
 
-TEST_F(sim_threads, a_call_that_waits_for_room_behind_a_device_that_is_lost_returns_and_its_own_device_is_lost) {
+// Its own device is lost, too.
+TEST_F(sim_threads, a_call_waiting_for_room_behind_a_loss_returns) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0);
   auto const gate = machine->hold(0, s);
@@ -178,7 +180,7 @@ TEST_F(sim_threads, a_call_that_waits_for_room_behind_a_device_that_is_lost_retu
   machine->open_gate(gate.value);
 }
 
-TEST_F(sim_threads, a_call_that_waits_for_room_before_the_work_behind_a_lost_device_gets_it) {
+TEST_F(sim_threads, a_call_waiting_for_room_ahead_of_a_loss_gets_it) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0);
   auto const never = machine->hold(0, s), gate = machine->hold(1, behind);
@@ -244,7 +246,7 @@ TEST_F(sim_threads, unmap_waits_for_running_work_that_uses_the_range) {
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
 }
 
-TEST_F(sim_threads, a_call_that_appends_to_a_full_queue_waits_until_there_is_room) {
+TEST_F(sim_threads, a_call_on_a_full_queue_waits_for_room) {
   auto const s = stream();
   auto const gate = machine->hold(0, s);
   std::atomic<int> given{0};
@@ -263,7 +265,7 @@ TEST_F(sim_threads, a_call_that_appends_to_a_full_queue_waits_until_there_is_roo
   EXPECT_EQ(logged().size(), 3000u);
 }
 
-TEST_F(sim_threads, a_loss_frees_whoever_waits_for_room) {
+TEST_F(sim_threads, a_loss_ends_waits_for_room) {
   auto const s = stream();
   ASSERT_TRUE(machine->hold(0, s).ok());
   std::atomic<int> given{0};
@@ -278,28 +280,7 @@ TEST_F(sim_threads, a_loss_frees_whoever_waits_for_room) {
 }
 
 // As NVIDIA's driver: both give up memory that any queued work may use.
-TEST_F(sim_threads, unpin_and_release_segment_wait_for_all_work_given_so_far) {
-  pages_of_host host(4096);
-  ASSERT_TRUE(machine->pin(host.at, 4096).ok());
-  address const segment = machine->create_segment(0, 4096).value;
-  for (bool const pin : {true, false}) {
-    auto const s = stream();
-    auto const gate = machine->hold(0, s);
-    std::atomic<bool> ran{false}, over{false};
-    ASSERT_TRUE(machine->enqueue(0, s, {}, task::of([&] { ran = true; })).ok());
-    std::thread gives_up([&] {
-      EXPECT_TRUE((pin ? machine->unpin(host.at) : machine->release_segment(0, segment)).ok());
-      EXPECT_TRUE(ran);
-      over = true;
-    });
-    ::usleep(20000);
-    EXPECT_FALSE(over);
-    machine->open_gate(gate.value);
-    gives_up.join();
-  }
-}
-
-TEST_F(sim_threads, work_that_is_not_ready_stands_still_until_a_recheck_or_other_work) {
+TEST_F(sim_threads, work_not_ready_waits_for_a_recheck_or_other_work) {
   struct part {
     std::atomic<bool> go{false}, ran{false};
   } part;
@@ -366,7 +347,8 @@ driver* outlives_exit = nullptr;
 
 // Regression: threads were made when there was work,
 // and who waited for work that nobody would do waited for ever.
-TEST(sim_process, a_device_without_threads_does_not_open_and_has_all_it_needs_once_it_does) {
+// Once it opens it has all that it needs.
+TEST(sim_process, a_device_without_threads_does_not_open) {
   static int left;
   for (int k = 1; k <= 5; ++k) {
     auto m = make({.devices = 2, .memory = 8_MiB});
@@ -409,7 +391,7 @@ TEST(sim_process, calls_of_a_process_that_ends_answer_unloading) {
   EXPECT_EQ(WEXITSTATUS(how), 7);
 }
 
-TEST(sim_process, many_threads_on_many_streams_of_all_devices_each_see_their_own_order) {
+TEST(sim_process, streams_keep_their_order_among_many_threads) {
   auto m = make({.devices = 4, .memory = 64_MiB});
   auto& machine = *m.machine;
   for (int d = 0; d < 4; ++d) ASSERT_TRUE(machine.open(d).ok());

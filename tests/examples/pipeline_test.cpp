@@ -46,7 +46,7 @@ struct files : testing::Test {
   }
 };
 
-TEST_F(files, every_byte_comes_through_whatever_the_size_and_twice_through_is_the_file_again) {
+TEST_F(files, every_byte_arrives_and_two_passes_give_the_file) {
   for (std::size_t const bytes : {0, 1, 7, 8, 4096, 4097, 100'003}) {
     settings s{.input = make(bytes), .output = folder / "out", .batch = 4096, .depth = 3};
     auto const o = run(s);
@@ -74,7 +74,8 @@ TEST_F(files, a_byte_that_changed_on_disk_is_seen_by_the_checksum) {
   EXPECT_NE(checksum_of_restored(s.output), o.checksum);
 }
 
-TEST_F(files, a_file_that_shrinks_while_it_is_read_is_named_with_the_byte_and_memory_comes_back) {
+// The memory comes back.
+TEST_F(files, a_file_that_shrinks_is_named_with_the_byte) {
   settings s{.input = make(100'000), .output = folder / "out", .batch = 4096, .depth = 2};
   s.progress = [&](std::size_t, std::size_t) { std::filesystem::resize_file(s.input, 50'000); };
   auto const said = refusal(s);
@@ -90,7 +91,7 @@ TEST_F(files, a_full_disk_is_named) {
   EXPECT_EQ(weir::memory_allocated(), 0u);
 }
 
-TEST_F(files, what_cannot_be_opened_is_named) {
+TEST_F(files, an_unopenable_file_is_named) {
   EXPECT_NE(refusal({.input = folder / "none", .output = folder / "out"}).find("none cannot be read"),
             std::string::npos);
   EXPECT_NE(refusal({.input = make(8), .output = folder / "no" / "out"}).find("out cannot be written"),
@@ -99,7 +100,8 @@ TEST_F(files, what_cannot_be_opened_is_named) {
             std::string::npos);
 }
 
-TEST_F(files, an_output_that_is_the_input_by_any_name_is_refused_and_the_input_stays) {
+// By any name; the input stays.
+TEST_F(files, an_output_that_is_the_input_is_refused) {
   auto const input = make(10'000);
   auto const was = all_of(input);
   std::filesystem::create_hard_link(input, folder / "hard");
@@ -111,7 +113,7 @@ TEST_F(files, an_output_that_is_the_input_by_any_name_is_refused_and_the_input_s
   }
 }
 
-TEST_F(files, what_has_no_end_or_no_size_is_no_input) {
+TEST_F(files, a_file_without_end_or_size_is_refused) {
   EXPECT_NE(refusal({.input = folder, .output = folder / "out"}).find("is a directory"), std::string::npos);
   EXPECT_NE(refusal({.input = "/dev/zero", .output = folder / "out"}).find("/dev/zero is no file with an end"),
             std::string::npos);
@@ -122,7 +124,7 @@ TEST_F(files, what_has_no_end_or_no_size_is_no_input) {
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
 }
 
-TEST_F(files, more_than_the_disk_has_room_for_is_refused_before_a_byte_is_written) {
+TEST_F(files, a_full_disk_is_refused_before_a_byte_is_written) {
   std::string said;
   try {
     require_room(folder / "out", std::size_t{1} << 60);

@@ -28,14 +28,14 @@ settings small(std::ostream& out) {
 
 class seeds_topic : public testing::TestWithParam<topic> {};
 
-TEST_P(seeds_topic, EveryRowIsAsItMustBe) {
+TEST_P(seeds_topic, every_row_is_as_expected) {
   std::ostringstream said;
   EXPECT_EQ(GetParam().run(small(said)), 0) << said.str();
 }
 INSTANTIATE_TEST_SUITE_P(all, seeds_topic, testing::ValuesIn(topics().begin(), topics().end()),
                          [](auto const& which) { return std::string(which.param.name); });
 
-TEST(seeds_table, ARowThatIsNotAsItMustBeIsToldAndCounted) {
+TEST(seeds_table, an_unexpected_row_is_reported_and_counted) {
   std::ostringstream said;
   settings const with = small(said);
   machine const on(with, {.devices = 1, .memory = 64_MiB}, {});
@@ -52,7 +52,7 @@ TEST(seeds_table, ARowThatIsNotAsItMustBeIsToldAndCounted) {
 }
 
 // Each gradient against what the loss does when that number is moved a little.
-TEST(seeds_tape, GradientsAreTheSlopesOfTheLoss) {
+TEST(seeds_tape, gradients_are_the_slopes_of_the_loss) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
   weir::manual_seed(5);
@@ -86,7 +86,7 @@ TEST(seeds_tape, GradientsAreTheSlopesOfTheLoss) {
   }
 }
 
-TEST(seeds_tape, AnInPlaceChangeOfASavedValueIsRefusedByName) {
+TEST(seeds_tape, an_in_place_change_of_a_saved_value_is_refused) {
   var const x = var::parameter(weir::ones({2, 2}, {.on = weir::cpu}));
   var const h = mul(x, x), loss = mean(sin(h));
   weir::tensor(h.value()).relu_();

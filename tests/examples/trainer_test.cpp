@@ -67,7 +67,8 @@ class trained : public testing::Test {
   settings with_;
 };
 
-TEST_F(trained, one_global_batch_gives_the_same_losses_on_1_2_and_4_devices_and_the_same_bits_on_all) {
+// One global batch; the same bits on all replicas.
+TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   run const one = train_on(1);
   ASSERT_EQ(one.losses.size(), 50u);
   EXPECT_NEAR(one.losses[0], std::log(static_cast<double>(with_.shape.vocabulary)), 1.0);
@@ -85,7 +86,8 @@ TEST_F(trained, one_global_batch_gives_the_same_losses_on_1_2_and_4_devices_and_
   }
 }
 
-TEST_F(trained, activations_made_again_give_the_same_bits_for_less_memory) {
+// They take less memory.
+TEST_F(trained, recomputed_activations_give_the_same_bits) {
   with_.shape.layers = 9, with_.shape.hidden = 64, with_.batch = 256, with_.steps = 6;
   auto const peak_of = [&](int replicas) {
     weir::reset_peak_memory_stats(0);
@@ -139,7 +141,7 @@ TEST_F(trained, halves_train_as_floats_do) {
   }
 }
 
-TEST_F(trained, a_step_whose_gradients_are_too_large_for_halves_is_left_out_on_all_replicas) {
+TEST_F(trained, a_step_that_overflows_is_skipped_on_all_replicas) {
   with_.how.type = weir::float16;
   with_.steps = 20;
   with_.rate = 1e30f;  // the first step that counts drives the parameters off, and no gradient is finite after it
@@ -153,7 +155,7 @@ TEST_F(trained, a_step_whose_gradients_are_too_large_for_halves_is_left_out_on_a
   for (float const v : r.out.values) ASSERT_TRUE(std::isfinite(v));
 }
 
-TEST_F(trained, the_table_tells_what_was_taken) {
+TEST_F(trained, the_table_names_the_memory_taken) {
   with_.shape.layers = 8, with_.shape.hidden = 128, with_.batch = 512, with_.steps = 3;
   text const t(with_.text_file, with_.shape.context);
   with_.shape.vocabulary = t.vocabulary();
@@ -204,7 +206,7 @@ TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
   EXPECT_EQ(train_on(1, &read).out.fingerprints, rest.out.fingerprints);
 }
 
-TEST_F(trained, a_damaged_checkpoint_is_refused_whatever_byte_is_damaged) {
+TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.save_file = folder_ / "model";
   with_.steps = 2;
   run const r = train_on(1);
@@ -231,7 +233,7 @@ TEST_F(trained, a_damaged_checkpoint_is_refused_whatever_byte_is_damaged) {
   EXPECT_FALSE(refused(good));
 }
 
-TEST_F(trained, a_text_that_cannot_be_read_is_too_short_or_is_not_text_is_refused_by_name) {
+TEST_F(trained, an_unusable_text_is_refused_by_name) {
   auto const says = [&](std::filesystem::path const& file) -> std::string {
     try {
       text t(file, 8);
@@ -248,7 +250,7 @@ TEST_F(trained, a_text_that_cannot_be_read_is_too_short_or_is_not_text_is_refuse
   EXPECT_NE(says(folder_ / "binary").find("not text"), std::string::npos);
 }
 
-TEST_F(trained, out_of_memory_in_one_replica_stops_all_with_its_report) {
+TEST_F(trained, out_of_memory_in_one_replica_stops_all) {
   weir::set_memory_limit(4 << 20, 0);
   with_.batch = 4096;
   with_.shape.hidden = 512;

@@ -116,7 +116,7 @@ class program {
   unsigned char last_ = 0;
 };
 
-TEST(explore_answers, in_all_programs_of_four_calls_on_two_streams_bytes_are_their_owners) {
+TEST(explore_answers, all_programs_of_four_calls_keep_their_bytes) {
   // Under sanitizers, where few seeds are asked for, of three.
   std::size_t const calls_each = tests::number_from_environment("WEIR_TEST_SEEDS", 1000) < 1000 ? 3 : 4;
   auto const runs = tests::explore_all({.name = "short_programs", .runs = 1'000'000}, [&](trial& t) {
@@ -128,7 +128,7 @@ TEST(explore_answers, in_all_programs_of_four_calls_on_two_streams_bytes_are_the
   EXPECT_TRUE(runs == 0 || runs >= (calls_each == 4 ? 5000 : 500)) << runs;
 }
 
-TEST(explore_answers, in_longer_programs_under_all_answers_bytes_are_their_owners) {
+TEST(explore_answers, longer_programs_keep_their_bytes) {
   tests::explore_answers({.name = "forty_calls", .runs = 300}, 16, [](trial& t) {
     std::vector<std::uint32_t> calls;
     for (std::uint32_t n = 5 + t.draw(36); n > 0; --n) calls.push_back(t.draw(program::kinds));

@@ -17,7 +17,8 @@ bool meets_the_quick_ways(std::uint64_t runs_made) {
   return runs_made >= 50 && base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES");
 }
 
-TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut_emptied_and_left_behind) {
+// Nor doubled or miscounted, while caches are shut, emptied and left behind.
+TEST(explore_caches, no_slot_is_lost_while_caches_are_emptied) {
   // with a point at each atomic a run takes longer, and says more
   std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;
   auto const made = tests::explore_program("caches", runs);
@@ -32,7 +33,7 @@ TEST(explore_caches, no_slot_is_lost_doubled_or_miscounted_while_caches_are_shut
   }
 }
 
-TEST(explore_caches, what_goes_home_together_is_nobodys_before_the_last_to_use_it_is_done) {
+TEST(explore_caches, slots_returned_together_wait_for_all_users) {
   auto const made = tests::explore_program("handed_over", tests::points_at_atomics ? 100 : 300);
   using program = tests::handed_over_among_threads;
   std::printf("frees without the lock %llu, with it %llu\n", static_cast<unsigned long long>(program::gathered),
@@ -42,12 +43,12 @@ TEST(explore_caches, what_goes_home_together_is_nobodys_before_the_last_to_use_i
   }
 }
 
-TEST(explore_caches, one_thread_at_a_time_holds_a_lock_that_has_an_owner) {
+TEST(explore_caches, an_owned_lock_is_held_by_one_thread_at_a_time) {
   if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
   tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
 }
 
-TEST(explore_caches, no_mark_is_lost_that_threads_put_on_one_block_at_once) {
+TEST(explore_caches, concurrent_marks_of_one_block_are_all_kept) {
   tests::explore_program("marks", tests::points_at_atomics ? 200 : 50);
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t parts = 2;  // so that processors share them
 class explore_captures : public ::testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(explore_captures, among_threads_every_byte_of_every_launch_is_right) {
+TEST_P(explore_captures, every_byte_is_right_among_threads) {
   tests::explore_program("captures_among_threads", tests::points_at_atomics ? 400 : 4000, GetParam(), parts);
 }
 INSTANTIATE_TEST_SUITE_P(seeds, explore_captures, ::testing::Range<std::uint64_t>(0, parts));

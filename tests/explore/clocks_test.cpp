@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint64_t parts = 2;  // so that processors share them
 class explore_clocks : public ::testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(explore_clocks, among_threads_all_that_is_said_to_be_ordered_or_complete_is) {
+TEST_P(explore_clocks, order_and_completion_are_true_among_threads) {
   tests::explore_program("clocks_among_threads", 32'000, GetParam(), parts);
 }
 INSTANTIATE_TEST_SUITE_P(seeds, explore_clocks, ::testing::Range<std::uint64_t>(0, parts));

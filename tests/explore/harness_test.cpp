@@ -28,7 +28,7 @@ TEST(tape, gives_the_simplest_choices_after_the_last_one_given) {
       << "one out of one is no choice";
 }
 
-TEST(tape, of_a_seed_keeps_its_weights_and_replays_from_what_was_written) {
+TEST(tape, of_a_seed_keeps_its_weights_and_replays) {
   int coins = 0, rare = 0, other[4] = {}, second = 0;
   for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
     tape t(seed);
@@ -50,7 +50,7 @@ TEST(tape, of_a_seed_keeps_its_weights_and_replays_from_what_was_written) {
   EXPECT_NEAR(second, 800, 60);
 }
 
-TEST(tape, as_a_file_comes_back_and_says_what_is_wrong_with_it) {
+TEST(tape, a_file_is_read_back_and_errors_are_named) {
   tests::tape_file const f{"some_program", 17, 0x123456789abcdef0, true, tape::numbers(100, 5)};
   auto const back = tests::tape_file::parse(f.text());
   EXPECT_EQ(back.text(), f.text());
@@ -71,7 +71,7 @@ TEST(tape, as_a_file_comes_back_and_says_what_is_wrong_with_it) {
   EXPECT_EQ(why("weir tape 1\nseed 3\n"), "no tape: no program is named");
 }
 
-TEST(shrink, leaves_what_the_failure_needs) {
+TEST(shrink, leaves_only_what_the_failure_needs) {
   tape::numbers first(200, 0);
   for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<std::uint32_t>(i * 7 % 50);
   auto const fails = [](tape::numbers& n) {  // a 40 and, anywhere behind it, something above 12
@@ -102,7 +102,7 @@ void lost_update(trial& t) {
   if (number != 6) t.fail("an update was lost");
 }
 
-TEST(explore, finds_what_is_planted_and_its_shrunk_tape_fails_again_to_the_same_hash) {
+TEST(explore, a_shrunk_tape_fails_again_with_the_same_hash) {
   tests::explore_options const o{.name = "lost_update", .runs = 100};
   auto const f = tests::search(o, lost_update);
   ASSERT_GT(f.at, 0u);
@@ -133,7 +133,7 @@ class with_tape {
       (std::filesystem::temp_directory_path() / ("weir-harness-" + std::to_string(::getpid()) + ".tape")).string();
 };
 
-TEST(explore, a_tape_that_takes_another_course_than_when_written_is_a_failure) {
+TEST(explore, a_tape_that_takes_another_course_is_a_failure) {
   auto const body = [](trial& t) { t.machine().open(static_cast<int>(t.draw(1))), t.draw(9); };
   tests::explore_options const o{.name = "harmless"};
   tape t(3, {4});
@@ -184,7 +184,7 @@ TEST(explore, all_orders_of_two_threads_are_among_all_tapes) {
   EXPECT_EQ(orders, (std::set<std::string>{"aabb", "abab", "abba", "baab", "baba", "bbaa"}));
 }
 
-TEST(explore, a_machine_that_keeps_something_and_a_stuck_thread_fail_their_run) {
+TEST(explore, a_leak_and_a_stuck_thread_fail_their_run) {
   auto const kept = tests::search({.name = "kept", .runs = 1}, [](trial& t) {
     t.machine().open(0);
     (void)t.machine().create_event(0, driver::event_kind::order_only);

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t parts = 4;  // so that processors share them
 class explore_memory : public ::testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(explore_memory, among_threads_every_byte_of_every_block_is_its_owners) {
+TEST_P(explore_memory, every_byte_is_right_among_threads) {
   // with a point at each atomic a run takes longer, and says more
   tests::explore_program("memory_among_threads", tests::points_at_atomics ? 5000 : 14'000, GetParam(), parts);
 }

@@ -11,28 +11,30 @@
 namespace weir {
 namespace {
 
-TEST(explore_threads, a_block_given_back_is_another_streams_only_when_its_work_is_done) {
+TEST(explore_threads, a_freed_block_serves_others_after_its_work) {
   tests::explore_program("given_back", 500);
 }
-TEST(explore_threads, what_two_threads_make_one_stream_wait_for_is_known_of_both) {
+TEST(explore_threads, what_two_threads_wait_for_is_known_of_both) {
   tests::explore_program("knowledge", 500);
 }
-TEST(explore_threads, an_end_is_never_gathered_before_its_beginning) { tests::explore_program("history", 500); }
-TEST(explore_threads, everybody_who_waits_for_the_crew_comes_back) { tests::explore_program("crew", 500); }
+TEST(explore_threads, an_end_is_never_gathered_before_its_start) { tests::explore_program("history", 500); }
+TEST(explore_threads, every_wait_for_the_crew_ends) { tests::explore_program("crew", 500); }
 
-TEST(explore_threads, pinned_memory_is_not_written_under_a_copy_and_not_refused_where_there_is_room) {
+// Nor is it refused where there is room.
+TEST(explore_threads, pinned_memory_is_safe_under_copies) {
   tests::explore_program("pinned", 120);
 }
-TEST(explore_threads, nobody_goes_without_memory_that_is_on_its_way) { tests::explore_program("short", 60); }
-TEST(explore_threads, a_host_far_ahead_gets_its_small_blocks_again_behind_who_reads_them) {
+TEST(explore_threads, memory_that_is_coming_back_is_not_refused) { tests::explore_program("short", 60); }
+TEST(explore_threads, a_host_far_ahead_reuses_small_blocks) {
   tests::explore_program("far_ahead", 60);
 }
-TEST(explore_threads, what_is_refused_to_one_costs_nobody_memory_or_bytes) { tests::explore_program("refused", 400); }
-TEST(explore_threads, a_pool_gives_no_range_twice_and_refuses_none_where_there_is_room) {
+TEST(explore_threads, a_refusal_costs_no_memory_or_bytes) { tests::explore_program("refused", 400); }
+// Nor does it refuse one where there is room.
+TEST(explore_threads, a_pool_gives_no_range_twice) {
   tests::explore_program("pool", 60);
 }
 
-TEST(tapes, that_are_committed_name_a_program_and_are_named_after_it) {
+TEST(tapes, are_named_after_their_program) {
   std::size_t n = 0;
   for (auto const& entry : std::filesystem::directory_iterator(tests::tapes_folder())) {
     if (entry.path().extension() != ".tape") continue;

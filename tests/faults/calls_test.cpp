@@ -33,7 +33,7 @@ std::vector<code> codes_of(call c) {
 
 struct failing_calls : ::testing::TestWithParam<scenario> {};
 
-TEST_P(failing_calls, leave_everything_whole_and_the_scenario_then_runs) {
+TEST_P(failing_calls, leave_all_whole_and_the_scenario_runs) {
   scenario const& s = GetParam();
   auto const e = expectations(s);
   std::uint64_t all = 0;
@@ -79,7 +79,7 @@ std::vector<row> table_of_pairs() {
   return all;
 }
 
-TEST(contracts, every_status_of_every_call_was_injected_in_some_scenario) {
+TEST(contracts, every_status_of_every_call_was_injected) {
   if (undisturbed_only()) GTEST_SKIP() << "a checker looks on";
   pair_counts counts{};
   for (scenario const& s : scenarios()) {

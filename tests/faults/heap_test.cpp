@@ -32,7 +32,7 @@ namespace {
 
 struct failing_heap : ::testing::TestWithParam<scenario> {};
 
-TEST_P(failing_heap, leaves_everything_whole_and_the_scenario_then_runs) {
+TEST_P(failing_heap, leaves_all_whole_and_the_scenario_runs) {
   if (std::getenv("WEIR_CHECK_RACES"))
     GTEST_SKIP() << "the checker allocates inside calls of the driver, and does not go on without memory";
   scenario const& s = GetParam();
@@ -88,7 +88,7 @@ TEST(a_crew_without_memory, copies_all_that_it_was_given) {
 
 // Regression: what was to become a stream's memory was not freed when its arena had no memory ("three streams
 // left one block of the heap": allocation 66 and 2 after it), for the arena promised not to throw.
-TEST(an_arena_without_memory, gives_back_what_it_was_made_in) {
+TEST(an_arena_without_memory, frees_its_own_pages) {
   struct alignas(64) holder {
     memory::arena inside;
   };
@@ -133,7 +133,7 @@ TEST(shared_memory_without_memory, is_given_back_in_the_end) {
   }
 }
 
-TEST(a_pool_without_memory, takes_back_what_it_holds_when_there_is_some_again) {
+TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
   if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
@@ -189,7 +189,8 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
 
 // A use of a pinned block that there was no memory to note:
 // nobody can know when it is over, so the block serves nobody any more.
-TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed_out_again) {
+// Their use could not be noted for want of memory.
+TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
   enum class noted { all, not_all_streams, not_all_stamps };
   for (noted const how : {noted::all, noted::not_all_streams, noted::not_all_stamps}) {
     tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
@@ -221,7 +222,7 @@ TEST(pinned_blocks_without_memory, whose_use_could_not_be_noted_are_never_handed
 
 // What notes a block's use by a stream serves for other blocks once that one is given back,
 // which takes no memory.
-TEST(uses_of_pinned_blocks, come_back_with_their_blocks_without_memory) {
+TEST(pinned_uses, come_back_with_their_blocks) {
   tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
   std::vector<clock::timeline*> users;
@@ -242,7 +243,7 @@ TEST(uses_of_pinned_blocks, come_back_with_their_blocks_without_memory) {
 // Regression: such a thread gave the baton back and then let go of what it was in its machine: with other
 // load beside it a trial's census saw that ("3 blocks of the heap are left").
 // Here it runs only when nobody else wants its processor.
-TEST(a_thread_kept_for_another_machine, owns_nothing_of_one_that_has_gone_on_without_it) {
+TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
   struct in_turn final : base::relay_choices {
     int next(int now, std::span<int const>) noexcept override { return now; }
     int instead(int, std::span<int const> can) noexcept override { return can.front(); }

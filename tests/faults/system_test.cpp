@@ -16,7 +16,7 @@ namespace {
 
 struct refusing_system : ::testing::TestWithParam<scenario> {};
 
-TEST_P(refusing_system, leaves_everything_whole_and_the_scenario_then_runs) {
+TEST_P(refusing_system, leaves_all_whole_and_the_scenario_runs) {
   scenario const& s = GetParam();
   expectation const e = undisturbed_once_warm(s, 1);
   ASSERT_FALSE(e.system.empty());
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(with_threads, refusing_system, ::testing::ValuesIn(with
 INSTANTIATE_TEST_SUITE_P(of, refusing_system, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
                          [](auto const& info) { return info.param.name; });
 
-TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
+TEST(system_contracts, every_call_was_refused_in_some_scenario) {
   if (undisturbed_only()) GTEST_SKIP() << "a checker looks on";
   pair_counts counts{};
   for (scenario const& s : either_way()) {
@@ -81,7 +81,7 @@ TEST(contracts_of_the_system, every_call_was_refused_in_some_scenario) {
 }
 
 // What is asked once in a process is refused in one of its own, from the start.
-TEST(a_process, runs_although_what_is_asked_once_is_refused) {
+TEST(a_process, runs_although_startup_queries_are_refused) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto const all_run = [] {
     os::refuse_by([](os::call c) noexcept { return os::made_once(c); });
@@ -94,7 +94,8 @@ TEST(a_process, runs_although_what_is_asked_once_is_refused) {
   EXPECT_EXIT(all_run(), ::testing::ExitedWithCode(0), "");
 }
 
-TEST(a_guarded_machine, loses_a_device_whose_pages_the_system_does_not_open) {
+// The system refuses to open them.
+TEST(a_guarded_machine, loses_a_device_whose_pages_stay_closed) {
   runtime rt{simulated{.devices = 1, .memory = 4_MiB, .how = simulated::running::seeded, .seed = 1, .guarded = true}};
   runtime_guard const in{rt};
   buffer const b(100);

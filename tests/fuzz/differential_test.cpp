@@ -56,7 +56,7 @@ TEST(differential, stepped_and_threads_answer_alike) {
       });
 }
 
-TEST(differential, stepped_and_seeded_answer_alike_whatever_the_seed) {
+TEST(differential, stepped_and_seeded_answer_alike_for_every_seed) {
   limits const may;
   compare(
       "seeded", 200,
@@ -68,7 +68,8 @@ TEST(differential, stepped_and_seeded_answer_alike_whatever_the_seed) {
       });
 }
 
-TEST(differential, stepped_and_seeded_with_freedoms_answer_alike_but_for_handles_that_came_back) {
+// But for handles that came back.
+TEST(differential, stepped_and_seeded_with_freedoms_answer_alike) {
   limits const may{.stale_streams = false};
   compare(
       "seeded_freely", 200,
@@ -125,19 +126,22 @@ void expect_found_out() {
   FAIL() << "never found";
 }
 
-TEST(differential, a_machine_whose_waits_do_nothing_is_found_out_by_a_short_program) { expect_found_out<no_waits>(); }
-TEST(differential, a_machine_whose_legacy_stream_joins_nobody_is_found_out_by_a_short_program) {
+TEST(differential, a_machine_without_waits_is_found) { expect_found_out<no_waits>(); }
+// By a short program.
+TEST(differential, a_legacy_stream_that_joins_none_is_found) {
   expect_found_out<nothing_joins_legacy>();
 }
-TEST(differential, a_machine_that_launches_nothing_is_found_out_by_a_short_program) {
+// By a short program.
+TEST(differential, a_machine_that_launches_nothing_is_found) {
   expect_found_out<launches_nothing>();
 }
-TEST(differential, a_machine_whose_captures_are_not_spoiled_is_found_out_by_a_short_program) {
+// By a short program.
+TEST(differential, a_machine_that_spoils_no_capture_is_found) {
   expect_found_out<keeps_spoiled>();
 }
 
 // That nothing differs says something only if it was asked.
-TEST(differential, programs_make_what_they_are_for) {
+TEST(differential, programs_meet_their_purpose) {
   struct wanted {
     verb what;
     char const* answer;

@@ -60,7 +60,7 @@ struct moved {
   }
 };
 
-TEST(ghosts, a_handle_wanted_again_where_it_was_comes_home_without_a_driver_call) {
+TEST(ghosts, a_handle_returns_home_without_a_driver_call) {
   moved m;
   m.move();
   EXPECT_EQ(m.calls->unmaps, 0) << "a move unmaps nothing";
@@ -80,7 +80,8 @@ TEST(ghosts, a_handle_wanted_again_where_it_was_comes_home_without_a_driver_call
   m.expect_sound();
 }
 
-TEST(ghosts, what_is_ordered_moves_while_work_still_uses_it_and_is_unmapped_only_when_that_is_complete) {
+// They are unmapped only when that work is complete.
+TEST(ghosts, ordered_handles_move_while_work_still_uses_them) {
   moved m;
   auto const work = [&](char* p, std::size_t pages) {
     driver::touch const use{reinterpret_cast<driver::address>(p), pages * page, true};
@@ -103,7 +104,7 @@ TEST(ghosts, what_is_ordered_moves_while_work_still_uses_it_and_is_unmapped_only
   m.expect_sound();
 }
 
-TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
+TEST(ghosts, nothing_is_unmapped_before_work_is_complete) {
   moved m;
   auto const in_a_hole = [&](char const* p) {
     return p < m.holes[0] + 16 * page || (p >= m.holes[1] && p < m.holes[1] + 16 * page);
@@ -119,14 +120,15 @@ TEST(ghosts, where_work_is_not_complete_nothing_is_unmapped_and_nobody_lives) {
   m.expect_sound();
 }
 
-TEST(ghosts, in_random_programs_that_leave_more_than_are_kept_none_is_unmapped_under_work) {
+// They leave more than are kept.
+TEST(ghosts, random_programs_unmap_none_under_work) {
   for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
     auto const v = tests::ghosts_program(seed).run();
     ASSERT_TRUE(v.ok()) << "WEIR_TEST_SEED=" << seed << ": " << v;
   }
 }
 
-TEST(ghosts, a_place_that_the_device_may_not_use_is_unmapped_at_once_and_is_no_ghost) {
+TEST(ghosts, a_place_closed_to_the_device_is_unmapped_at_once) {
   moved m;
   int const before = m.calls->maps;
   // of the page that is made, then of the first that moves
@@ -138,7 +140,8 @@ TEST(ghosts, a_place_that_the_device_may_not_use_is_unmapped_at_once_and_is_no_g
 }
 
 // Every driver call of a move, a way home and a return refused in turn, once and from then on for a while.
-TEST(ghosts, any_call_refused_leaves_every_list_whole_and_all_goes_back_in_the_end) {
+// All goes back in the end.
+TEST(ghosts, any_call_refused_leaves_every_list_whole) {
   auto const program = [](moved& m) {
     int failed = 0;
     auto const attempt = [&](auto act) {

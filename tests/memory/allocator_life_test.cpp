@@ -27,7 +27,7 @@ struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
   }
 };
 
-TEST(allocator_pages, handles_are_the_largest_powers_of_two_that_fit_the_gap) {
+TEST(allocator_pages, handles_are_the_largest_fitting_power_of_two) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
@@ -41,7 +41,7 @@ TEST(allocator_pages, handles_are_the_largest_powers_of_two_that_fit_the_gap) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-TEST(allocator_layout, the_parts_of_a_range_make_up_the_whole_and_the_counters_say_the_same) {
+TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
   memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
@@ -75,7 +75,8 @@ TEST(allocator_layout, the_parts_of_a_range_make_up_the_whole_and_the_counters_s
   for (void* const p : all) d.deallocate(p, nullptr, at);
 }
 
-TEST(allocator_pages, with_a_second_stream_active_a_fence_is_recorded_for_each_16_MiB_freed_and_none_without) {
+// With a second active stream; none without.
+TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
   memory::allocator& d = bench.on(0);
   clock::timeline& a = bench.stream(0);
@@ -90,7 +91,8 @@ TEST(allocator_pages, with_a_second_stream_active_a_fence_is_recorded_for_each_1
   EXPECT_EQ(d.statistics().fences, 2u) << "after 16 MiB, and after 32 more that nobody looked for";
 }
 
-TEST(allocator_forked, a_child_gets_a_typed_error_and_leaves_the_parents_memory_alone) {
+// It leaves the parent's memory alone.
+TEST(allocator_forked, a_child_gets_a_typed_error) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
@@ -116,7 +118,7 @@ TEST(allocator_forked, a_child_gets_a_typed_error_and_leaves_the_parents_memory_
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-TEST(allocator_teardown, memory_still_held_is_reported_and_stays_with_its_owner) {
+TEST(teardown, held_memory_is_reported_and_stays_valid) {
   std::vector<std::string> left;
   ::testing::internal::CaptureStderr();
   {
@@ -133,7 +135,7 @@ TEST(allocator_teardown, memory_still_held_is_reported_and_stays_with_its_owner)
   EXPECT_GT(mappings, 0u) << "the held block's pages";
 }
 
-TEST(allocator_teardown, nothing_is_left_of_a_runtime_whose_blocks_were_all_freed) {
+TEST(teardown, nothing_is_left_of_a_runtime_without_blocks) {
   std::vector<std::string> left{"never called"};
   {
     memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
@@ -148,7 +150,7 @@ TEST(allocator_teardown, nothing_is_left_of_a_runtime_whose_blocks_were_all_free
   EXPECT_EQ(left, std::vector<std::string>{});
 }
 
-TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
+TEST(allocator_segments, serve_behind_the_same_arena) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {},
                      [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
   memory::allocator& d = bench.on(0);
@@ -164,7 +166,8 @@ TEST(allocator_without_mapping, segments_serve_behind_the_same_arena) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-TEST(allocator_without_mapping, a_block_of_the_smallest_size_gets_a_granule_where_no_run_of_slots_is_to_be_had) {
+// Where no run of slots is to be had.
+TEST(allocator_segments, the_smallest_size_gets_a_granule) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
   memory::allocator& d = bench.on(0);
   d.set_limit(page);
@@ -173,7 +176,8 @@ TEST(allocator_without_mapping, a_block_of_the_smallest_size_gets_a_granule_wher
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-TEST(allocator_without_mapping, a_segment_that_is_refused_is_told_of_again_and_one_that_goes_counts_no_more) {
+// One that goes counts no more.
+TEST(allocator_segments, a_refused_one_is_reported_again) {
   constexpr std::size_t bytes = 1 << 20;
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
   memory::allocator& d = bench.on(0);
@@ -210,7 +214,8 @@ struct meanwhile final : weir::driver::faulty {
   std::function<void()> then;
 };
 
-TEST(allocator_without_mapping, a_segment_comes_back_to_another_before_who_gave_it_away_has_returned) {
+// Before the call that gave it away has returned.
+TEST(allocator_segments, one_returns_to_another_stream_early) {
   for (bool const same_stream : {true, false}) {
     meanwhile* machine = nullptr;
     memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::seeded, .seed = 1, .maps = false},
@@ -236,7 +241,8 @@ TEST(allocator_without_mapping, a_segment_comes_back_to_another_before_who_gave_
   }
 }
 
-TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmapped_only_after_it) {
+// A stream of another device still uses them.
+TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
   memory_bench bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
@@ -258,7 +264,7 @@ TEST(allocator_end, pages_that_a_stream_of_another_device_still_uses_are_unmappe
 }
 
 // Regression: the refusal was not looked at, and the pages went under work that was still to run.
-TEST(allocator_end, pages_stay_when_the_device_cannot_be_waited_for) {
+TEST(allocator_end, pages_stay_when_the_device_cannot_wait) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
@@ -273,7 +279,7 @@ TEST(allocator_end, pages_stay_when_the_device_cannot_be_waited_for) {
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
-TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
+TEST(oom_callbacks, removal_waits_for_calls_of_other_threads) {
   struct slow {
     std::atomic<bool> entered{false}, left{false};
   } state;
@@ -297,7 +303,7 @@ TEST(allocator_callbacks, removing_one_waits_until_no_other_thread_is_in_it) {
   EXPECT_FALSE(state.entered);
 }
 
-TEST(allocator_callbacks, two_that_remove_themselves_on_two_threads_do_not_wait_for_each_other) {
+TEST(oom_callbacks, two_that_remove_themselves_do_not_deadlock) {
   struct shared {
     memory::oom_callbacks all;
     std::atomic<int> inside{0};
@@ -321,7 +327,7 @@ TEST(allocator_callbacks, two_that_remove_themselves_on_two_threads_do_not_wait_
   other.join();
 }
 
-TEST(allocator_callbacks, one_may_remove_itself_and_one_that_throws_is_left) {
+TEST(oom_callbacks, one_may_remove_itself_or_throw) {
   struct once {
     memory::oom_callbacks all;
     std::uint64_t id = 0;

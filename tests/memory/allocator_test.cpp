@@ -11,8 +11,8 @@ namespace {
 
 using tests::memory_bench;
 
-struct allocator_test : ::testing::Test {
-  explicit allocator_test(options o = {})
+struct allocations : ::testing::Test {
+  explicit allocations(options o = {})
       : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
   memory::allocator& device() { return bench.on(0); }
   void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
@@ -32,7 +32,7 @@ struct allocator_test : ::testing::Test {
   clock::timeline& b = bench.stream(0);
 };
 
-TEST_F(allocator_test, a_block_freed_on_its_home_stream_serves_the_next_allocation_there_at_once) {
+TEST_F(allocations, a_freed_block_serves_its_home_stream_at_once) {
   for (std::size_t bytes : {100, 5000, 300'000}) {
     void* const p = take(a, bytes);
     busy(a);
@@ -43,7 +43,7 @@ TEST_F(allocator_test, a_block_freed_on_its_home_stream_serves_the_next_allocati
   sound();
 }
 
-TEST_F(allocator_test, a_marked_block_waits_until_the_marked_stream_is_known_to_have_passed_its_free) {
+TEST_F(allocations, a_marked_block_waits_for_the_marked_stream) {
   for (std::size_t bytes : {100, 300'000}) {
     void* const p = take(a, bytes);
     device().mark(static_cast<char*>(p) + bytes / 2, b, at);
@@ -60,7 +60,7 @@ TEST_F(allocator_test, a_marked_block_waits_until_the_marked_stream_is_known_to_
   }
 }
 
-TEST_F(allocator_test, a_marked_block_is_free_once_its_home_stream_waits_for_the_other) {
+TEST_F(allocations, a_marked_block_is_free_after_its_homes_wait) {
   void* const p = take(a, 300'000);
   device().mark(p, b, at);
   busy(b);
@@ -71,7 +71,7 @@ TEST_F(allocator_test, a_marked_block_is_free_once_its_home_stream_waits_for_the
   sound();
 }
 
-TEST_F(allocator_test, another_stream_takes_a_free_block_only_behind_the_stream_that_freed_it) {
+TEST_F(allocations, another_stream_takes_a_block_behind_the_free) {
   void* const p = take(a, 1'000'000);
   busy(a);
   give(p);
@@ -83,7 +83,7 @@ TEST_F(allocator_test, another_stream_takes_a_free_block_only_behind_the_stream_
   sound();
 }
 
-TEST_F(allocator_test, what_a_stream_gave_back_elsewhere_serves_it_again_without_a_wait) {
+TEST_F(allocations, memory_freed_elsewhere_serves_its_stream_at_once) {
   void* const p = take(a, 1'000'000);
   give(p);
   ASSERT_TRUE(b.wait(a.now()).ok());
@@ -95,7 +95,7 @@ TEST_F(allocator_test, what_a_stream_gave_back_elsewhere_serves_it_again_without
   sound();
 }
 
-TEST_F(allocator_test, a_free_that_names_its_last_use_waits_for_that_stream_too) {
+TEST_F(allocations, a_free_that_names_its_last_use_waits_for_it) {
   void* const p = take(a, 300'000);
   busy(b);
   give(p, &b);
@@ -104,7 +104,7 @@ TEST_F(allocator_test, a_free_that_names_its_last_use_waits_for_that_stream_too)
   EXPECT_EQ(take(a, 300'000), p);
 }
 
-TEST_F(allocator_test, a_block_handed_over_belongs_to_its_new_stream_and_is_ordered_behind_the_old) {
+TEST_F(allocations, a_transferred_block_follows_its_old_stream) {
   void* const p = take(a, 300'000);
   busy(a);
   clock::stamp const used = a.now();
@@ -116,7 +116,7 @@ TEST_F(allocator_test, a_block_handed_over_belongs_to_its_new_stream_and_is_orde
   sound();
 }
 
-TEST_F(allocator_test, a_block_handed_over_still_waits_for_the_streams_it_was_marked_for) {
+TEST_F(allocations, a_transferred_block_waits_for_its_marks) {
   for (std::size_t bytes : {100, 300'000}) {
     clock::timeline& c = bench.stream(0);
     void* const p = take(a, bytes);
@@ -131,7 +131,7 @@ TEST_F(allocator_test, a_block_handed_over_still_waits_for_the_streams_it_was_ma
   }
 }
 
-TEST_F(allocator_test, zero_bytes_have_an_address_of_their_own_and_are_freed) {
+TEST_F(allocations, zero_bytes_have_an_address_of_their_own) {
   void* const p = take(a, 0);
   void* const q = take(a, 0);
   EXPECT_NE(p, nullptr);
@@ -143,7 +143,7 @@ TEST_F(allocator_test, zero_bytes_have_an_address_of_their_own_and_are_freed) {
   EXPECT_EQ(device().statistics().allocation.all.current, 0);
 }
 
-TEST_F(allocator_test, blocks_have_the_alignment_that_was_asked_for_or_that_is_natural) {
+TEST_F(allocations, blocks_have_the_requested_or_natural_alignment) {
   for (std::size_t alignment = 1; alignment <= (1 << 20); alignment *= 2)
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(take(a, 100, alignment)) % alignment, 0u);
   for (std::size_t bytes : {16, 48, 64, 96, 256, 1000, 1024, 4096, 10'000, 16'384, 50'000}) {
@@ -163,7 +163,7 @@ invalid_use refused(Do act) {
   return {"", "", "", at};
 }
 
-TEST_F(allocator_test, wrong_frees_are_named_and_change_nothing) {
+TEST_F(allocations, wrong_frees_are_named_and_change_nothing) {
   for (std::size_t bytes : {500, 300'000}) {
     char* const p = static_cast<char*>(take(a, bytes));
     int at_random = 0;
@@ -188,7 +188,7 @@ TEST_F(allocator_test, wrong_frees_are_named_and_change_nothing) {
       << "also while it is pending";
 }
 
-TEST_F(allocator_test, sizes_that_overflow_and_odd_alignments_are_refused) {
+TEST_F(allocations, overflowing_sizes_and_odd_alignments_are_refused) {
   EXPECT_NE(refused([&] { take(a, ~std::size_t{0} - 100); }).remedy().find("overflow"), std::string::npos);
   refused([&] { take(a, 100, 48); });
   refused([&] { take(a, 100, std::size_t{1} << 40); });
@@ -197,7 +197,7 @@ TEST_F(allocator_test, sizes_that_overflow_and_odd_alignments_are_refused) {
   sound();
 }
 
-TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_freed_what_it_needs) {
+TEST_F(allocations, short_of_memory_a_stream_waits_for_a_free) {
   void* const p = take(a, 3 << 20);
   busy(a);
   clock::stamp const used = a.now();
@@ -219,7 +219,8 @@ TEST_F(allocator_test, a_stream_out_of_memory_is_put_behind_the_stream_that_free
 
 // a has given its part and b has its part still to give:
 // b behind c, which is behind a's part, would be a circle.
-TEST_F(allocator_test, no_wait_is_inserted_before_a_stream_that_carries_collectives_through_streams_that_carry_none) {
+// The path leads through streams that carry none.
+TEST_F(allocations, no_wait_leads_to_collectives_indirectly) {
   clock::timeline& c = bench.stream(0);
   a.set_carries_collectives(true);
   b.set_carries_collectives(true);
@@ -235,7 +236,7 @@ TEST_F(allocator_test, no_wait_is_inserted_before_a_stream_that_carries_collecti
   sound();
 }
 
-TEST_F(allocator_test, no_wait_is_inserted_between_streams_that_carry_collectives) {
+TEST_F(allocations, no_wait_is_inserted_between_collective_streams) {
   a.set_carries_collectives(true);
   b.set_carries_collectives(true);
   auto const gate = bench.machine().hold(0, a.handle());
@@ -250,7 +251,7 @@ TEST_F(allocator_test, no_wait_is_inserted_between_streams_that_carry_collective
   sound();
 }
 
-TEST_F(allocator_test, wholly_free_handles_of_one_stream_serve_another_when_memory_is_short) {
+TEST_F(allocations, free_handles_of_one_stream_serve_another) {
   std::vector<void*> all;
   for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
   for (void* p : all) give(p);
@@ -261,7 +262,7 @@ TEST_F(allocator_test, wholly_free_handles_of_one_stream_serve_another_when_memo
   sound();
 }
 
-TEST_F(allocator_test, handles_that_only_their_stream_may_use_yet_are_waited_for_before_memory_is_said_to_be_out) {
+TEST_F(allocations, unfinished_handles_are_waited_for_before_oom) {
   std::vector<void*> all;
   for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
   busy(a);
@@ -271,7 +272,7 @@ TEST_F(allocator_test, handles_that_only_their_stream_may_use_yet_are_waited_for
   sound();
 }
 
-TEST_F(allocator_test, a_miss_polls_once_however_many_blocks_are_pending) {
+TEST_F(allocations, a_miss_polls_once_for_all_pending_blocks) {
   std::vector<void*> all;
   for (int i = 0; i < 5000; ++i) all.push_back(take(a, 64));
   auto const gate = bench.machine().hold(0, b.handle());
@@ -290,7 +291,8 @@ TEST_F(allocator_test, a_miss_polls_once_however_many_blocks_are_pending) {
   sound();
 }
 
-TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything_works_afterwards) {
+// Everything works afterwards.
+TEST_F(allocations, a_failure_reports_what_was_tried) {
   static constexpr std::int64_t spent_ns = 100'000;
   void* const p = take(a, 3 << 20);
   auto const spend = [](void*, memory_report const&) {
@@ -316,9 +318,10 @@ TEST_F(allocator_test, a_failed_allocation_reports_what_was_tried_and_everything
   sound();
 }
 
-TEST_F(allocator_test, callbacks_are_called_in_order_with_no_lock_held_and_what_they_free_is_used) {
+// What they free is used.
+TEST_F(allocations, callbacks_run_in_order_without_locks) {
   struct spare {
-    allocator_test* test;
+    allocations* test;
     void* block;
     std::vector<int> called;
   } state{this, take(a, 3 << 20), {}};
@@ -343,9 +346,9 @@ TEST_F(allocator_test, callbacks_are_called_in_order_with_no_lock_held_and_what_
 }
 
 // As another thread's would be, which frees when the rungs that would find it have been climbed.
-TEST_F(allocator_test, what_is_given_back_while_the_ladder_is_climbed_is_looked_for_once_more) {
+TEST_F(allocations, frees_during_the_slow_path_are_found) {
   struct other {
-    allocator_test* test;
+    allocations* test;
     void* block;
   } state{this, take(b, 3 << 20)};
   auto const id = bench.memory().add_callback(
@@ -361,10 +364,11 @@ TEST_F(allocator_test, what_is_given_back_while_the_ladder_is_climbed_is_looked_
   sound();
 }
 
-TEST_F(allocator_test, an_allocation_inside_a_callback_fails_plainly_and_a_callback_may_end_its_own_registration) {
+// A callback may end its own registration.
+TEST_F(allocations, an_allocation_inside_a_callback_fails) {
   void* const p = take(a, 3 << 20);
   struct nested {
-    allocator_test* test;
+    allocations* test;
     std::uint64_t id = 0;
     int called = 0;
   } state{this};
@@ -383,7 +387,7 @@ TEST_F(allocator_test, an_allocation_inside_a_callback_fails_plainly_and_a_callb
   sound();
 }
 
-TEST_F(allocator_test, free_pieces_that_are_complete_are_found_behind_newer_ones_that_are_not) {
+TEST_F(allocations, complete_free_pieces_are_found_behind_newer_ones) {
   a.set_carries_collectives(true);  // so that no wait hides what polling finds
   b.set_carries_collectives(true);
   void* const old_one = take(a, 1 << 20);
@@ -403,7 +407,7 @@ TEST_F(allocator_test, free_pieces_that_are_complete_are_found_behind_newer_ones
   sound();
 }
 
-TEST_F(allocator_test, reserved_never_passes_the_limit) {
+TEST_F(allocations, reserved_never_passes_the_limit) {
   device().set_limit(1 << 20);
   std::vector<void*> all;
   try {
@@ -419,7 +423,7 @@ TEST_F(allocator_test, reserved_never_passes_the_limit) {
   sound();
 }
 
-TEST_F(allocator_test, empty_cache_gives_back_all_that_no_block_lies_in) {
+TEST_F(allocations, empty_cache_frees_all_that_holds_no_block) {
   void* const kept = take(a, 100);
   void* const p = take(a, 2 << 20);
   void* const q = take(b, 100'000);
@@ -436,7 +440,8 @@ TEST_F(allocator_test, empty_cache_gives_back_all_that_no_block_lies_in) {
   sound();
 }
 
-TEST_F(allocator_test, the_arena_of_a_registration_that_ended_serves_the_next_stream_and_its_stamps_are_forgotten) {
+// Its stamps are forgotten.
+TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
   clock::timeline& f = bench.clocks().make(
       0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
   void* const p = take(f, 1 << 20);
@@ -456,7 +461,7 @@ TEST_F(allocator_test, the_arena_of_a_registration_that_ended_serves_the_next_st
   sound();
 }
 
-TEST_F(allocator_test, many_registrations_do_not_use_up_the_addresses) {
+TEST_F(allocations, many_registrations_do_not_use_up_the_addresses) {
   for (int i = 0; i < 600; ++i) {
     clock::timeline& f = bench.clocks().make(0, a.handle(), clock::life::foreign);
     give(take(f, 100'000));
@@ -467,7 +472,7 @@ TEST_F(allocator_test, many_registrations_do_not_use_up_the_addresses) {
   sound();
 }
 
-TEST_F(allocator_test, on_a_lost_device_frees_do_nothing_and_allocations_say_so_while_others_live) {
+TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
   void* const p = take(a, 100'000);
   clock::timeline& other = bench.stream(1);
   bench.control->lose(0);
@@ -480,7 +485,8 @@ TEST_F(allocator_test, on_a_lost_device_frees_do_nothing_and_allocations_say_so_
   bench.on(1).deallocate(q, nullptr, at);
 }
 
-TEST_F(allocator_test, of_a_device_that_was_noted_as_lost_nothing_more_is_had_though_the_driver_would_serve) {
+// Though the driver would serve.
+TEST_F(allocations, a_device_known_as_lost_gives_nothing_more) {
   void* const p = take(a, 100'000);
   bench.clocks().note(0, {driver::code::lost});
   EXPECT_TRUE(bench.clocks().lost(0));
@@ -489,7 +495,7 @@ TEST_F(allocator_test, of_a_device_that_was_noted_as_lost_nothing_more_is_had_th
   EXPECT_THROW(take(a, 100), device_lost);
 }
 
-TEST_F(allocator_test, a_peer_is_granted_every_handle_under_a_block) {
+TEST_F(allocations, a_peer_is_granted_every_handle_under_a_block) {
   void* const p = take(a, 2 << 20);
   EXPECT_FALSE(device().granted(p, 1));
   ASSERT_TRUE(device().grant(static_cast<char*>(p) + 5, 1).ok());
@@ -504,7 +510,7 @@ TEST_F(allocator_test, a_peer_is_granted_every_handle_under_a_block) {
   EXPECT_FALSE(device().granted(p, 1));
 }
 
-TEST_F(allocator_test, addresses_have_one_owner) {
+TEST_F(allocations, addresses_have_one_owner) {
   void* const p = take(a, 100);
   EXPECT_EQ(bench.memory().owner(p), &device());
   EXPECT_EQ(memory::device_memory::owner_in_process(p), &device());

@@ -36,7 +36,7 @@ struct rig {
   std::optional<runtime_guard> in;
 };
 
-TEST(announce, every_live_block_is_known_and_256_bytes_after_it_are_nobodys) {
+TEST(announce, every_live_block_is_known_with_a_gap_of_256_bytes) {
   rig r(true);
   EXPECT_EQ(r.told->asked, 1);
   std::mt19937_64 random(1);
@@ -66,7 +66,7 @@ TEST(announce, every_live_block_is_known_and_256_bytes_after_it_are_nobodys) {
   EXPECT_EQ(r.told->wrong, 0);
 }
 
-TEST(announce, nobody_is_told_who_did_not_ask) {
+TEST(announce, nothing_is_announced_unless_asked) {
   rig r(false);
   buffer const b(1000);
   EXPECT_EQ(r.told->asked, 0);

@@ -59,7 +59,7 @@ TEST(arena, takes_an_exact_size_before_a_larger_piece) {
   EXPECT_SOUND(a);
 }
 
-TEST(arena, a_large_block_gets_the_lowest_piece_that_is_large_enough_a_small_one_the_tightest) {
+TEST(arena, large_blocks_fit_lowest_and_small_ones_tightest) {
   bare_arena a(256 * page);
   piece* const low = a.grow(20 * page);
   a.grow(page);
@@ -80,7 +80,8 @@ TEST(arena, a_large_block_gets_the_lowest_piece_that_is_large_enough_a_small_one
   EXPECT_SOUND(a);
 }
 
-TEST(arena, runs_of_slots_lie_apart_from_blocks_and_only_short_memory_mixes_them) {
+// Only short memory mixes them.
+TEST(arena, runs_of_slots_lie_apart_from_blocks) {
   auto in = std::make_unique<region>(address{1} << 40, 64 * page, page, nullptr);
   in->runs = in->base + 48 * page;
   std::map<address, handle> handles;
@@ -167,7 +168,8 @@ TEST(lowest_fit, agrees_with_a_scan) {
 }
 
 // Of pieces of one size; the leaf's own number of them is seen by what a walk of so many leaves visits.
-TEST(lowest_fit, sixty_four_lie_in_one_leaf_and_of_those_alike_the_last_to_come_or_change_is_the_tightest) {
+// Of equals the last to come or change is the tightest.
+TEST(lowest_fit, sixty_four_lie_in_one_leaf) {
   region in(page, 4096 * page, page, nullptr);
   lowest_fit all(4096);
   std::vector<piece> pieces(1000);
@@ -225,7 +227,7 @@ TEST(arena, no_two_neighbours_are_both_free) {
   EXPECT_EQ(all->at, at);
 }
 
-TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
+TEST(arena, growth_takes_the_window_with_fewest_unmapped_bytes) {
   bare_arena a(64 * page);
   piece* const first = a.grow(4 * page);
   piece* const wall = a.grow(page);
@@ -243,7 +245,7 @@ TEST(arena, growth_takes_the_window_that_needs_fewest_unmapped_bytes) {
   EXPECT_SOUND(a);
 }
 
-TEST(arena, growth_uses_free_memory_behind_a_gap_of_blocks_and_of_runs) {
+TEST(arena, growth_uses_free_memory_behind_a_gap) {
   for (auto const part : {arena::part::blocks, arena::part::runs}) {
     auto in = std::make_unique<region>(address{1} << 40, 128 * page, page, nullptr);
     in->runs = in->base + 64 * page;
@@ -312,7 +314,7 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   EXPECT_EQ(g.missing_bytes, 3 * page);
 }
 
-TEST(arena, of_pieces_alike_in_two_regions_the_first_regions_is_taken) {
+TEST(arena, of_equal_pieces_the_first_regions_is_taken) {
   bare_arena a(64 * page);
   region second(address{1} << 41, 64 * page, page, nullptr);
   piece* const low = a.grow(8 * page);
@@ -335,7 +337,7 @@ TEST(arena, of_pieces_alike_in_two_regions_the_first_regions_is_taken) {
   EXPECT_SOUND(a);
 }
 
-TEST(arena, a_region_that_is_added_has_no_stamp_of_what_was_there_before) {
+TEST(arena, a_new_region_has_no_stamp_of_its_past) {
   bare_arena a(64 * page);
   piece* const low = a.grow(page);
   piece* const next = a.grow(page);
@@ -350,7 +352,8 @@ TEST(arena, a_region_that_is_added_has_no_stamp_of_what_was_there_before) {
   a.pieces.drop_region(segment);
 }
 
-TEST(arena, a_growth_rolled_back_leaves_what_was_mapped_free_and_the_rest_a_gap) {
+// The rest stays a gap.
+TEST(arena, a_growth_rolled_back_leaves_mapped_memory_free) {
   bare_arena a(64 * page);
   growth_plan g;
   ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
@@ -426,7 +429,7 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
   }
 }
 
-TEST(arena, handles_go_from_the_piece_freed_first_or_from_the_lowest) {
+TEST(arena, handles_leave_the_oldest_or_the_lowest_piece) {
   bare_arena a(64 * page);
   piece* const low = a.grow(2 * page);
   a.grow(page);
@@ -484,14 +487,15 @@ std::uint64_t most_looks(std::size_t live_blocks) {
   return most;
 }
 
-TEST(arena, no_call_looks_at_more_pieces_among_a_hundred_thousand_blocks_than_among_a_thousand) {
+// A hundred thousand blocks against a thousand.
+TEST(arena, no_call_looks_at_more_pieces_among_more_blocks) {
   std::uint64_t const few = most_looks(1'000), many = most_looks(100'000);
   std::cout << "at most " << few << " of a thousand, " << many << " of a hundred thousand\n";
   EXPECT_LE(many, few + few / 2 + 64);
   EXPECT_LE(many, 6000u);
 }
 
-TEST(bins, a_piece_of_the_next_bin_fits_when_its_own_holds_only_smaller_ones) {
+TEST(bins, a_piece_of_the_next_bin_fits) {
   bins b;
   std::vector<piece> pieces(100);
   for (std::size_t i = 0; i < 99; ++i) {

@@ -21,7 +21,7 @@ namespace {
 
 using tests::memory_bench;
 
-TEST(bound, reserved_stays_within_it_at_every_step_of_random_programs) {
+TEST(bound, reserved_stays_within_it_at_every_step) {
   tests::seeds const wanted("bound", 150);
   std::uint64_t past = 0, near = 0, compared = 0;
   for (auto const seed : wanted) {
@@ -66,7 +66,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
 
 // Small blocks of one size after another, of which some stay: their runs are of use for other sizes, in whole
 // cells. Blocks here have at most a cell, so that no cell that comes free is too short for the next.
-TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells_that_they_touch) {
+// Their sizes come and go.
+TEST(bound, small_blocks_keep_little_more_than_they_touch) {
   tests::seeds const wanted("small_bound", tests::sanitized ? 2 : 12);
   double worst = 0;
   std::size_t grown = 0;
@@ -121,7 +122,7 @@ TEST(bound, small_blocks_whose_sizes_come_and_go_keep_little_more_than_the_cells
 }
 
 // Each stream but the first is lent what those before it had, and what it gives back waits for it.
-TEST(bound, many_streams_in_turn_reserve_what_one_does) {
+TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1},
                      options{.epsilon = 0});
   auto& device = bench.on(0);
@@ -181,7 +182,7 @@ class crew {
   std::vector<std::thread> threads_;
 };
 
-TEST(bound, holds_with_several_threads_that_give_back_each_others_blocks) {
+TEST(bound, holds_with_threads_that_free_each_others_blocks) {
   tests::seeds const wanted("bound_threads", 60);
   for (auto const seed : wanted) {
     std::size_t const threads = 2 + seed % 3;
@@ -193,7 +194,7 @@ TEST(bound, holds_with_several_threads_that_give_back_each_others_blocks) {
   }
 }
 
-TEST(bound, a_moved_handle_keeps_every_other_blocks_bytes_where_they_are) {
+TEST(bound, a_moved_handle_keeps_the_bytes_of_other_blocks) {
   memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
                      options{.epsilon = 0});
   auto& s = bench.stream(0);

@@ -70,7 +70,8 @@ std::size_t looks_among(std::size_t pieces) {
   }
   return looks;
 }
-TEST(cliffs_of_lists, a_block_among_ten_thousand_free_ones_is_found_with_as_many_looks_as_among_a_thousand) {
+// Than a thousand.
+TEST(cliffs_of_lists, ten_thousand_free_blocks_cost_no_more_looks) {
   std::size_t const few = looks_among(1'000), many = looks_among(10'000);
   EXPECT_LE(many, 200u * 33) << "33 looks an allocation";
   EXPECT_LE(many, 4 * few + 200);
@@ -78,7 +79,7 @@ TEST(cliffs_of_lists, a_block_among_ten_thousand_free_ones_is_found_with_as_many
 
 // Runs are a page long where a size has many slabs;
 // where there are only shorter ones, those serve before memory grows.
-TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has_many) {
+TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
   if (tests::sanitized) GTEST_SKIP() << "half a million blocks";
   constexpr std::size_t one = 528, other = 1152, usual = memory::slabs::usual_run_bytes;
   std::vector<void*> others, kept;
@@ -98,7 +99,7 @@ TEST_F(cliffs, of_memory_that_holds_no_long_run_short_ones_serve_a_size_that_has
 
 // A driver keeps 5.5 KB of the host's memory for each handle, whatever its size.
 // The handles are those of 2 MiB pages, as GPUs have them.
-TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_handle) {
+TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
   memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
   clock::timeline& a = bench.stream(0);
@@ -122,7 +123,7 @@ TEST(cliffs_of_handles, of_a_size_that_has_many_slabs_each_new_run_lies_on_one_h
 
 // A device that once had to pass its bound makes smaller handles from then on.
 // Not for whoever comes after all was given back.
-TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_more_than_on_a_fresh_device) {
+TEST(cliff_handles, an_emptied_cache_moves_as_little_as_none) {
   auto const calls_of_large_blocks = [](bool after_others) {
     memory_bench bench({.devices = 1, .memory = std::size_t{64} << 30});
     clock::timeline& a = bench.stream(0);
@@ -159,7 +160,7 @@ TEST(cliffs_of_handles, a_program_that_begins_with_an_emptied_cache_moves_no_mor
 struct small_room : cliffs {
   small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
 };
-TEST_F(small_room, runs_grow_with_their_size_neither_past_the_bound_nor_away_from_the_end_of_a_limit) {
+TEST_F(small_room, runs_grow_neither_past_the_bound_nor_at_a_limit) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
   constexpr std::size_t one = 528;
   std::vector<void*> all;
@@ -180,7 +181,8 @@ TEST_F(small_room, runs_grow_with_their_size_neither_past_the_bound_nor_away_fro
 
 // pytorch orion#5, onnxruntime#12920, rmm#2039:
 // what one stream has cached no other one gets, or only through a wait for the whole device.
-TEST_F(cliffs, what_an_idle_stream_left_serves_another_one_without_a_wait_and_without_new_memory) {
+// Without a wait and without new memory.
+TEST_F(cliffs, an_idle_streams_memory_serves_another_at_once) {
   std::vector<void*> all;
   for (int i = 0; i < 16; ++i) all.push_back(take(a, 16 << 20)), busy(a);
   (void)take(b, 100);
@@ -195,7 +197,7 @@ TEST_F(cliffs, what_an_idle_stream_left_serves_another_one_without_a_wait_and_wi
   sound();
 }
 // What no fence stands behind yet is the only part that stays for a moment: less than one fence's worth.
-TEST_F(cliffs, of_an_idle_streams_memory_no_more_than_what_one_fence_covers_is_found_late) {
+TEST_F(cliffs, at_most_one_fences_worth_is_found_late) {
   std::vector<void*> all;
   for (int i = 0; i < 100; ++i) all.push_back(take(a, 1 << 20)), busy(a);
   (void)take(b, 100);
@@ -212,7 +214,8 @@ TEST_F(cliffs, of_an_idle_streams_memory_no_more_than_what_one_fence_covers_is_f
 
 // measurements.md, the pipeline: 3,936 MiB for what needs 400,
 // for memory behind record_stream waits until the host asks.
-TEST_F(cliffs, a_pipeline_of_three_streams_whose_host_never_asks_holds_a_few_batches) {
+// Its host never asks.
+TEST_F(cliffs, a_pipeline_of_three_streams_holds_few_batches) {
   clock::timeline& c = bench.stream(0);
   constexpr std::size_t batch = 16 << 20;
   counted_calls calls(*bench.control);
@@ -254,7 +257,8 @@ TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
 }
 
 // rmm#1995, #425: an event is recorded for every free, a third to a half of its cost.
-TEST_F(cliffs, ten_thousand_frees_beside_another_stream_record_an_event_for_sixteen_mebibytes_each) {
+// Ten thousand frees beside another stream.
+TEST_F(cliffs, frees_record_one_event_for_each_16_mib) {
   (void)take(b, 100);
   counted_calls calls(*bench.control);
   for (int i = 0; i < 10'000; ++i) give(take(a, 64 << 10));
@@ -280,10 +284,11 @@ TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
 
 // Megatron-LM#6885 and pytorch: near the limit every miss waits for all streams and gives everything back
 // (num_sync_all_streams).
-struct cliffs_when_short : cliffs {
-  cliffs_when_short() : cliffs({}, 64 << 20) {}
+struct cliffs_short : cliffs {
+  cliffs_short() : cliffs({}, 64 << 20) {}
 };
-TEST_F(cliffs_when_short, no_rung_of_the_ladder_waits_for_the_device_nor_empties_what_is_not_needed) {
+// Nor does one empty what is not needed.
+TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
   std::vector<void*> all;
   for (int i = 0; i < 30; ++i) all.push_back(take(a, 2 << 20)), busy(a);
   for (void* p : all) give(p);
@@ -297,7 +302,8 @@ TEST_F(cliffs_when_short, no_rung_of_the_ladder_waits_for_the_device_nor_empties
 
 // PyTorch's 512 B, 2 MiB and 20 MiB steps:
 // 4 Mi blocks of 516 B take 1.98 times what was asked, one of 1.1 MiB takes 20 MiB.
-TEST_F(cliffs, small_blocks_and_a_first_large_one_take_little_more_than_was_asked) {
+// Small blocks and a first large one.
+TEST_F(cliffs, a_mixed_start_takes_little_more_than_was_asked) {
   for (int i = 0; i < 20'000; ++i) (void)take(a, 516, 16);
   EXPECT_LE(static_cast<double>(reserved()), 1.25 * 20'000 * 516);
   std::int64_t const before = reserved();
@@ -316,7 +322,7 @@ TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
 }
 
 // Addresses ran out at the 129th stream: each was given a 256th of them, whatever it needed.
-TEST(cliffs_of_addresses, a_thousand_streams_have_memory_each_and_one_that_comes_then_half_the_device) {
+TEST(cliff_addresses, a_thousand_streams_leave_half_usable) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1});
   std::vector<void*> all;
   for (int i = 0; i < 1000; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), 2 * page, 0, at));
@@ -324,7 +330,7 @@ TEST(cliffs_of_addresses, a_thousand_streams_have_memory_each_and_one_that_comes
   for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
 }
 
-TEST(cliffs_of_addresses, a_refusal_for_want_of_them_says_so) {
+TEST(cliff_addresses, a_refusal_for_want_of_them_says_so) {
   memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
                      options{.address_space = 64 << 20});
   std::vector<void*> all;

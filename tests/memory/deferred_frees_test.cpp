@@ -30,7 +30,8 @@ struct outboxes : tests::small_device {
   }
 };
 
-TEST_F(outboxes, what_is_gathered_is_counted_as_pending_at_once_and_most_of_it_without_the_lock) {
+// Most of them without the lock.
+TEST_F(outboxes, gathered_frees_count_as_pending_at_once) {
   auto const small = some(500, 1000), large = some(20'000, 40);
   auto const before = memory_stats(0);
   EXPECT_GT(give_back(small), 900u);
@@ -55,7 +56,7 @@ TEST_F(outboxes, what_is_gathered_is_counted_as_pending_at_once_and_most_of_it_w
   sound();
 }
 
-TEST_F(outboxes, what_waits_there_is_of_the_peak_of_what_was_pending_at_once) {
+TEST_F(outboxes, waiting_blocks_are_part_of_the_pending_peak) {
   void* const large = allocate(home.ref(), 1_MiB);
   auto const all = some(512, 40);
   deallocate(user, large);
@@ -82,7 +83,8 @@ TEST_F(outboxes, a_slot_in_one_is_no_live_block) {
   sound();
 }
 
-TEST_F(outboxes, marks_and_other_homes_go_by_the_lock_and_the_home_stream_needs_no_outbox) {
+// The home stream needs no outbox.
+TEST_F(outboxes, marks_and_other_homes_take_the_lock) {
   auto const all = some(512, 40);
   give_back({all.begin(), all.begin() + 10});
   record_stream(all[10], home);  // its own stream: no mark
@@ -123,7 +125,8 @@ struct marks : outboxes {
   void miss(std::size_t bytes) { deallocate(allocate(home.ref(), bytes)); }  // what waits is looked at
 };
 
-TEST_F(marks, are_put_down_and_taken_back_without_the_lock_and_the_block_waits_for_its_stream) {
+// The block waits for its stream.
+TEST_F(marks, are_made_and_removed_without_the_lock) {
   auto const all = some(512, 400);
   std::size_t quick = 0, gone = 0;
   for (void* p : all) {
@@ -151,7 +154,8 @@ TEST_F(marks, are_put_down_and_taken_back_without_the_lock_and_the_block_waits_f
   sound();
 }
 
-TEST_F(marks, for_two_streams_or_beside_another_user_go_by_the_lock_and_are_all_waited_for) {
+// Also beside another user; all are waited for.
+TEST_F(marks, for_two_streams_take_the_lock) {
   auto const all = some(700, 20);
   auto const first = hold(user), second = hold(third);
   for (void* p : all) record_stream(p, user), record_stream(p, user);
@@ -255,13 +259,13 @@ TEST_F(outboxes, go_home_with_their_thread) {
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
 }
 
-TEST_F(outboxes, of_a_thread_that_is_parked_serve_others_when_memory_is_short) {
+TEST_F(outboxes, of_a_parked_thread_serve_when_memory_is_short) {
   auto const all = some(4096, 200);
   a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] { EXPECT_GT(give_back(all), 100u); }, home.ref());
 }
 
 // A miss looks there before the memory grows: what is complete by then serves again.
-TEST_F(outboxes, are_asked_before_small_blocks_make_their_memory_grow) {
+TEST_F(outboxes, are_asked_before_small_blocks_cause_growth) {
   auto all = some(512, 4096);  // 2 MiB: a page of it all
   while (memory_stats(0).cached_bytes.all.current >= 512) {
     auto const more = some(512, 1);
@@ -277,7 +281,7 @@ TEST_F(outboxes, are_asked_before_small_blocks_make_their_memory_grow) {
   sound();
 }
 
-TEST_F(outboxes, a_stream_that_takes_over_a_memory_takes_no_numbers_of_the_old_one_with_it) {
+TEST_F(outboxes, a_taken_over_memory_gets_no_old_numbers) {
   for (int i = 0; i < 4; ++i) {
     std::vector<void*> all;
     {
@@ -295,7 +299,7 @@ TEST_F(outboxes, a_stream_that_takes_over_a_memory_takes_no_numbers_of_the_old_o
 }
 
 // Whichever a step finds, open or shut, no slot is lost and none is anybody else's too.
-TEST_F(outboxes, a_thread_gathers_on_while_others_shut_and_empty_its_outbox_over_and_over) {
+TEST_F(outboxes, a_thread_gathers_while_others_empty_its_outbox) {
   base::atomic<bool> done{false};
   std::thread one([&] {
     runtime_guard const here_too(own);
@@ -319,7 +323,7 @@ TEST_F(outboxes, a_thread_gathers_on_while_others_shut_and_empty_its_outbox_over
 // An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of
 // the one that inherits its memory: slots that came home too late would be free from a number on that the
 // heir comes to after hundreds of fences.
-TEST(outboxes_of_an_ended_stream, are_sent_home_before_its_memory_is_left_to_the_next_one) {
+TEST(ended_outboxes, go_home_before_their_memory_is_reused) {
   if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
   tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
   if (bench.core.witness()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";

@@ -26,7 +26,7 @@ std::size_t courses(std::uint64_t calls, options o, std::size_t memory, std::uin
   return seen.size();
 }
 
-TEST(deterministic, the_same_calls_give_the_same_places_on_fifty_machines) {
+TEST(deterministic, equal_calls_give_equal_places_everywhere) {
   for (std::uint64_t const calls : tests::seeds("deterministic", 100, 0, 25)) {
     EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{64} << 20), 1u) << "WEIR_TEST_SEED=" << calls;
   }
@@ -47,7 +47,7 @@ TEST(deterministic, also_where_the_ladder_climbs_again_and_again) {
   }
 }
 
-TEST(deterministic, what_is_seen_complete_first_decides_nothing_when_the_cache_is_emptied) {
+TEST(deterministic, emptying_the_cache_ignores_completion_order) {
   constexpr here at{"a test", "a test", 1};
   constexpr std::size_t bytes = 36 << 10;  // four of them on three pages
   auto const place_of_the_next = [&](bool second_is_seen) {
@@ -73,7 +73,7 @@ TEST(deterministic, what_is_seen_complete_first_decides_nothing_when_the_cache_i
   EXPECT_EQ(place_of_the_next(false), place_of_the_next(true));
 }
 
-TEST(deterministic, without_it_places_hang_on_what_was_seen_complete) {
+TEST(deterministic, without_it_places_depend_on_completion) {
   std::set<std::vector<std::size_t>> seen;
   for (std::uint64_t machine = 1; machine <= 50 && seen.size() < 2; ++machine)
     seen.insert(tests::places_program(1, machine, {}, std::size_t{64} << 20).run());

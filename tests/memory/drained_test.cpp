@@ -97,7 +97,8 @@ struct drained {
 
 bool keeps_blocks(drained& d) { return base::can_fence_owners() && !d.bench.core.witness(); }
 
-TEST(drained_slots, are_had_by_another_stream_while_their_own_goes_on_with_what_it_was_given_later) {
+// Their own stream has later work.
+TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
   for (freed_by const way : all_ways_back) {
     drained d(way);
     if (!keeps_blocks(d))
@@ -115,7 +116,7 @@ TEST(drained_slots, are_had_by_another_stream_while_their_own_goes_on_with_what_
   }
 }
 
-TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_came_free) {
+TEST(drained_slots, wait_for_the_work_given_before_they_came_free) {
   for (freed_by const way : all_ways_back) {
     drained d(way);
     if (!keeps_blocks(d))
@@ -133,7 +134,8 @@ TEST(drained_slots, are_not_had_before_what_their_stream_was_given_until_they_ca
 
 // Who is about to give a stream work that waits for other ranks fences what came free there,
 // if it is worth anything to anybody.
-TEST(drained_slots, are_fenced_before_work_that_may_not_end_soon_once_for_all_that_came_free) {
+// One fence for all that came free.
+TEST(drained_slots, are_fenced_once_before_lengthy_work) {
   drained d(freed_by::thread);
   if (!keeps_blocks(d))
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
@@ -167,7 +169,8 @@ TEST(drained_slots, are_fenced_before_work_that_may_not_end_soon_once_for_all_th
 }
 
 // An older stream's numbers are far above those of the one that takes its memory over.
-TEST(drained_slots, of_a_memory_that_was_taken_over_have_no_number_of_the_stream_that_ended) {
+// The stream that ended has no number there.
+TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
   drained d(freed_by::thread);
   clock::timeline& old = d.bench.stream(0);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(old.fence().ok());

@@ -119,7 +119,8 @@ class crowd_program {
   std::size_t in_use_ = 0, given_ = 0, most_in_use_ = 0, most_covered_ = 0, small_ = 0;
 };
 
-TEST(heap_index, list_what_many_streams_that_come_and_go_have_and_reserved_stays_within_the_bound) {
+// They come and go; the list has what each has.
+TEST(heap_index, many_streams_stay_within_the_bound) {
   tests::seeds const wanted("heap_index", tests::sanitized ? 10 : 60);
   for (auto const seed : wanted) {
     crowd_program p(seed);
@@ -149,7 +150,7 @@ std::uint64_t steps_of_misses(int others) {
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   return device.steps() - before;
 }
-TEST(heap_index, what_a_miss_looks_at_does_not_grow_with_streams_that_have_nothing_for_it) {
+TEST(heap_index, a_miss_does_not_cost_more_with_empty_streams) {
   std::uint64_t const few = steps_of_misses(20), many = steps_of_misses(1000);
   EXPECT_EQ(few, many);
   EXPECT_LE(many, 6u * 4);
@@ -196,7 +197,7 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
 }
 
 // Streams of one thread each, and of all: blocks that one has left serve the others.
-TEST(heap_index, are_listed_as_they_are_after_threads_have_lent_to_each_other) {
+TEST(heap_index, are_listed_right_after_threads_have_lent) {
   runtime own{simulated{.devices = 1, .memory = 256 << 20}};
   auto& device = own.get().part<memory::device_memory>().on(0);
   std::deque<stream> streams;

@@ -237,9 +237,9 @@ void run(program::frees how) {
   EXPECT_GT(crossed, 1000u);
 }
 
-TEST(peaks, are_the_programs_own_whichever_way_each_block_was_taken_and_given_back) { run(program::frees::at_home); }
+TEST(peaks, are_the_programs_own_on_every_path) { run(program::frees::at_home); }
 
-TEST(peaks, are_the_programs_own_beside_blocks_that_wait_for_another_stream) {
+TEST(peaks, are_the_programs_own_beside_pending_blocks) {
   run(program::frees::for_another_stream_too);
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 held_block block_of(piece& p, std::vector<clock::stamp> const& stamps) { return {&p, nullptr, 0, p.bytes, stamps}; }
 
-TEST(pending_blocks, a_block_waits_until_the_last_of_its_stamps_is_passed) {
+TEST(pending_blocks, a_block_waits_for_the_last_of_its_stamps) {
   pending_blocks q;
   piece p;
   p.bytes = 512;
@@ -34,7 +34,7 @@ TEST(pending_blocks, a_block_waits_until_the_last_of_its_stamps_is_passed) {
   EXPECT_EQ(q.bytes(), 0u);
 }
 
-TEST(pending_blocks, settling_looks_at_one_block_a_stream_beyond_those_it_settles) {
+TEST(pending_blocks, settling_looks_at_one_more_block_a_stream) {
   pending_blocks q;
   std::vector<piece> pieces(10'000);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -52,7 +52,7 @@ TEST(pending_blocks, settling_looks_at_one_block_a_stream_beyond_those_it_settle
       << "amortized: twice what was settled, and one a stream each time";
 }
 
-TEST(pending_blocks, only_the_stream_that_alone_still_holds_a_block_takes_it_out) {
+TEST(pending_blocks, only_the_sole_remaining_stream_takes_a_block) {
   pending_blocks q;
   std::array<piece, 2> p;
   p[0].bytes = p[1].bytes = 512;
@@ -67,7 +67,7 @@ TEST(pending_blocks, only_the_stream_that_alone_still_holds_a_block_takes_it_out
   EXPECT_EQ(q.bytes(), 512u);
 }
 
-TEST(pending_blocks, the_smallest_that_does_comes_first_and_of_one_size_the_one_given_back_first) {
+TEST(pending_blocks, the_smallest_fit_comes_first_then_the_oldest) {
   pending_blocks q;
   std::mt19937_64 random(3);
   std::deque<piece> pieces;
@@ -94,7 +94,7 @@ TEST(pending_blocks, the_smallest_that_does_comes_first_and_of_one_size_the_one_
   EXPECT_EQ(q.newest().size(), 5u);
 }
 
-TEST(pending_blocks, the_one_given_back_first_is_taken_out_whatever_it_waits_for) {
+TEST(pending_blocks, the_oldest_is_taken_whatever_it_waits_for) {
   pending_blocks q;
   std::deque<piece> pieces;
   for (std::uint64_t i = 0; i < 100; ++i) {

@@ -74,7 +74,8 @@ struct scenario {
   }
 };
 
-TEST_P(refused_calls, the_kth_driver_call_refused_leaves_every_list_whole_and_the_program_then_runs) {
+// The program then runs.
+TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
   std::uint64_t calls = 0;
   int failures_without = 0;
   {
@@ -108,7 +109,7 @@ TEST_P(refused_calls, the_kth_driver_call_refused_leaves_every_list_whole_and_th
   EXPECT_GT(felt, 0) << "no refusal was ever felt";
 }
 
-TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
+TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_lists_whole) {
   for (std::string_view name : driver::faulty::call_names()) {
     scenario s;
     for (std::uint64_t k = 1; k <= 60; ++k) s.bench.control->fail_call(name, k, GetParam());
@@ -125,8 +126,8 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_every_list_whole) {
   }
 }
 
-TEST(refused_pairs,
-     a_handle_that_the_driver_neither_lets_be_used_nor_takes_back_is_handed_to_nobody_and_given_back_later) {
+// The driver refuses its use and its release; it is given back later.
+TEST(refused_pairs, an_unusable_unreleasable_handle_is_kept_aside) {
   scenario s;
   s.bench.control->fail_call("grant", 1, driver::code::failed);
   s.bench.control->fail_call("unmap", 1, driver::code::failed);
@@ -147,7 +148,7 @@ TEST(refused_pairs,
   s.expect_sound("after all was given back");
 }
 
-TEST(refused_pairs, memory_that_was_unmapped_but_not_taken_back_stays_counted_and_goes_later) {
+TEST(refused_pairs, unmapped_memory_not_released_stays_counted) {
   scenario s;
   void* const p = s.device.allocate(s.a, 60'000, 0, at);
   s.device.deallocate(p, nullptr, at);
@@ -172,7 +173,7 @@ struct keeps_memory final : weir::driver::faulty {
   std::function<void()> inside;
 };
 
-TEST(refused_pairs, memory_that_two_calls_could_not_give_back_at_once_goes_later) {
+TEST(refused_pairs, memory_that_was_not_freed_goes_later) {
   keeps_memory* keeper = nullptr;
   memory_bench bench({.devices = 1, .memory = 2 << 20, .how = simulated::running::stepped, .seed = 1}, {},
                      [&](auto machine) {

@@ -14,8 +14,8 @@
 namespace weir::memory {
 namespace {
 
-struct address_space_test : ::testing::Test {
-  address_space_test() {
+struct address_spaces : ::testing::Test {
+  address_spaces() {
     auto made = driver::sim::make({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
     machine = std::move(made.machine);
     control = made.control;
@@ -29,7 +29,7 @@ struct address_space_test : ::testing::Test {
   stream_heap& nobody = reinterpret_cast<stream_heap&>(place);  // only its address is kept
 };
 
-TEST_F(address_space_test, an_address_has_one_owner_found_by_subtraction) {
+TEST_F(address_spaces, an_address_has_one_owner) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::vector<region*> all;
@@ -47,7 +47,7 @@ TEST_F(address_space_test, an_address_has_one_owner_found_by_subtraction) {
   EXPECT_EQ(space.find(nullptr), nullptr);
 }
 
-TEST_F(address_space_test, a_region_is_at_least_as_large_as_what_it_is_taken_for) {
+TEST_F(address_spaces, a_region_is_as_large_as_its_request) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   region* const r = space.take(40 * info.total_memory, nobody);
@@ -56,7 +56,7 @@ TEST_F(address_space_test, a_region_is_at_least_as_large_as_what_it_is_taken_for
   EXPECT_EQ(space.take(40 * info.total_memory, nobody), nullptr);
 }
 
-TEST_F(address_space_test, the_reservation_is_halved_until_it_fits) {
+TEST_F(address_spaces, the_reservation_is_halved_until_it_fits) {
   for (std::uint64_t k = 1; k <= 3; ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
@@ -65,7 +65,7 @@ TEST_F(address_space_test, the_reservation_is_halved_until_it_fits) {
   EXPECT_EQ(bytes, 8 * info.total_memory);
 }
 
-TEST_F(address_space_test, the_least_reservation_that_is_tried_is_of_the_devices_memory) {
+TEST_F(address_spaces, the_least_reservation_is_the_devices_memory) {
   for (bool const fits : {true, false}) {
     for (std::uint64_t k = 1; k <= (fits ? 6 : 7); ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
     address_space space(*machine, 0);
@@ -74,7 +74,8 @@ TEST_F(address_space_test, the_least_reservation_that_is_tried_is_of_the_devices
   }
 }
 
-TEST_F(address_space_test, its_size_is_an_option_and_another_refusal_is_passed_on) {
+// Another refusal is passed on.
+TEST_F(address_spaces, its_size_is_an_option) {
   {
     address_space space(*machine, 0);
     ASSERT_TRUE(space.open(info, 16 << 20).ok());
@@ -87,12 +88,12 @@ TEST_F(address_space_test, its_size_is_an_option_and_another_refusal_is_passed_o
   EXPECT_EQ(refused.open(info, 0).what, driver::code::failed);
 }
 
-TEST_F(address_space_test, the_reservation_is_given_back_at_the_end) {
+TEST_F(address_spaces, the_reservation_is_given_back_at_the_end) {
   { address_space space(*machine, 0); ASSERT_TRUE(space.open(info, 0).ok()); }
   EXPECT_EQ(control->census(), std::vector<std::string>{});
 }
 
-TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_they_would_keep_idle_memory_mapped) {
+TEST_F(address_spaces, handles_are_small_where_memory_would_idle) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t const page = space.page_bytes();
@@ -123,7 +124,7 @@ TEST_F(address_space_test, handles_are_few_under_large_blocks_and_small_where_th
   EXPECT_EQ(pages_of(3, 6400, 20, 0), (handles{1, 1, 1}));
 }
 
-TEST_F(address_space_test, handles_that_kept_too_much_mapped_are_followed_by_such_as_the_free_pieces_have_room_for) {
+TEST_F(address_spaces, handles_shrink_after_keeping_too_much_mapped) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t const page = space.page_bytes();
@@ -174,7 +175,7 @@ TEST_F(address_space_test, handles_that_kept_too_much_mapped_are_followed_by_suc
 
 // Against a plain table of one word a granule:
 // blocks that start anywhere, and runs that are entered at each granule.
-TEST(granule_table, knows_of_each_granule_what_was_entered_there_last) {
+TEST(granule_table, knows_the_last_entry_of_each_granule) {
   constexpr std::size_t granules = 64 * 12;
   for (unsigned seed = 1; seed <= 100; ++seed) {
     std::minstd_rand random(seed);

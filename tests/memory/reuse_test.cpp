@@ -63,7 +63,7 @@ struct machine {
   clock::timeline& b = bench.stream(0);
 };
 
-TEST(reuse, a_program_of_one_stream_whose_blocks_stay_in_place_makes_no_event_and_asks_none) {
+TEST(reuse, one_stream_with_blocks_in_place_makes_no_event) {
   machine m({.epsilon = 1});
   counted_calls calls(*m.bench.control);
   std::mt19937_64 random(7);
@@ -89,7 +89,7 @@ TEST(reuse, a_program_of_one_stream_whose_blocks_stay_in_place_makes_no_event_an
 }
 
 // What was lent and comes back goes to its borrower whole, without a question: only where that wastes little.
-TEST(reuse, a_lent_block_that_came_back_serves_again_whole_only_for_one_of_about_its_size) {
+TEST(reuse, a_returned_loan_serves_only_about_its_size) {
   constexpr std::size_t mib = 1 << 20;
   for (auto const& [wanted, whole] : {std::pair{15 * mib, true}, {12 * mib, false}, {9 * mib, false}}) {
     machine m({.epsilon = 1});
@@ -110,7 +110,7 @@ TEST(reuse, a_lent_block_that_came_back_serves_again_whole_only_for_one_of_about
 
 // Freshness: at no time has more been given back since the newest fence than fence_every says,
 // and a block more.
-TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
+TEST(reuse, fences_come_once_in_fence_every_bytes) {
   constexpr std::size_t every = 4 << 20;
   machine m({.fence_every = every});
   void* const room = m.take(m.a, 16 << 20);  // nothing misses below
@@ -135,7 +135,7 @@ TEST(reuse, with_a_second_stream_fences_come_once_in_fence_every_bytes) {
 
 // While nobody else wants its memory a stream's fences come half as often each time; who looks there finds
 // four soon after each other again.
-TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memory) {
+TEST(reuse, fences_are_denser_once_another_stream_looked) {
   machine m({.device_waits = waits::never});
   constexpr std::size_t held = std::size_t{2} << 30, block = 16 << 20;
   void* const room = m.take(m.a, held);
@@ -162,7 +162,7 @@ TEST(reuse, a_stream_is_fenced_more_often_where_another_one_has_looked_for_memor
 // Two streams whose blocks never live at once share a page, until each of them has lived on what the other
 // leaves for eight blocks: from then on neither looks at the other's.
 // Where the page is not in the bound they go on as they did.
-TEST(reuse, a_stream_that_lives_on_what_others_leave_gets_a_page_of_its_own) {
+TEST(reuse, a_stream_that_mostly_borrows_gets_its_own_page) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30}, {.epsilon = 0});  // pages of 2 MiB
   auto& d = static_cast<memory::device_allocator&>(bench.on(0));
   std::size_t const page = d.addresses().page_bytes();
@@ -188,7 +188,7 @@ TEST(reuse, a_stream_that_lives_on_what_others_leave_gets_a_page_of_its_own) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-TEST(reuse, over_wait_is_counted_where_no_fence_stood_behind_the_last_use) {
+TEST(reuse, over_wait_counts_where_no_fence_follows_the_use) {
   for (bool const fenced : {false, true}) {
     machine m({.device_waits = waits::when_short}, 4 << 20);
     m.give(m.take(m.a, 3 << 20));
@@ -203,7 +203,7 @@ TEST(reuse, over_wait_is_counted_where_no_fence_stood_behind_the_last_use) {
   }
 }
 
-TEST(reuse, without_poll_on_miss_nothing_is_asked_before_memory_is_short) {
+TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
   for (bool const polls : {true, false}) {
     machine m({.epsilon = 1, .poll_on_miss = polls}, 8 << 20);
     void* const p = m.take(m.a, 3 << 20);
@@ -225,7 +225,7 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_before_memory_is_short) {
 }
 
 // A run of slots is half a MiB at most, whatever size they have: that much more is what the bound is asked about.
-TEST(reuse, what_waits_is_asked_about_before_slots_of_any_size_would_pass_the_bound) {
+TEST(reuse, pending_blocks_are_polled_before_slots_pass_the_bound) {
   for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, size_classes_end}) {
     machine m;
     clock::timeline& c = m.bench.stream(0);
@@ -245,7 +245,7 @@ TEST(reuse, what_waits_is_asked_about_before_slots_of_any_size_would_pass_the_bo
   }
 }
 
-TEST(reuse, a_block_of_its_own_that_turns_out_complete_comes_before_one_of_another_stream) {
+TEST(reuse, an_own_complete_block_precedes_anothers) {
   machine m;
   clock::timeline& c = m.bench.stream(0);
   void* const own = m.take(m.a, 3 << 20);
@@ -262,7 +262,7 @@ TEST(reuse, a_block_of_its_own_that_turns_out_complete_comes_before_one_of_anoth
 }
 
 // Twice: for a piece of about the size, and for any. Then the pieces alone, as those that may be complete.
-TEST(reuse, each_memory_and_each_piece_that_a_miss_looks_at_is_a_step) {
+TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
   constexpr std::size_t others = 3;
   machine m;
   std::vector<void*> all;
@@ -279,7 +279,7 @@ TEST(reuse, each_memory_and_each_piece_that_a_miss_looks_at_is_a_step) {
   m.sound();
 }
 
-TEST(reuse, a_stream_is_made_to_wait_only_as_far_as_device_waits_says) {
+TEST(reuse, a_stream_waits_only_as_far_as_device_waits_allows) {
   for (waits const policy : {waits::never, waits::when_short, waits::before_growth}) {
     machine m({.device_waits = policy}, 4 << 20);
     m.give(m.take(m.a, 3 << 20));
@@ -293,7 +293,7 @@ TEST(reuse, a_stream_is_made_to_wait_only_as_far_as_device_waits_says) {
   }
 }
 
-TEST(reuse, a_host_that_runs_ahead_gets_what_it_gave_back_first_instead_of_more_memory) {
+TEST(reuse, a_host_ahead_gets_its_oldest_memory_instead_of_more) {
   constexpr std::size_t bytes = 2 << 20;
   for (waits const policy : {waits::when_short, waits::before_growth}) {
     machine m({.device_waits = policy, .fence_every = bytes});
@@ -312,7 +312,7 @@ TEST(reuse, a_host_that_runs_ahead_gets_what_it_gave_back_first_instead_of_more_
 
 // The stream stays three blocks ahead: it waits for the first of four,
 // and what is behind that is not waited for.
-TEST(reuse, a_wait_instead_of_growth_leaves_the_newest_blocks_to_those_who_use_them) {
+TEST(reuse, a_wait_leaves_the_newest_blocks_to_their_users) {
   machine m;
   m.batches(m.a, m.b, 5, 16 << 20);
   EXPECT_EQ(m.stats().waits_inserted, 1u);
@@ -332,7 +332,7 @@ TEST(reuse, a_wait_instead_of_growth_leaves_the_newest_blocks_to_those_who_use_t
   m.sound();
 }
 
-TEST(reuse, no_wait_instead_of_growth_beside_a_stream_that_carries_collectives) {
+TEST(reuse, no_wait_instead_of_growth_beside_collectives) {
   for (bool const home : {true, false}) {
     machine m({.fence_every = 2 << 20});
     (home ? m.a : m.b).set_carries_collectives(true);
@@ -342,7 +342,7 @@ TEST(reuse, no_wait_instead_of_growth_beside_a_stream_that_carries_collectives) 
   }
 }
 
-TEST(reuse, batches_of_small_blocks_take_no_more_than_a_few_fences_worth) {
+TEST(reuse, batches_of_small_blocks_take_a_few_fences_worth) {
   machine m;
   m.batches(m.a, m.b, 2000, 1 << 20);
   EXPECT_LE(m.most_reserved(), std::size_t{40} << 20);
@@ -351,7 +351,7 @@ TEST(reuse, batches_of_small_blocks_take_no_more_than_a_few_fences_worth) {
 }
 
 // Slots of slabs, and blocks of which hundreds lie before one fence.
-TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_host_runs_ahead) {
+TEST(reuse, small_blocks_of_a_host_ahead_take_few_fences_worth) {
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
     for (waits const policy : {waits::when_short, waits::before_growth}) {
@@ -374,7 +374,7 @@ TEST(reuse, blocks_however_small_take_no_more_than_a_few_fences_worth_where_a_ho
   }
 }
 
-TEST(reuse, slots_that_go_home_together_are_waited_for_as_many_as_they_are) {
+TEST(reuse, slots_that_return_together_are_waited_for_as_one) {
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {2'000, 9'000, 32'000}) {
     machine m({.fence_every = fence}, std::size_t{1} << 30);
@@ -385,7 +385,7 @@ TEST(reuse, slots_that_go_home_together_are_waited_for_as_many_as_they_are) {
   }
 }
 
-TEST(reuse, no_wait_for_slots_beside_collectives_nor_for_few_of_them) {
+TEST(reuse, no_wait_for_slots_beside_collectives_or_for_few) {
   constexpr std::size_t fence = 2 << 20;
   for (int const who : {0, 1, 2}) {
     machine m({.fence_every = fence}, std::size_t{1} << 30);
@@ -397,7 +397,8 @@ TEST(reuse, no_wait_for_slots_beside_collectives_nor_for_few_of_them) {
 }
 
 // Where it lies hangs on the calls alone; that it is nobody else's any more is the device's to see to.
-TEST(reuse, deterministic_memory_is_handed_out_behind_all_that_used_it_whether_that_is_complete_or_not) {
+// Whether these are complete or not.
+TEST(reuse, deterministic_memory_comes_behind_all_its_uses) {
   for (bool const complete : {false, true}) {
     machine m({.deterministic = true});
     void* const first = m.take(m.a, 2 << 20);
@@ -441,7 +442,7 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   m.sound();
   return steps;
 }
-TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_blocks_that_wait) {
+TEST(reuse, a_miss_does_not_cost_more_with_waiting_blocks) {
   // 100,000 by hand: it takes long to map them
   std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", tests::sanitized ? 3'000 : 10'000);
   for (bool const short_of_memory : {false, true}) {
@@ -476,7 +477,7 @@ std::uint64_t steps_past_pieces(std::size_t pieces, bool short_of_memory) {
   m.sound();
   return steps;
 }
-TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_free_pieces_of_others) {
+TEST(reuse, a_miss_does_not_cost_more_with_others_pieces) {
   for (bool const short_of_memory : {false, true}) {
     std::uint64_t const few = steps_past_pieces(500, short_of_memory), many = steps_past_pieces(2'000, short_of_memory);
     EXPECT_LE(many, 2 * few) << few << " steps with 500 pieces";
@@ -484,7 +485,7 @@ TEST(reuse, what_a_miss_looks_at_does_not_grow_with_the_number_of_free_pieces_of
   }
 }
 
-TEST(reuse, a_piece_of_exactly_the_size_is_waited_for_on_the_device) {
+TEST(reuse, a_piece_of_the_exact_size_is_waited_for) {
   machine m({}, 8 << 20);
   void* const kept = m.take(m.a, 4 << 20);
   void* const p = m.take(m.a, 4 << 20);
@@ -499,7 +500,7 @@ TEST(reuse, a_piece_of_exactly_the_size_is_waited_for_on_the_device) {
   m.give(kept);
 }
 
-TEST(reuse, a_wait_for_blocks_of_its_own_is_told_to_a_checker) {
+TEST(reuse, a_wait_for_own_blocks_is_reported_to_a_checker) {
   driver::check::control* checker = nullptr;
   auto const checked = [&](std::unique_ptr<driver::driver> m) {
     auto both = driver::check::wrap(std::move(m));
@@ -521,7 +522,7 @@ TEST(reuse, a_wait_for_blocks_of_its_own_is_told_to_a_checker) {
 }
 
 // A look goes to 64 free pieces of a memory. All of those here are known to be complete.
-TEST(reuse, a_short_memory_waits_for_what_is_free_beyond_the_pieces_looked_at) {
+TEST(reuse, short_memory_waits_beyond_the_pieces_looked_at) {
   constexpr std::size_t page = 64 << 10, small = 40 << 10, wanted = 100 << 10, n = 70;
   constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);
   machine m({.device_limit = all, .device_waits = waits::never}, 64 << 20);
@@ -538,7 +539,7 @@ TEST(reuse, a_short_memory_waits_for_what_is_free_beyond_the_pieces_looked_at) {
 }
 
 // Each of a hundred streams has blocks that wait for another one, and none is complete.
-TEST(reuse, among_a_hundred_streams_a_miss_asks_each_about_once_and_looks_at_each_once) {
+TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   machine m;
   std::vector<clock::timeline*> lines;
   for (int i = 0; i < 100; ++i) {

@@ -13,7 +13,7 @@
 namespace weir::memory {
 namespace {
 
-TEST(size_classes, every_size_gets_the_smallest_class_that_holds_it) {
+TEST(size_classes, every_size_gets_the_smallest_class) {
   int expected = 0;
   for (std::size_t n = 1; n <= size_classes::largest; ++n) {
     if (size_classes::bytes(expected) < n) ++expected;
@@ -25,7 +25,7 @@ TEST(size_classes, every_size_gets_the_smallest_class_that_holds_it) {
   EXPECT_EQ(size_classes::bytes(size_classes::of(516)), 528u);
 }
 
-TEST(size_classes, slots_have_the_natural_alignment_of_what_they_hold) {
+TEST(size_classes, slots_have_their_natural_alignment) {
   for (std::size_t n = 1; n <= size_classes::largest; ++n) {
     std::size_t const rounded = (n + 15) / 16 * 16;
     std::size_t const natural = n >= 16 << 10 ? 512 : rounded & (~rounded + 1);
@@ -66,7 +66,8 @@ struct shelf {
   }
 };
 
-TEST(slabs, a_slot_is_found_by_one_multiplication_where_it_starts_and_nowhere_else) {
+// By one multiplication.
+TEST(slabs, a_slot_is_found_where_it_starts_only) {
   for (int c = 0; c < size_classes::count; ++c) {
     std::size_t const size = size_classes::bytes(c), run = std::size_t{512} << 10;
     slab s;
@@ -80,7 +81,7 @@ TEST(slabs, a_slot_is_found_by_one_multiplication_where_it_starts_and_nowhere_el
   }
 }
 
-TEST(slabs, slots_agree_with_a_plain_set_under_random_takes_holds_and_gives) {
+TEST(slabs, slots_agree_with_a_set_under_random_operations) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     std::mt19937_64 random(seed);
     shelf s;
@@ -124,7 +125,8 @@ TEST(slabs, slots_agree_with_a_plain_set_under_random_takes_holds_and_gives) {
   }
 }
 
-TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_a_block_again) {
+// Not the first of its class.
+TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
   shelf s;
   int const c = size_classes::of(1024);
   slab& a = s.small.add(s.run(64 << 10), c);
@@ -147,7 +149,8 @@ TEST(slabs, an_emptied_slab_beyond_the_first_of_its_class_may_go_and_its_run_is_
   EXPECT_EQ(s.wrong(), std::vector<std::string>{});
 }
 
-TEST(slabs, are_worth_shedding_as_soon_as_a_page_and_a_fourth_of_the_runs_are_free) {
+// A fourth of the runs.
+TEST(slabs, shed_once_a_page_and_a_fourth_are_free) {
   shelf s;
   constexpr std::size_t run = 64 << 10, size = 8 << 10;
   int const c = size_classes::of(size);
@@ -256,7 +259,7 @@ struct shedding {
   std::vector<std::uint64_t> came_free = std::vector<std::uint64_t>(in.bytes / bins::unit);
 };
 
-TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_of_a_slot_in_use) {
+TEST(slabs, after_shedding_each_cell_has_a_slot_in_use) {
   tests::seeds const wanted("slabs_shed", 60);
   std::size_t sparse = 0, refused = 0;
   for (auto const seed : wanted) {
@@ -303,13 +306,13 @@ TEST(slabs, when_they_have_shed_what_is_idle_each_cell_of_their_runs_has_a_byte_
   EXPECT_GT(refused, wanted.count());
 }
 
-TEST(slabs, many_slabs_of_516_bytes_waste_less_than_three_parts_in_a_hundred) {
+TEST(slabs, slabs_of_516_bytes_waste_less_than_three_percent) {
   std::size_t const run = slabs::run_bytes(size_classes::of(516), 1000);
   EXPECT_LE(static_cast<double>(run) / static_cast<double>(run / 528 * 516), 1.03);
 }
 
 // What is kept for a slab and its run is some 700 B, whatever its length, and for a handle some KB.
-TEST(slabs, runs_grow_with_the_slabs_of_a_size_and_are_never_more_than_a_part_of_what_these_hold) {
+TEST(slabs, runs_grow_with_the_slabs_and_stay_a_part_of_them) {
   for (int c = 0; c < size_classes::count; ++c) {
     std::size_t held = 0, before = 0;
     for (std::size_t have = 0; have < 600; ++have) {

@@ -128,7 +128,7 @@ struct sums : testing::Test {
   }
 };
 
-TEST_F(sums, lie_between_what_was_true_and_are_a_recount_at_rest) {
+TEST_F(sums, are_between_true_values_and_exact_at_rest) {
   for (std::uint64_t const seed : tests::seeds("sums", 100, 0, 25)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     runtime machine(simulated{.devices = 1, .memory = 8_GiB});

@@ -87,7 +87,7 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
 
 // Each stream in turn takes so much and gives it back:
 // the peak was that told of one, and a hundred times what each may rise unseen.
-TEST(tally, a_hundred_of_them_err_no_more_than_a_few_and_never_above_what_was_reserved) {
+TEST(tally, a_hundred_err_little_and_never_above_reserved) {
   constexpr std::size_t block = 1 << 20, blocks = 64;
   for (bool const scarce : {false, true}) {
     counters sum;
@@ -119,7 +119,8 @@ TEST(tally, a_hundred_of_them_err_no_more_than_a_few_and_never_above_what_was_re
 }
 
 // A cache that stays within its grant calls nothing of the tally's.
-TEST(tally, a_cache_may_go_up_to_its_peak_without_a_word_and_half_as_far_beside_large_blocks) {
+// Half as far beside large blocks.
+TEST(tally, a_cache_may_reach_its_peak_without_a_report) {
   tally t;
   t.mapped(1 << 20), t.run_cut(1 << 19);
   constexpr change taken{8, 4096, 4096}, given{-8, -4096, -4096};
@@ -140,7 +141,7 @@ TEST(tally, a_cache_may_go_up_to_its_peak_without_a_word_and_half_as_far_beside_
   EXPECT_TRUE(t.is_used_up()) << "with what the cache may take it would pass the peak";
 }
 
-TEST(tally, what_the_driver_refused_was_never_reserved) {
+TEST(tally, refused_memory_was_never_reserved) {
   counters sum;
   ASSERT_TRUE(sum.charge(5 << 20));
   sum.gave(5 << 20, 0);

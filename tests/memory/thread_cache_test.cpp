@@ -19,7 +19,7 @@ struct thread_caches : tests::small_device {
   }
 };
 
-TEST_F(thread_caches, what_is_taken_and_given_back_the_short_way_is_counted_exactly) {
+TEST_F(thread_caches, the_fast_path_is_counted_exactly) {
   std::vector<void*> all;
   for (std::size_t bytes : {1, 100, 516, 1024, 1500, 32'000}) fill(all, bytes, 50);
   auto n = memory_stats(0);
@@ -36,7 +36,7 @@ TEST_F(thread_caches, what_is_taken_and_given_back_the_short_way_is_counted_exac
 }
 
 // With the lock: the first of a size, and one call of many that finds its size empty or full.
-TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock) {
+TEST_F(thread_caches, almost_all_calls_for_small_blocks_take_no_lock) {
   if (!base::can_fence_owners() || own.get().witness())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   int locked = 0;
@@ -77,7 +77,7 @@ TEST_F(thread_caches, almost_all_calls_of_a_thread_for_small_blocks_take_no_lock
 }
 
 // Room for more of a larger size is for those that come and go.
-TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept_ahead) {
+TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept) {
   if (!base::can_fence_owners() || own.get().witness())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   clock::timeline* const line = &streams::line_of(s.ref());
@@ -92,7 +92,7 @@ TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept_ahead) {
   for (void* p : all) deallocate(p);
 }
 
-TEST_F(thread_caches, what_caches_had_when_they_were_emptied_is_in_no_later_peak) {
+TEST_F(thread_caches, emptied_caches_are_in_no_later_peak) {
   std::thread([&] {
     runtime_guard const here_too(own);
     std::vector<void*> all;
@@ -111,7 +111,8 @@ TEST_F(thread_caches, what_caches_had_when_they_were_emptied_is_in_no_later_peak
   sound();
 }
 
-TEST_F(thread_caches, a_block_freed_twice_or_by_an_inner_address_is_refused_and_nothing_has_changed) {
+// Nothing has changed.
+TEST_F(thread_caches, a_double_or_inner_free_is_refused) {
   std::vector<void*> all;
   fill(all, 512, 20);
   deallocate(all[7]);
@@ -144,7 +145,7 @@ struct large_blocks : thread_caches {
 };
 
 // Of what the owner does with it from then on nobody hears.
-TEST(owned_mutex, loses_its_owner_when_that_one_is_disowned_and_no_other) {
+TEST(owned_mutex, loses_only_the_owner_that_is_disowned) {
   base::owned_mutex m;
   base::owners_word mine, other;
   for (int i = 0; i < 8; ++i) {
@@ -160,7 +161,7 @@ TEST(owned_mutex, loses_its_owner_when_that_one_is_disowned_and_no_other) {
   EXPECT_FALSE(m.is_owned());
 }
 
-TEST_F(thread_caches, a_memory_that_uses_alone_made_a_threads_own_is_listed_by_all_that_it_has) {
+TEST_F(thread_caches, a_memory_owned_by_uses_is_listed_in_full) {
   if (!base::can_fence_owners() || own.get().witness())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
@@ -192,7 +193,7 @@ TEST_F(large_blocks, are_counted_exactly) {
   sound();
 }
 
-TEST_F(large_blocks, what_is_no_plain_free_is_left_to_the_way_with_the_lock) {
+TEST_F(large_blocks, all_but_plain_frees_take_the_path_with_the_lock) {
   stream other;
   void* const p = allocate(s.ref(), bytes);
   EXPECT_FALSE(memory::quick_deallocate(static_cast<char*>(p) + 512)) << "an inner address";
@@ -208,7 +209,7 @@ TEST_F(large_blocks, what_is_no_plain_free_is_left_to_the_way_with_the_lock) {
   sound();
 }
 
-TEST_F(large_blocks, another_thread_takes_the_lock_from_its_owner_and_becomes_it) {
+TEST_F(large_blocks, another_thread_takes_the_lock_and_owns_it) {
   std::thread([&] {
     runtime_guard const here_too(own);
     EXPECT_EQ(memory::quick_allocate(line(), bytes, 0), nullptr);
@@ -223,13 +224,13 @@ TEST_F(large_blocks, another_thread_takes_the_lock_from_its_owner_and_becomes_it
   sound();
 }
 
-TEST_F(thread_caches, what_a_thread_that_is_parked_keeps_serves_others_when_memory_is_short) {
+TEST_F(thread_caches, a_parked_threads_cache_serves_short_memory) {
   a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] {
     for (void* p : some(s.ref(), 4096, 200)) deallocate(p);
   }, s.ref());
 }
 
-TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
+TEST_F(thread_caches, an_ended_threads_cache_goes_back) {
   std::thread([&] {
     runtime_guard const here_too(own);
     std::vector<void*> all;
@@ -246,7 +247,7 @@ TEST_F(thread_caches, what_a_thread_kept_goes_back_with_it) {
 
 // Each step either finds the cache open or finds it shut;
 // whichever it is, no slot is lost and none is anybody else's too.
-TEST_F(thread_caches, a_thread_works_on_while_others_shut_and_empty_its_cache_over_and_over) {
+TEST_F(thread_caches, a_thread_works_while_others_empty_its_cache) {
   base::atomic<bool> done{false};
   base::atomic<int> wrong{0};
   auto const work = [&](unsigned seed) {
@@ -284,7 +285,8 @@ TEST_F(thread_caches, a_thread_works_on_while_others_shut_and_empty_its_cache_ov
   EXPECT_EQ(n.allocation.small.allocated, n.allocation.small.freed);
 }
 
-TEST_F(thread_caches, a_thread_that_only_gives_back_keeps_some_and_the_rest_goes_home_together) {
+// It keeps some; the rest goes home together.
+TEST_F(thread_caches, a_thread_that_only_frees_returns_the_surplus) {
   std::vector<void*> all;
   fill(all, 256, 1000);
   std::thread([&] {

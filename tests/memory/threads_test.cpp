@@ -51,7 +51,8 @@ struct slow_call final : weir::driver::faulty {
 
 class memory_threads_slow : public ::testing::TestWithParam<weir::driver::call> {};
 
-TEST_P(memory_threads_slow, a_call_for_one_streams_growth_move_or_return_holds_up_no_allocation_of_another) {
+// A call for growth, a move or a return.
+TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   slow_call* slow = nullptr;
   memory_bench bench({.devices = 1, .memory = 256 << 20}, options{.epsilon = 0},
                      [&](std::unique_ptr<driver::driver> m) {
@@ -105,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(calls, memory_threads_slow,
                            return std::string(weir::driver::call_names[static_cast<std::size_t>(info.param)]);
                          });
 
-TEST(memory_threads, blocks_passed_between_threads_and_streams_keep_their_bytes_and_the_counters_stay_exact) {
+TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
   constexpr int workers = 4, rounds = 300;
   memory_bench bench({.devices = 2, .memory = 48 << 20});
   struct block {

@@ -11,7 +11,8 @@ namespace {
 constexpr std::uint64_t parts = 5;
 class clock_model : public ::testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(clock_model, in_random_programs_all_that_is_said_to_be_ordered_or_complete_is_and_what_must_be_known_is_said) {
+// In random programs; what must be known is known.
+TEST_P(clock_model, order_and_completion_agree_with_the_model) {
   tests::seeds const wanted("clock_model", 40'000, GetParam(), parts);
   std::uint64_t answers = 0, yes = 0;
   for (auto const seed : wanted) {

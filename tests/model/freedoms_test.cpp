@@ -259,7 +259,7 @@ class program {
   bool lost_ = false;
 };
 
-TEST(freedoms, programs_on_machines_that_take_all_of_them_keep_their_bytes_and_meet_each) {
+TEST(freedoms, programs_keep_their_bytes_and_meet_every_freedom) {
   tests::seeds const wanted("freedoms", 360, 0, 3);
   counts taken{};
   for (auto const seed : wanted) {

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t parts = 8;  // so that each stays well within a test's time
 class memory_model : public ::testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(memory_model, in_random_programs_every_byte_of_every_block_is_its_owners) {
+TEST_P(memory_model, every_byte_of_every_block_is_right) {
   tests::seeds const wanted("memory_model", 12'000, GetParam(), parts);
   std::uint64_t allocations = 0, ooms = 0;
   for (auto const seed : wanted) {

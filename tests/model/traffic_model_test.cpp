@@ -6,7 +6,7 @@
 namespace weir {
 namespace {
 
-TEST(traffic_model, whatever_comes_and_goes_under_copies_every_place_holds_its_own_bytes) {
+TEST(traffic_model, every_place_holds_its_bytes_under_copies) {
   for (auto const seed : tests::seeds("traffic_model", 1500)) {
     auto const wrong = tests::traffic_program(seed).run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;

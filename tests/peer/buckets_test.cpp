@@ -32,7 +32,8 @@ void write(stream_ref to, span_of gradient, int rank, int step, int which) {
   copy(to, gradient.data, e.data(), e.size());
 }
 
-TEST(gradient_buckets, every_step_ends_with_the_plain_mean_on_all_ranks_in_whatever_order_gradients_come) {
+// In whatever order gradients come.
+TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
   int const n = ranks_here();
   for (std::size_t const bucket_bytes : {std::size_t{1}, std::size_t{6000}, std::size_t{0}}) {
     auto ranks = communicator::in_process(first_devices(n));
@@ -72,7 +73,8 @@ TEST(gradient_buckets, every_step_ends_with_the_plain_mean_on_all_ranks_in_whate
 }
 
 // A step that is given up: what was written is of no bucket that is full, so no reduction comes behind it.
-TEST(gradient_buckets, whose_step_is_given_up_wait_for_the_stream_that_wrote_before_their_memory_serves_again) {
+// Before its memory serves again.
+TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
   runtime own(simulated{.devices = 1, .memory = 4_MiB, .how = simulated::running::stepped});
   runtime_guard const in(own);
   auto ranks = communicator::in_process(first_devices(1));
@@ -92,7 +94,8 @@ TEST(gradient_buckets, whose_step_is_given_up_wait_for_the_stream_that_wrote_bef
   deallocate(again);
 }
 
-TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_begin_as_zeros) {
+// Gradients begin as zeros.
+TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
@@ -120,7 +123,7 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike_do_not_overlap_and_beg
             elements(static_cast<std::size_t>(all_g.count) * 8));
 }
 
-TEST(gradient_buckets, buckets_are_cut_from_the_last_added_to_the_first_by_size_and_type) {
+TEST(gradient_buckets, are_cut_from_last_to_first_by_size_and_type) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
@@ -136,7 +139,8 @@ TEST(gradient_buckets, buckets_are_cut_from_the_last_added_to_the_first_by_size_
   EXPECT_NE(refusal<invalid_use>([&] { (void)g.gradients(); }).find("\"d\" of float64"), std::string::npos);
 }
 
-TEST(gradient_buckets, sizes_whose_bytes_pass_all_addresses_are_refused_and_the_others_can_be_built) {
+// The others can be built.
+TEST(gradient_buckets, overflowing_sizes_are_refused) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
@@ -157,7 +161,8 @@ TEST(gradient_buckets, sizes_whose_bytes_pass_all_addresses_are_refused_and_the_
   EXPECT_NO_THROW(other.build());
 }
 
-TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_step_can_still_end) {
+// The step can still end.
+TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
@@ -177,7 +182,7 @@ TEST(gradient_buckets, a_gradient_that_is_ready_twice_or_never_is_named_and_the_
   }
 }
 
-TEST(gradient_buckets, of_many_gradients_that_never_were_ready_the_first_eight_are_named) {
+TEST(gradient_buckets, of_many_missing_gradients_eight_are_named) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   for (int const n : {8, 9}) {
@@ -191,7 +196,7 @@ TEST(gradient_buckets, of_many_gradients_that_never_were_ready_the_first_eight_a
   }
 }
 
-TEST(gradient_buckets, what_comes_in_the_wrong_order_or_from_elsewhere_is_refused) {
+TEST(gradient_buckets, wrong_order_or_foreign_memory_is_refused) {
   auto ranks = communicator::in_process(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
@@ -250,7 +255,7 @@ class simulated_buckets : public testing::Test {
   }
 };
 
-TEST_F(simulated_buckets, a_full_bucket_is_reduced_before_the_rest_of_the_pass_is_ready) {
+TEST_F(simulated_buckets, a_full_bucket_is_reduced_during_the_pass) {
   for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
   all_done();
   for (int rank : {0, 1}) {
@@ -261,7 +266,7 @@ TEST_F(simulated_buckets, a_full_bucket_is_reduced_before_the_rest_of_the_pass_i
   for (int rank : {0, 1}) buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
 }
 
-TEST_F(simulated_buckets, a_bucket_is_not_started_before_those_in_front_of_it) {
+TEST_F(simulated_buckets, a_bucket_starts_after_those_in_front_of_it) {
   for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
   all_done();
   EXPECT_EQ(read(0, 0), encode(int32, {1, 2, 3, 4}));  // its own, not reduced
@@ -270,7 +275,7 @@ TEST_F(simulated_buckets, a_bucket_is_not_started_before_those_in_front_of_it) {
   EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
 }
 
-TEST_F(simulated_buckets, a_reduction_waits_for_the_stream_that_writes_and_the_reader_for_the_reduction) {
+TEST_F(simulated_buckets, a_reduction_is_ordered_with_its_users) {
   device_guard const on(0);
   stream const writer, reader;
   writer.ref().wait(default_stream(device(0)));  // where the buckets were made
@@ -299,7 +304,7 @@ TEST_F(simulated_buckets, a_reduction_waits_for_the_stream_that_writes_and_the_r
   tests::reported_on_purpose();  // a gradient was read while it was being reduced
 }
 
-TEST_F(simulated_buckets, a_start_that_is_refused_is_made_up_for_by_finish) {
+TEST_F(simulated_buckets, a_refused_start_is_made_up_for_by_finish) {
   for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
   write_ready(1, 0, default_stream(device(1)));
   simulation::of(machine_).fail_call("enqueue", 1);
@@ -310,7 +315,7 @@ TEST_F(simulated_buckets, a_start_that_is_refused_is_made_up_for_by_finish) {
   EXPECT_EQ(read(1, 0), encode(int32, {3, 4, 6, 8}));
 }
 
-TEST_F(simulated_buckets, without_memory_nothing_is_built_and_a_second_try_may_succeed) {
+TEST_F(simulated_buckets, a_build_without_memory_can_be_tried_again) {
   gradient_buckets g(ranks_[0]);
   g.add("huge", std::int64_t{1} << 30, float32);
   device_guard const on(0);
@@ -322,7 +327,7 @@ TEST_F(simulated_buckets, without_memory_nothing_is_built_and_a_second_try_may_s
 }
 
 
-TEST_F(simulated_buckets, a_build_that_is_tried_again_cuts_the_same_buckets) {
+TEST_F(simulated_buckets, a_second_build_cuts_the_same_buckets) {
   gradient_buckets g(ranks_[0], {.bucket_bytes = 1});
   g.add("first", 4 << 20, int32);
   g.add("last", 4 << 20, int32);

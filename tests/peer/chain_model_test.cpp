@@ -8,7 +8,7 @@
 namespace weir {
 namespace {
 
-TEST(chain_model, random_collectives_of_ranks_bring_what_the_model_says) {
+TEST(chain_model, random_collectives_agree_with_the_model) {
   for (auto const seed : tests::seeds("chain programs", 60)) {
     auto const wrong = tests::chain_program(seed).run();
     ASSERT_TRUE(wrong.ok()) << "seed " << seed << ": " << wrong;

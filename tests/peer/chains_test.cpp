@@ -101,7 +101,8 @@ test::bytes_of_host slice(test::bytes_of_host const& whole, int k) {
   return {whole.begin() + k * part, whole.begin() + (k + 1) * part};
 }
 
-TEST(chains, a_broadcast_brings_every_byte_from_every_root_in_chunks_and_says_so) {
+// In chunks, as it reports.
+TEST(chains, a_broadcast_from_every_root_brings_every_byte) {
   for (int n = 2; n <= 4; ++n) {
     rig r({.devices = n, .memory = 64_MiB}, {.check_races = true});
     r.open_all();
@@ -119,7 +120,8 @@ TEST(chains, a_broadcast_brings_every_byte_from_every_root_in_chunks_and_says_so
 }
 
 // Also without copies: then by the carrier behind.
-TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) {
+// Apart and in place.
+TEST(chains, scatter_and_gather_place_every_part) {
   for (std::size_t from : {std::size_t{1}, peer::chains::never}) {
     rig r({.devices = 3, .memory = 64_MiB}, {.check_races = true});
     if (from == 1) r.open_all();
@@ -165,7 +167,8 @@ TEST(chains, scatter_and_gather_put_every_part_in_its_place_apart_and_in_place) 
 
 // Nothing, one byte, about a chunk and about two, at odd addresses, of two to eight devices;
 // by copies, and by parts on each stream.
-TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_for_two_to_eight_devices) {
+// Every size, odd addresses, two to eight devices.
+TEST(chains, every_collective_brings_every_byte) {
   constexpr std::int64_t c = chunk, most = 2 * c + 1;
   for (int const n : {2, 3, 5, 8}) {
     rig r({.devices = n, .memory = 64_MiB});
@@ -227,7 +230,7 @@ TEST(chains, every_collective_brings_every_byte_of_every_size_at_odd_addresses_f
   }
 }
 
-TEST(chains, a_broadcast_waits_for_every_ranks_stream_and_all_go_on_after_it) {
+TEST(chains, a_broadcast_is_ordered_with_every_ranks_stream) {
   for (int slow = 0; slow < 3; ++slow) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
@@ -290,7 +293,8 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
   r.expect_valid();
 }
 
-TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_behind_and_says_why) {
+// Small, closed, captured, or without links.
+TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   auto const expect_way = [](rig& r, std::string const& way) {
     r.fill_all(5);
     r.broadcast(1);
@@ -327,7 +331,7 @@ TEST(chains, what_is_small_closed_captured_or_without_links_goes_by_the_carrier_
   expect_way(segments, "parts on each stream: memory of gpu:0 comes in segments, which are not opened");
 }
 
-TEST(chains, a_rank_that_waits_for_the_others_is_let_go_by_abort_and_by_the_end_of_another) {
+TEST(chains, a_waiting_rank_is_released_by_abort_or_end) {
   {
     rig r({.devices = 3, .memory = 64_MiB});
     std::thread other([&] { r.ranks[1].abort(); });  // before the call, or while it waits
@@ -342,7 +346,7 @@ TEST(chains, a_rank_that_waits_for_the_others_is_let_go_by_abort_and_by_the_end_
   other.join();
 }
 
-TEST(chains, ranks_that_ask_for_other_roots_or_overlap_are_refused_by_name) {
+TEST(chains, other_roots_or_overlaps_are_refused_by_name) {
   rig r({.devices = 2, .memory = 64_MiB});
   device_guard const on(0);
   auto& c = r.ranks[0];
@@ -372,7 +376,8 @@ std::uint64_t const stride = std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
 #endif
 
 // Every rank is told, or every byte is there; then it works again.
-TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_the_same_call_works_again) {
+// Absorbed or thrown, at all ranks.
+TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
   int thrown = 0;
   for (int which = 0; which < 3; ++which) {
     rig r({.devices = 3, .memory = 64_MiB});
@@ -421,7 +426,8 @@ TEST(chains, every_call_refused_in_turn_is_absorbed_or_thrown_at_all_ranks_and_t
 
 // Streams that wait for the lost device never move again, as after a copy between two, and others go on; who
 // waits for them is told, and then their devices are lost, too.
-TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_streams_go_on_until_the_host_waits_in_vain) {
+// Other streams go on until the host waits in vain.
+TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
   for (auto const what : {peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
@@ -457,7 +463,8 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank_and_other_stream
 }
 
 // Copies of the lost device may still be under way: nobody can say when they end.
-TEST(chains, a_device_lost_while_copies_are_given_out_is_named_and_what_they_may_still_touch_serves_nobody) {
+// What they may still touch serves no other.
+TEST(chains, a_device_lost_between_copies_is_named) {
   rig r({.devices = 3, .memory = 64_MiB});
   r.open_all();
   std::vector<int> const devices{0, 1, 2};
@@ -479,7 +486,8 @@ TEST(chains, a_device_lost_while_copies_are_given_out_is_named_and_what_they_may
   }
 }
 
-TEST(chains, streams_serve_the_next_communicator_of_the_same_devices) {
+// Of the same devices.
+TEST(chains, streams_serve_the_next_communicator) {
   rig r({.devices = 3, .memory = 64_MiB});  // has a communicator of all three
   constexpr auto of_three = static_cast<std::ptrdiff_t>(3 * peer::chains::side_by_side);
   auto const streams_after_one_of = [&](int devices) {
@@ -493,7 +501,7 @@ TEST(chains, streams_serve_the_next_communicator_of_the_same_devices) {
 }
 
 // Whatever devices do in whatever order: a hop that passes on what has not come is seen here.
-TEST(chains, under_any_schedule_the_bytes_are_right_and_nothing_races) {
+TEST(chains, any_schedule_gives_right_bytes_without_races) {
   for (auto const seed : tests::seeds("chains", 8)) {
     rig r({.devices = 4, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
     r.open_all();

@@ -97,7 +97,7 @@ TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
       static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduction::sum, {0x7fff, 0})) << 16)));
 }
 
-TEST(reduce, whole_numbers_wrap_and_their_averages_round_towards_zero) {
+TEST(reduce, integers_wrap_and_averages_round_towards_zero) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(one<std::int64_t>(int64, reduction::sum, {most, 1}), std::numeric_limits<std::int64_t>::min());
   EXPECT_EQ(one<std::int32_t>(int32, reduction::sum, {2147483647, 2}), -2147483647);
@@ -145,7 +145,7 @@ TEST(reduce, the_order_of_the_inputs_is_the_order_of_the_sum) {
   EXPECT_EQ(one<float>(float32, reduction::sum, {1.f, 1e8f, -1e8f}), 0.f);
 }
 
-TEST(reduce, all_outputs_hold_the_same_bits_also_where_they_are_inputs) {
+TEST(reduce, all_outputs_hold_equal_bits_also_in_place) {
   std::vector<float> a{1, 2, 3}, b{10, 20, 30};
   void const* const in[] = {a.data(), b.data()};
   void* const out[] = {a.data(), b.data()};
@@ -166,7 +166,7 @@ class refused_collective : public testing::Test {
   }
 };
 
-TEST_F(refused_collective, is_forgotten_when_its_rank_asks_for_another_one_instead) {
+TEST_F(refused_collective, is_forgotten_after_another_request) {
   buffer const a = on(0, 1), b = on(1, 10);
   simulation::of(machine_).fail_call("enqueue", 1);
   EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({a.data(), 1, int32}); }), "");
@@ -178,7 +178,7 @@ TEST_F(refused_collective, is_forgotten_when_its_rank_asks_for_another_one_inste
   }
 }
 
-TEST_F(refused_collective, names_rank_0_when_a_half_of_its_part_was_refused) {
+TEST_F(refused_collective, names_rank_0_when_its_half_was_refused) {
   buffer const a = on(0, 1);
   auto const carrier = peer::carried_by_streams(machine_.get(), {0, 1});
   EXPECT_EQ(carrier->broken(1), "");
@@ -188,7 +188,7 @@ TEST_F(refused_collective, names_rank_0_when_a_half_of_its_part_was_refused) {
   EXPECT_EQ(carrier->broken(1), "a part of rank 0 was refused by gpu:0");
 }
 
-TEST_F(refused_collective, names_rank_0_when_its_device_was_lost_with_its_part) {
+TEST_F(refused_collective, names_rank_0_when_its_device_was_lost) {
   buffer const a = on(0, 1), b = on(1, 10);
   auto const gate = machine_.get().machine().hold(0, streams::line_of(current_stream(device(0))).handle());
   ASSERT_TRUE(gate.ok());

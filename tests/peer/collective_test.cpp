@@ -24,7 +24,7 @@ bool close(dtype type, reduction how, double got, double want) {
   return std::abs(got - want) <= tolerance * std::max(1.0, std::abs(want));
 }
 
-TEST(collective, all_reduce_gives_every_rank_the_same_bits_of_the_obvious_result) {
+TEST(collective, all_reduce_gives_every_rank_equal_right_bits) {
   for (int n = 1; n <= ranks_here(); ++n) {
     auto ranks = communicator::in_process(first_devices(n));
     for (dtype const type : reducible_types) {
@@ -55,7 +55,7 @@ TEST(collective, all_reduce_gives_every_rank_the_same_bits_of_the_obvious_result
   }
 }
 
-TEST(collective, all_reduce_of_every_ragged_count_reaches_every_element) {
+TEST(collective, all_reduce_of_ragged_counts_reaches_every_element) {
   int const n = ranks_here();
   auto ranks = communicator::in_process(first_devices(n));
   for (std::int64_t count = 0; count < 400; count = count * 2 + 1 + count % 3) {
@@ -90,7 +90,8 @@ TEST(collective, broadcast_gives_all_ranks_the_roots_elements) {
   }
 }
 
-TEST(collective, all_gather_puts_every_ranks_part_in_its_place_apart_and_in_place) {
+// Apart and in place.
+TEST(collective, all_gather_places_every_part) {
   int const n = ranks_here();
   auto ranks = communicator::in_process(first_devices(n));
   std::int64_t const count = 77;
@@ -109,7 +110,8 @@ TEST(collective, all_gather_puts_every_ranks_part_in_its_place_apart_and_in_plac
   }
 }
 
-TEST(collective, reduce_scatter_gives_each_rank_its_part_apart_and_in_place) {
+// Apart and in place.
+TEST(collective, reduce_scatter_gives_each_rank_its_part) {
   int const n = ranks_here();
   auto ranks = communicator::in_process(first_devices(n));
   std::int64_t const count = 77;
@@ -131,7 +133,7 @@ TEST(collective, reduce_scatter_gives_each_rank_its_part_apart_and_in_place) {
   }
 }
 
-TEST(collective, many_collectives_in_a_row_keep_their_order_whenever_the_ranks_come) {
+TEST(collective, many_in_a_row_keep_their_order) {
   int const n = ranks_here();
   auto ranks = communicator::in_process(first_devices(n));
   on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -148,7 +150,7 @@ TEST(collective, many_collectives_in_a_row_keep_their_order_whenever_the_ranks_c
   });
 }
 
-TEST(collective, barrier_lets_nobody_on_before_all_have_come) {
+TEST(collective, barrier_releases_no_rank_before_the_last) {
   auto ranks = communicator::in_process(first_devices(ranks_here()));
   std::atomic<int> came{0};
   on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -163,7 +165,8 @@ TEST(collective, barrier_lets_nobody_on_before_all_have_come) {
   });
 }
 
-TEST(collective, a_barrier_that_times_out_names_who_is_missing_and_can_be_tried_again) {
+// It can be tried again.
+TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
   if (ranks_here() < 2) GTEST_SKIP() << "one device: nobody can be missing";
   auto ranks = communicator::in_process(first_devices(2));
   std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
@@ -183,7 +186,7 @@ TEST(collective, bad_groups_of_devices_are_refused_by_name) {
   EXPECT_NE(twice.find("gpu:0 is named twice"), std::string::npos) << twice;
 }
 
-TEST(collective, memory_that_does_not_hold_the_elements_is_refused_and_nothing_has_changed) {
+TEST(collective, too_small_memory_is_refused_unchanged) {
   auto ranks = communicator::in_process(first_devices(1));
   communicator& c = ranks[0];
   device_guard const on(0);
@@ -221,7 +224,8 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
   EXPECT_NE(text.find("gpu:0"), std::string::npos) << text;
 }
 
-TEST(collective, every_rank_leaves_the_carrier_once_by_itself_or_at_the_end_of_its_runtime) {
+// By itself or at the end of its runtime.
+TEST(collective, every_rank_leaves_the_carrier_once) {
   struct noting final : peer::carrier {
     explicit noting(std::vector<int>& l) : left(l) {}
     void issue(int, clock::timeline&, std::uint64_t, peer::request const&, here) override {}
@@ -241,7 +245,7 @@ TEST(collective, every_rank_leaves_the_carrier_once_by_itself_or_at_the_end_of_i
 
 // What follows arranges who comes when, from one thread:
 // no call waits for other ranks on a simulated machine.
-class simulated_collective : public testing::Test {
+class sim_collective : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
   runtime_guard in_{machine_};
@@ -260,7 +264,8 @@ class simulated_collective : public testing::Test {
   }
 };
 
-TEST_F(simulated_collective, the_first_rank_returns_at_once_and_its_stamp_waits_for_the_last) {
+// Its stamp waits for the last.
+TEST_F(sim_collective, the_first_rank_returns_at_once) {
   buffer const a = on(0, 1), b = on(1, 10);
   stamp const first = add_up(0, a);
   EXPECT_FALSE(first.query());
@@ -271,7 +276,7 @@ TEST_F(simulated_collective, the_first_rank_returns_at_once_and_its_stamp_waits_
   EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
 }
 
-TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_else) {
+TEST_F(sim_collective, a_waiting_rank_holds_its_own_stream_only) {
   buffer const a = on(0, 1), b = on(1, 10);
   device_guard const at(0);
   stream side;
@@ -289,7 +294,7 @@ TEST_F(simulated_collective, a_rank_that_waits_holds_its_own_stream_and_nothing_
 
 // What its thread keeps for itself serves others, also on a stream that knows nothing of it:
 // it was given back before the collective.
-TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what_its_thread_keeps) {
+TEST(collective_memory, a_waiting_rank_strands_no_cached_block) {
   enum class waits_in { barrier, sum, sum_right_after };  // the last: nothing has said that what came free is complete
   for (waits_in const where : {waits_in::barrier, waits_in::sum, waits_in::sum_right_after}) {
     bool const in_barrier = where == waits_in::barrier;
@@ -331,7 +336,8 @@ TEST(collective_memory, a_rank_that_waits_for_the_others_strands_nothing_of_what
   }
 }
 
-TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_asked_for_what_and_may_correct_itself) {
+// The error names what each rank asked for.
+TEST_F(sim_collective, a_rank_that_differs_is_told_and_may_retry) {
   buffer const a = on(0, 1), b = on(1, 10);
   add_up(0, a);
   auto const text_of = [&](auto ask) { return refusal<invalid_use>(ask); };
@@ -352,8 +358,8 @@ TEST_F(simulated_collective, a_rank_that_asks_for_something_else_is_told_who_ask
   EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
 }
 
-TEST_F(simulated_collective,
-       a_block_used_on_another_stream_than_its_home_is_not_given_out_before_the_collective_is_done) {
+// It was used on another stream than its home.
+TEST_F(sim_collective, a_marked_block_waits_for_the_collective) {
   device_guard const at(0);
   stream side;
   buffer const b = on(1, 10);
@@ -373,7 +379,7 @@ TEST_F(simulated_collective,
   EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
 }
 
-TEST_F(simulated_collective, a_stream_that_carries_a_collective_is_known_to) {
+TEST_F(sim_collective, a_stream_that_carries_one_is_known_to) {
   buffer const a = on(0, 1), b = on(1, 10);
   device_guard const at(0);
   stream const side, plain;
@@ -386,7 +392,8 @@ TEST_F(simulated_collective, a_stream_that_carries_a_collective_is_known_to) {
   EXPECT_FALSE(streams::line_of(plain).carries_collectives());
 }
 
-TEST_F(simulated_collective, abort_frees_streams_and_barriers_that_wait_and_later_calls_say_who_aborted) {
+// The error says which rank aborted.
+TEST_F(sim_collective, abort_releases_waits_and_is_named_later) {
   buffer const a = on(0, 1), b = on(1, 10);
   stamp const waits = add_up(0, a);
   auto stands = std::async(std::launch::async, [&] { return refusal<driver_error>([&] { ranks_[0].barrier(); }); });
@@ -406,7 +413,7 @@ TEST_F(simulated_collective, abort_frees_streams_and_barriers_that_wait_and_late
   EXPECT_EQ(read(0, c), encode(int32, {7, 9, 11}));
 }
 
-TEST_F(simulated_collective, a_rank_that_ends_frees_those_that_wait_for_it_and_they_are_told) {
+TEST_F(sim_collective, a_rank_that_ends_releases_those_that_wait) {
   buffer const a = on(0, 1);
   stamp const waits = add_up(0, a);
   ranks_.pop_back();
@@ -414,7 +421,7 @@ TEST_F(simulated_collective, a_rank_that_ends_frees_those_that_wait_for_it_and_t
   EXPECT_NE(refusal<driver_error>([&] { add_up(0, a); }), "");
 }
 
-TEST_F(simulated_collective, a_rank_without_partners_is_told_that_they_are_gone) {
+TEST_F(sim_collective, a_rank_without_partners_is_told_so) {
   buffer const a = on(0, 1);
   ranks_.pop_back();
   std::string const text = refusal<invalid_use>([&] { add_up(0, a); });
@@ -422,7 +429,8 @@ TEST_F(simulated_collective, a_rank_without_partners_is_told_that_they_are_gone)
   EXPECT_NE(refusal<invalid_use>([&] { ranks_[0].barrier(); }), "");
 }
 
-TEST_F(simulated_collective, a_refused_part_changes_nothing_and_a_second_try_works) {
+// A second try works.
+TEST_F(sim_collective, a_refused_part_changes_nothing) {
   buffer const a = on(0, 1), b = on(1, 10);
   for (int first : {0, 1}) {
     buffer const& mine = first ? b : a;
@@ -435,7 +443,8 @@ TEST_F(simulated_collective, a_refused_part_changes_nothing_and_a_second_try_wor
   EXPECT_EQ(read(1, b), encode(int32, {22, 26, 30}));
 }
 
-TEST_F(simulated_collective, a_part_refused_in_its_middle_ends_the_communicator_and_nobody_hangs) {
+// No rank hangs.
+TEST_F(sim_collective, a_part_refused_in_its_middle_ends_it) {
   for (std::uint64_t k : {2u, 3u}) {
     buffer const a = on(0, 1), b = on(1, 10);
     stamp const waits = add_up(0, a);
@@ -448,7 +457,7 @@ TEST_F(simulated_collective, a_part_refused_in_its_middle_ends_the_communicator_
   }
 }
 
-TEST_F(simulated_collective, a_device_that_is_lost_with_its_part_frees_the_others_and_is_named) {
+TEST_F(sim_collective, a_lost_device_frees_the_others_and_is_named) {
   buffer const a = on(0, 1), b = on(1, 10);
   clock::timeline& line = streams::line_of(current_stream(device(1)));
   auto const gate = machine_.get().machine().hold(1, line.handle());
@@ -464,7 +473,7 @@ TEST_F(simulated_collective, a_device_that_is_lost_with_its_part_frees_the_other
   EXPECT_EQ(read(0, c), encode(int32, {4, 5, 6}));
 }
 
-TEST(seeded_collective, results_do_not_depend_on_what_the_seed_lets_devices_do) {
+TEST(seeded_ranks, results_do_not_depend_on_the_seed) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     runtime machine(simulated{.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
     runtime_guard const in(machine);
@@ -491,7 +500,7 @@ TEST(seeded_collective, results_do_not_depend_on_what_the_seed_lets_devices_do) 
   }
 }
 
-TEST(seeded_collective, waiting_for_a_rank_that_never_comes_is_found_not_hung) {
+TEST(seeded_ranks, a_wait_for_an_absent_rank_is_reported) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 7});
   runtime_guard const in(machine);
   auto ranks = communicator::in_process(first_devices(2));
@@ -509,7 +518,8 @@ TEST(seeded_collective, waiting_for_a_rank_that_never_comes_is_found_not_hung) {
 
 // Regression: streams that were made after the communicator ended before it, and waited for a rank that
 // nobody followed; a runtime over GPUs never ended.
-TEST(seeded_collective, given_to_one_rank_alone_does_not_hold_up_the_end_of_a_runtime_that_its_communicator_outlives) {
+// The communicator outlives its runtime.
+TEST(seeded_ranks, one_of_a_single_rank_does_not_block_the_end) {
   std::vector<communicator> kept;
   std::vector<std::string> told;
   {
@@ -526,7 +536,7 @@ TEST(seeded_collective, given_to_one_rank_alone_does_not_hold_up_the_end_of_a_ru
   EXPECT_EQ(told, std::vector<std::string>{});
 }
 
-TEST(stepped_collective, each_part_goes_when_the_parts_it_waits_for_have_gone) {
+TEST(stepped_collective, each_part_goes_after_those_it_waits_for) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped});
   runtime_guard const in(machine);
   simulation hand = simulation::of(machine);

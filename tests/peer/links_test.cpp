@@ -32,7 +32,7 @@ TEST(links, every_pair_is_listed_and_verified_by_bytes) {
   EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
 }
 
-TEST(links, nvlinks_are_those_that_lead_straight_there_else_those_that_both_have_to_the_fabric) {
+TEST(links, nvlinks_are_direct_or_through_the_fabric) {
   using peer::nvlink_end;
   using is = nvlink_end::is;
   std::string const a = "0000:1B:00.0", b = "00000000:1c:00.0", c = "0001:1c:00.0";
@@ -46,7 +46,8 @@ TEST(links, nvlinks_are_those_that_lead_straight_there_else_those_that_both_have
   EXPECT_EQ(peer::nvlinks_between({}, a, fabric, b), 0);
 }
 
-TEST(links, a_pair_the_driver_refuses_is_host_and_nothing_can_be_granted_there) {
+// Nothing can be granted there.
+TEST(links, a_pair_that_the_driver_refuses_goes_by_host) {
   test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
   EXPECT_TRUE(can_access_peer(device(0), device(1)));
   EXPECT_FALSE(can_access_peer(device(1), device(2)));
@@ -59,7 +60,8 @@ TEST(links, a_pair_the_driver_refuses_is_host_and_nothing_can_be_granted_there) 
   EXPECT_THROW(can_access_peer(device(0), device(9)), invalid_use);
 }
 
-TEST(links, peer_data_is_the_address_as_it_stands_and_pinned_memory_needs_no_grant) {
+// Pinned memory needs no grant.
+TEST(links, peer_data_is_the_address_itself) {
   test::machine m;
   buffer b(4096, {.on = device(1)}), host = pinned(4096);
   EXPECT_EQ(peer_data<float>(b, device(0)), b.data<float>());
@@ -70,7 +72,7 @@ TEST(links, peer_data_is_the_address_as_it_stands_and_pinned_memory_needs_no_gra
   EXPECT_THROW(grant_access(&outside, device(0)), invalid_use);
 }
 
-TEST(links, memory_is_granted_once_eight_times_its_size_has_been_copied) {
+TEST(links, memory_is_granted_after_eight_times_its_size) {
   test::machine m;
   stream s{device(0)};
   std::size_t const n = 4_MiB;
@@ -83,7 +85,7 @@ TEST(links, memory_is_granted_once_eight_times_its_size_has_been_copied) {
 }
 
 // Seen on GPUs: the next block at an address whose block had been opened was never asked about again.
-TEST(links, memory_that_comes_to_lie_where_other_memory_was_opened_is_opened_in_its_turn) {
+TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   size_t const n = 4_MiB;
   buffer const near(n, {.on = device(0)});
@@ -102,7 +104,8 @@ TEST(links, memory_that_comes_to_lie_where_other_memory_was_opened_is_opened_in_
   }
 }
 
-TEST(links, memory_is_open_with_at_most_eight_peers_of_a_device_and_copies_go_on_with_the_others) {
+// Copies go on with the others.
+TEST(links, memory_is_open_to_eight_peers_at_most) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   buffer const all(4096, {.on = device(0)});
   for (int reader = 1; reader <= 8; ++reader) EXPECT_NO_THROW(grant_access(all.data(), device(reader)));
@@ -120,7 +123,7 @@ TEST(links, memory_is_open_with_at_most_eight_peers_of_a_device_and_copies_go_on
   EXPECT_NO_THROW(grant_access(far.data(), device(8))) << "which has one alone";
 }
 
-TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_the_right_ones) {
+TEST(links, a_corrupt_link_is_found_and_bypassed) {
   for (bool back : {false, true}) {
     test::machine m;
     back ? m.control().corrupt(1, 0) : m.control().corrupt(0, 1);
@@ -147,7 +150,7 @@ TEST(links, a_link_that_changes_bytes_is_found_out_and_copies_go_around_it_with_
   }
 }
 
-TEST(links, one_that_vanishes_is_named_and_copies_go_on_with_the_right_bytes) {
+TEST(links, a_vanished_link_is_named_and_bypassed) {
   test::machine m;
   std::size_t const n = 2_MiB;
   buffer const near(n, {.on = device(0)}), far(n, {.on = device(1)}), other(9_MiB, {.on = device(1)});
@@ -168,7 +171,8 @@ TEST(links, one_that_vanishes_is_named_and_copies_go_on_with_the_right_bytes) {
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 
-TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_memory) {
+// It could not be tried for want of memory.
+TEST(links, an_untried_link_opens_no_memory) {
   test::machine m;
   m.control().corrupt(0, 1);
   buffer far(4096, {.on = device(1)});
@@ -182,7 +186,7 @@ TEST(links, memory_is_not_opened_over_a_link_that_cannot_be_tried_for_want_of_me
 
 // A copy that was given by the driver's way and runs after a trial opened its pages would go over the link.
 // So a trial opens pages of its own.
-TEST(links, a_trial_opens_no_page_in_which_a_block_lies_or_will_lie) {
+TEST(links, a_trial_opens_no_page_that_holds_a_block) {
   for (bool const breaks : {false, true}) {
     test::machine m({.devices = 2, .memory = 64_MiB});
     m.control().corrupt(0, 1);
@@ -209,7 +213,7 @@ TEST(links, a_trial_opens_no_page_in_which_a_block_lies_or_will_lie) {
   }
 }
 
-TEST(links, a_trial_takes_memory_that_is_only_kept_and_leaves_none_behind) {
+TEST(links, a_trial_uses_cached_memory_and_leaves_none) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto const used = [&] { return m.driver().memory(1).value.total - m.driver().memory(1).value.free; };
   {
@@ -228,7 +232,7 @@ TEST(links, a_trial_takes_memory_that_is_only_kept_and_leaves_none_behind) {
   }
 }
 
-TEST(links, a_trial_takes_what_is_kept_for_sharing_only_when_nothing_else_is_kept) {
+TEST(links, a_trial_takes_shared_caches_last) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
   auto const kept = [] { return memory_stats(1).exported_bytes.current; };
@@ -241,7 +245,8 @@ TEST(links, a_trial_takes_what_is_kept_for_sharing_only_when_nothing_else_is_kep
   EXPECT_EQ(kept(), 0);
 }
 
-TEST(links, a_trial_that_is_short_of_memory_does_not_wait_for_itself_to_give_back_what_an_earlier_one_left) {
+// For itself to give back what an earlier one left.
+TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
   // as often as it is tried
@@ -253,7 +258,8 @@ TEST(links, a_trial_that_is_short_of_memory_does_not_wait_for_itself_to_give_bac
   EXPECT_EQ(all.known(1, 0), trust::claimed);
 }
 
-TEST(links, what_the_driver_does_not_take_back_after_a_trial_goes_with_a_later_one_or_the_runtime) {
+// With a later trial or the runtime.
+TEST(links, a_trials_unreleased_memory_goes_later) {
   for (auto const* const call : {"unmap", "unreserve", "release", "synchronize_stream"}) {
     test::machine m({.devices = 2, .memory = 64_MiB});
     auto const left = [&] { return m.driver().memory(1).value.total - m.driver().memory(1).value.free; };
@@ -267,7 +273,7 @@ TEST(links, what_the_driver_does_not_take_back_after_a_trial_goes_with_a_later_o
 }
 
 // Found by failing calls: one page fewer was to be had for as long as no other link was tried.
-TEST(links, what_the_driver_did_not_take_back_after_a_trial_serves_who_is_short_of_memory) {
+TEST(links, a_trials_unreleased_memory_serves_short_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
@@ -279,8 +285,8 @@ TEST(links, what_the_driver_did_not_take_back_after_a_trial_serves_who_is_short_
   EXPECT_NO_THROW(deallocate(allocate(current_stream(device(1)), 64_MiB)));
 }
 
-TEST(links,
-     none_is_tried_while_a_collective_is_under_way_for_a_trial_could_wait_for_a_rank_that_waits_for_this_thread) {
+// A trial could wait for a rank that waits for this thread.
+TEST(links, none_is_tried_under_a_collective) {
   test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 1, .connections = 1});
   auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
   std::size_t const n = 4_MiB;
@@ -302,7 +308,8 @@ TEST(links,
 }
 
 // Regression: each look asked for a stamp of now, which is behind what the stream was given meanwhile.
-TEST(links, one_is_tried_beside_streams_that_never_stand_idle_once_their_collectives_are_done) {
+// Once their collectives are done.
+TEST(links, one_is_tried_beside_busy_streams) {
   for (int const collectives : {1, 2}) {
     test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::stepped});
     auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
@@ -368,7 +375,8 @@ std::string refusal_of(Act act) {
 
 // It was taken for a link that is refused from the first trial on:
 // copies went through the host then, and the messages named a link.
-TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drivers_way_whatever_was_tried) {
+// Copies go by the driver's path.
+TEST(links, memory_in_segments_is_never_opened) {
   for (bool const both : {true, false}) {
     auto owned = std::make_unique<without_mapping>(driver::sim::make({.devices = 2, .memory = 256_MiB}).machine);
     owned->both = both;
@@ -412,7 +420,7 @@ TEST(links, memory_in_segments_is_opened_to_nobody_and_copies_go_on_by_the_drive
   }
 }
 
-TEST(links, a_link_that_cannot_be_tried_now_stays_claimed_and_is_tried_again) {
+TEST(links, a_link_that_cannot_be_tried_now_is_tried_later) {
   test::machine m;
   auto& all = m.get().part<peer::links>();
   m.control().fail_call("copy_peer", 1, driver::code::failed);

@@ -12,7 +12,8 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-TEST(nccl, without_gpus_or_without_the_library_the_error_says_which_and_what_to_do) {
+// And what to do.
+TEST(nccl, without_gpus_or_library_the_error_says_which) {
   if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
   runtime machine(simulated{.devices = 2});
   auto const connect = [&] { peer::carried_by_nccl(machine.get(), {0, 1}, here::current()); };
@@ -38,7 +39,7 @@ class nccl_on_gpus : public testing::Test {
   }
 };
 
-TEST_F(nccl_on_gpus, megabytes_are_summed_and_all_ranks_hold_the_same_bits) {
+TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
   int const n = std::min(4, device_count());
   auto ranks = communicator::in_process(first_devices(n));
   std::int64_t const count = (std::int64_t{1} << 22) + 3;
@@ -56,7 +57,8 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_and_all_ranks_hold_the_same_bits) {
   for (elements const& e : results) EXPECT_EQ(e, results[0]);
 }
 
-TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank_and_a_new_communicator_works) {
+// A new communicator works.
+TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank) {
   auto ranks = communicator::in_process(first_devices(2));
   on_each(runtime::current(), ranks, [](communicator& c) {  // connected
     buffer const b = to_device(encode(int32, {1, 2}));
@@ -80,7 +82,7 @@ TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank_and_a_new_commun
   });
 }
 
-TEST_F(nccl_on_gpus, parts_are_dealt_and_collected_from_and_to_every_root) {
+TEST_F(nccl_on_gpus, parts_go_from_and_to_every_root) {
   int const n = std::min(4, device_count());
   auto ranks = communicator::in_process(first_devices(n));
   std::int64_t const count = 1001;
@@ -104,7 +106,8 @@ TEST_F(nccl_on_gpus, parts_are_dealt_and_collected_from_and_to_every_root) {
   }
 }
 
-TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_memory_is_open_and_every_byte_arrives) {
+// Broadcast, scatter and gather, where memory is open; every byte arrives.
+TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   auto& chains = runtime::current().get().part<peer::chains>();
   chains.carry_from(1);
   int const n = std::min(4, device_count());
@@ -150,7 +153,7 @@ TEST_F(nccl_on_gpus, large_broadcasts_scatters_and_gathers_go_by_copies_where_me
   chains.carry_from(peer::chains::as_usual);
 }
 
-TEST_F(nccl_on_gpus, two_communicators_of_other_devices_live_side_by_side) {
+TEST_F(nccl_on_gpus, two_communicators_live_side_by_side) {
   if (device_count() < 4) GTEST_SKIP() << "fewer than four GPUs";
   std::vector<device> const left{device(0), device(1)}, right{device(3), device(2)};
   auto a = communicator::in_process(left), b = communicator::in_process(right);

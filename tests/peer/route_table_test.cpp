@@ -77,7 +77,7 @@ struct copies : ::testing::TestWithParam<char const*> {
 INSTANTIATE_TEST_SUITE_P(on, copies, ::testing::Values("simulated", "cuda"),
                          [](auto const& at) { return std::string(at.param); });
 
-TEST_P(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_stamp) {
+TEST_P(copies, pinned_to_device_reads_the_source_until_the_stamp) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::memcpy(pinned_bytes(), first.data(), n);
   held gate(*made, s);
@@ -91,7 +91,7 @@ TEST_P(copies, pinned_to_device_returns_at_once_and_reads_the_source_until_the_s
   tests::reported_on_purpose();  // the source changed
 }
 
-TEST_P(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched) {
+TEST_P(copies, pinned_to_device_blocking_frees_the_source) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::memcpy(pinned_bytes(), first.data(), n);
   held gate(*made, s);
@@ -102,7 +102,7 @@ TEST_P(copies, pinned_to_device_blocking_returns_when_the_source_may_be_touched)
   EXPECT_EQ(gpu_bytes(), first);
 }
 
-TEST_P(copies, device_to_pinned_returns_at_once_and_the_bytes_are_there_at_the_stamp) {
+TEST_P(copies, device_to_pinned_arrives_by_the_stamp) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   std::memcpy(pinned_bytes(), second.data(), n);
@@ -126,7 +126,8 @@ TEST_P(copies, device_to_pinned_blocking_returns_with_the_bytes) {
   });
 }
 
-TEST_P(copies, pageable_to_device_returns_when_the_source_has_been_read_though_nothing_has_run) {
+// Though nothing has run.
+TEST_P(copies, pageable_to_device_returns_after_the_read) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   held gate(*made, s);
   stamp const done = copy(s, on_gpu.data(), first.data(), n, non_blocking);
@@ -139,14 +140,14 @@ TEST_P(copies, pageable_to_device_returns_when_the_source_has_been_read_though_n
   EXPECT_EQ(explain_copy(on_gpu.data(), first.data(), n).by, route::staged);
 }
 
-TEST_P(copies, pageable_to_device_blocking_returns_when_the_bytes_are_there) {
+TEST_P(copies, pageable_to_device_blocking_returns_after_arrival) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   held gate(*made, s);
   expect_waits_for(gate, [&] { EXPECT_TRUE(copy(s, on_gpu.data(), first.data(), n).query()); });
   EXPECT_EQ(gpu_bytes(), first);
 }
 
-TEST_P(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) {
+TEST_P(copies, pageable_to_device_waits_while_slots_are_full) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   std::size_t const many = streams::staging::room + 10_MiB;
   stream_guard const home{s};
@@ -163,7 +164,7 @@ TEST_P(copies, pageable_to_device_waits_while_the_slots_of_the_device_are_full) 
   EXPECT_EQ(staging.in_use(0), 0u);
 }
 
-TEST_P(copies, device_to_pageable_returns_when_enqueued_and_the_bytes_arrive_in_stream_order) {
+TEST_P(copies, device_to_pageable_arrives_in_stream_order) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   auto const before = in_pageable;
@@ -216,7 +217,7 @@ TEST_P(copies, within_a_device_returns_at_once_blocking_or_not) {
   EXPECT_EQ(explain_copy(on_same.data(), on_gpu.data(), n).by, route::same_device);
 }
 
-TEST_P(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams_and_they_after_it) {
+TEST_P(copies, between_devices_is_ordered_with_both_streams) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   if (!two_devices()) GTEST_SKIP() << "one device";
   fill_gpu(first);
@@ -235,7 +236,8 @@ TEST_P(copies, between_devices_returns_at_once_and_is_ordered_after_both_streams
   EXPECT_EQ(out, first);
 }
 
-TEST_P(copies, between_devices_on_the_targets_stream_waits_for_the_sources_current_stream) {
+// On the target's stream.
+TEST_P(copies, between_devices_waits_for_the_sources_stream) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   if (!two_devices()) GTEST_SKIP() << "one device";
   stream_guard by_source(s);
@@ -249,7 +251,7 @@ TEST_P(copies, between_devices_on_the_targets_stream_waits_for_the_sources_curre
   EXPECT_EQ(test::read_back(on_peer.data(), n, 1), first);
 }
 
-TEST_P(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
+TEST_P(copies, host_to_host_waits_for_the_stream_and_blocks) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   held gate(*made, s);
@@ -261,7 +263,7 @@ TEST_P(copies, host_to_host_waits_for_the_stream_and_copies_before_it_returns) {
   EXPECT_EQ(explain_copy(in_pageable.data(), pinned_bytes(), n).by, route::host);
 }
 
-TEST_P(copies, set_fills_device_memory_in_stream_order_and_host_memory_before_it_returns) {
+TEST_P(copies, set_fills_in_stream_order_and_host_memory_at_once) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   stream_guard in(s);
   held gate(*made, s);
@@ -278,7 +280,7 @@ struct copies_without_links : ::testing::Test {
   test::machine m{{.devices = 2, .memory = 512_MiB, .peers = simulated::links::none}};
 };
 
-TEST_F(copies_without_links, between_devices_that_do_not_reach_each_other_is_staged_in_the_same_order) {
+TEST_F(copies_without_links, are_staged_in_the_same_order) {
   std::size_t const many = 21_MiB + 5;
   stream s{device(0)}, t{device(1)};
   buffer from(many, {.on = device(0)}), to(many, {.on = device(1)});

@@ -22,7 +22,7 @@ struct routes : ::testing::Test {
   static bool has(std::string const& text, std::string_view part) { return text.find(part) != std::string::npos; }
 };
 
-TEST_F(routes, a_copy_past_the_end_of_a_known_block_names_its_size_and_what_was_asked) {
+TEST_F(routes, a_copy_past_the_end_names_size_and_request) {
   auto const past = test::refused([&] { copy(a.data(), host.data(), n + 1); });
   EXPECT_TRUE(has(past, "dst gpu:0") && has(past, "holds 4096 B") && has(past, "asked 4097 B")) << past;
   auto const inside = test::refused([&] { weir::copy(host.data(), c.data<std::byte>() + 4000, 97); });
@@ -32,7 +32,7 @@ TEST_F(routes, a_copy_past_the_end_of_a_known_block_names_its_size_and_what_was_
   EXPECT_NO_THROW(weir::copy(c.data<std::byte>() + 4000, host.data(), 96));
 }
 
-TEST_F(routes, overlapping_ranges_are_refused_and_the_same_place_is_nothing_to_do) {
+TEST_F(routes, overlaps_are_refused_and_equal_places_are_no_work) {
   auto* const x = a.data<std::byte>();
   EXPECT_TRUE(has(test::refused([&] { weir::copy(x + 8, x, 16); }), "overlap"));
   EXPECT_TRUE(has(test::refused([&] { weir::copy(host.data(), host.data() + 15, 16); }), "overlap"));
@@ -106,7 +106,7 @@ TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
   }
 }
 
-TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
+TEST_F(routes, a_batch_is_checked_whole_before_any_is_enqueued) {
   auto const other = pattern(n, 2);
   copy_item const wrong[] = {{a.data(), host.data(), n}, {b.data(), host.data(), n + 1}};
   set(a.data(), std::byte{0}, n);
@@ -120,7 +120,7 @@ TEST_F(routes, a_batch_is_looked_at_whole_before_any_of_it_is_enqueued) {
   EXPECT_TRUE(of_nothing.query());
 }
 
-TEST_F(routes, a_blocking_batch_refused_half_way_has_let_go_of_the_hosts_memory_when_it_throws) {
+TEST_F(routes, a_refused_blocking_batch_releases_host_memory) {
   buffer q = pinned(n);
   copy_item const two[] = {{p.data(), a.data(), n}, {q.data(), b.data(), n}};
   held gate(m, s);
@@ -144,7 +144,7 @@ void expect_held(stamp s) {
   }
 }
 
-TEST_F(routes, a_batch_between_devices_comes_after_the_other_stream_and_that_after_the_batch_with_one_wait_each) {
+TEST_F(routes, a_batch_between_devices_takes_one_wait_each_way) {
   stream_guard const by_the_other(t);
   buffer d{n, {.on = device(1)}};
   std::memcpy(p.data(), host.data(), n);
@@ -171,7 +171,8 @@ TEST_F(routes, a_batch_between_devices_comes_after_the_other_stream_and_that_aft
   EXPECT_EQ(test::read_back(a.data(), n, 0), host);
 }
 
-TEST_F(routes, a_batch_between_devices_refused_half_way_leaves_the_other_stream_behind_what_was_given) {
+// Behind what was given before the refusal.
+TEST_F(routes, a_refused_batch_orders_the_other_stream_behind_it) {
   stream_guard const by_the_other(t);
   buffer d{n, {.on = device(1)}};
   held gate(m, s);
@@ -229,7 +230,7 @@ TEST_F(routes, a_dead_device_is_named_and_the_others_go_on) {
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
 }
 
-TEST_F(routes, a_device_lost_under_a_staged_copy_leaves_the_host_alone) {
+TEST_F(routes, a_device_lost_under_staging_spares_the_host) {
   std::size_t const many = 10_MiB;
   buffer large(many, {.on = device(1)});
   auto const before = pattern(many, 3);
@@ -244,7 +245,7 @@ TEST_F(routes, a_device_lost_under_a_staged_copy_leaves_the_host_alone) {
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
 }
 
-TEST_F(routes, a_staged_copy_that_was_refused_half_way_writes_nothing_afterwards) {
+TEST_F(routes, a_refused_staged_copy_writes_nothing_later) {
   std::size_t const many = 6_MiB;
   stream_guard const home{s};
   buffer large(many, {.on = device(0)});
@@ -264,7 +265,7 @@ TEST_F(routes, a_staged_copy_that_was_refused_half_way_writes_nothing_afterwards
   EXPECT_EQ(target, test::bytes_of_host(many, std::byte{7}));
 }
 
-TEST_F(routes, a_batch_that_was_refused_half_way_writes_nothing_to_pageable_memory_afterwards) {
+TEST_F(routes, a_refused_batch_writes_no_pageable_memory_later) {
   auto target = host;
   {
     held gate(m, s);
@@ -321,7 +322,7 @@ struct refused_calls : ::testing::TestWithParam<scenario> {};
 INSTANTIATE_TEST_SUITE_P(of, refused_calls, ::testing::ValuesIn(scenarios),
                          [](auto const& at) { return std::string(at.param.name); });
 
-TEST_P(refused_calls, each_in_turn_gives_a_typed_error_and_the_same_copy_works_again) {
+TEST_P(refused_calls, each_gives_a_typed_error_and_can_be_repeated) {
   auto const& one = GetParam();
   bool refused_one = true;
   for (std::uint64_t k = 1; refused_one; ++k) {

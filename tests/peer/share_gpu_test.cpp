@@ -43,7 +43,7 @@ WEIR_ROLE(reads_on_every_device) {
   ASSERT_EQ(line.wait(), 101u);
 }
 
-TEST(on_this_machine, another_process_reads_on_every_device_and_writes_back) {
+TEST(this_machine, another_process_reads_all_and_writes_back) {
   auto const m = machine_here();
   test::other_process other("reads_on_every_device");
   shared_buffer const b(bytes, 0);
@@ -76,8 +76,8 @@ WEIR_ROLE(reads_a_pool) {
   ::kill(::getpid(), SIGKILL);
 }
 
-TEST(on_this_machine,
-     buffers_of_a_pool_are_read_and_written_by_another_process_and_a_killed_one_costs_what_it_had_open) {
+// A killed one costs what it had open.
+TEST(this_machine, pool_buffers_are_shared_with_another_process) {
   auto const m = machine_here();
   share_pool pool({.on = 0, .handle_bytes = 16_MiB});
   std::vector<shared_buffer> all;
@@ -114,7 +114,7 @@ WEIR_ROLE(lends_and_is_killed) {
   ::kill(::getpid(), SIGKILL);
 }
 
-TEST(on_this_machine, the_bytes_stay_when_their_owner_is_killed) {
+TEST(this_machine, the_bytes_stay_when_their_owner_is_killed) {
   auto const m = machine_here();
   test::other_process other("lends_and_is_killed");
   opened_buffer const b = other.line().receive(0);
@@ -134,7 +134,7 @@ WEIR_ROLE(opens_and_is_killed) {
   ::kill(::getpid(), SIGKILL);
 }
 
-TEST(on_this_machine, memory_of_an_importer_that_was_killed_is_had_again) {
+TEST(this_machine, a_killed_importers_memory_is_had_again) {
   auto const m = machine_here();
   test::other_process other("opens_and_is_killed");
   auto b = std::make_optional<shared_buffer>(bytes, 0);

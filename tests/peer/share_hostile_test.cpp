@@ -17,8 +17,8 @@ using test::lent_memory;
 using test::owned_file;
 
 // An honest owner with a line of its own, and a second line whose other end is raw.
-struct a_hostile_peer : ::testing::Test {
-  a_hostile_peer() : from_raw(new_line()) { write(b.data(), test::pattern(some_bytes, 1)); }
+struct hostile_peer : ::testing::Test {
+  hostile_peer() : from_raw(new_line()) { write(b.data(), test::pattern(some_bytes, 1)); }
   share_line new_line() {
     auto const [a, theirs] = os::make_sockets();
     raw.emplace(theirs);
@@ -71,7 +71,7 @@ owned_file filled(std::size_t bytes, char value) {
 
 // Names -----------------------------------------------------------------------------------------------------
 
-TEST_F(a_hostile_peer, that_names_anothers_memory_is_not_given_it) {
+TEST_F(hostile_peer, that_names_anothers_memory_is_not_given_it) {
   auto const open = honest();
   auto const names = test::caught(b).what;
   EXPECT_NE(answer_to(test::lent_under_names_of(names, owned_file(::open("/dev/null", O_RDWR)))), "taken");
@@ -82,20 +82,20 @@ TEST_F(a_hostile_peer, that_names_anothers_memory_is_not_given_it) {
   EXPECT_EQ(read(open.data()), test::pattern(some_bytes, 1));
 }
 
-TEST_F(a_hostile_peer, that_names_anothers_memory_first_does_not_take_its_place) {
+TEST_F(hostile_peer, does_not_take_the_place_of_anothers_memory) {
   auto const names = test::caught(b).what;
   EXPECT_EQ(answer_to(test::lent_under_names_of(names, filled(names.handle_bytes, 9))), "taken");
   EXPECT_EQ(read(honest().data()), test::pattern(some_bytes, 1));
   EXPECT_EQ(read(taken.data()), test::bytes_of_host(some_bytes, std::byte{9}));
 }
 
-TEST_F(a_hostile_peer, that_has_anothers_memory_does_not_make_its_messages_stale) {
+TEST_F(hostile_peer, does_not_make_anothers_messages_stale) {
   auto its = test::caught(b);
   EXPECT_EQ(answer_to(test::lent_under_names_of(its.what, std::move(its.memory))), "taken");
   for (int i = 0; i < 3; ++i) EXPECT_EQ(read(honest().data()), test::pattern(some_bytes, 1));
 }
 
-TEST_F(a_hostile_peer, that_has_anothers_memory_does_not_make_its_buffers_smaller) {
+TEST_F(hostile_peer, does_not_make_anothers_buffers_smaller) {
   auto const open = honest();
   auto its = test::caught(b);
   its = test::lent_under_names_of(its.what, std::move(its.memory));
@@ -111,7 +111,7 @@ TEST_F(a_hostile_peer, that_has_anothers_memory_does_not_make_its_buffers_smalle
 
 // The end, and what is none ---------------------------------------------------------------------------------
 
-TEST_F(a_hostile_peer, that_says_nothing_at_all_is_not_taken_for_gone) {
+TEST_F(hostile_peer, that_is_silent_is_not_taken_for_gone) {
   EXPECT_TRUE(raw->send(std::span<std::byte const>{}));
   expect_says(answer(), "0 B");
   expect_the_line_works();
@@ -125,7 +125,7 @@ TEST_F(a_hostile_peer, that_says_nothing_at_all_is_not_taken_for_gone) {
   EXPECT_THROW((void)from_raw.wait(), peer_gone);
 }
 
-TEST_F(a_hostile_peer, that_says_nothing_on_a_loan_is_still_an_importer) {
+TEST_F(hostile_peer, that_is_silent_on_a_loan_is_still_an_importer) {
   auto const its = test::caught(b);
   EXPECT_EQ(::send(its.life.get(), "", 0, MSG_NOSIGNAL), 0);
   EXPECT_EQ(b.importers(), 1);
@@ -133,7 +133,7 @@ TEST_F(a_hostile_peer, that_says_nothing_on_a_loan_is_still_an_importer) {
 
 // Loans -----------------------------------------------------------------------------------------------------
 
-TEST_F(a_hostile_peer, whose_loan_is_no_socket_is_refused_once) {
+TEST_F(hostile_peer, with_a_loan_that_is_no_socket_is_refused) {
   int both[2];
   for (bool const pipe : {true, false}) {
     if (pipe) ASSERT_EQ(::pipe2(both, O_CLOEXEC), 0);
@@ -146,7 +146,7 @@ TEST_F(a_hostile_peer, whose_loan_is_no_socket_is_refused_once) {
   }
 }
 
-TEST_F(a_hostile_peer, whose_loan_takes_no_word_is_refused_once) {
+TEST_F(hostile_peer, with_a_loan_that_takes_no_word_is_refused) {
   auto const its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
   while (::send(its.life.get(), "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) {}
   expect_says(answer_to(its), "hears nothing");
@@ -156,7 +156,7 @@ TEST_F(a_hostile_peer, whose_loan_takes_no_word_is_refused_once) {
 // It says something whenever it is listened to.
 int always_talks = -1, times_heard = 0;
 
-TEST_F(a_hostile_peer, that_talks_faster_than_it_is_heard_on_a_loan_holds_up_no_owner) {
+TEST_F(hostile_peer, that_floods_a_loan_delays_no_owner) {
   auto const its = test::caught(b);
   always_talks = its.life.get(), times_heard = 0;
   os::refuse_by([](os::call c) noexcept {
@@ -169,7 +169,7 @@ TEST_F(a_hostile_peer, that_talks_faster_than_it_is_heard_on_a_loan_holds_up_no_
   EXPECT_LE(times_heard, 8);
 }
 
-TEST_F(a_hostile_peer, that_talks_without_end_on_a_loan_leaves_no_descriptor) {
+TEST_F(hostile_peer, that_floods_a_loan_leaves_no_descriptor) {
   auto const its = test::caught(b);
   auto const open = honest();
   auto const before = test::open_files();
@@ -190,7 +190,7 @@ TEST_F(a_hostile_peer, that_talks_without_end_on_a_loan_leaves_no_descriptor) {
 
 // What comes with a message ---------------------------------------------------------------------------------
 
-TEST_F(a_hostile_peer, whose_messages_carry_more_than_descriptors_is_understood) {
+TEST_F(hostile_peer, may_send_more_than_descriptors) {
   auto const [mine, other] = os::make_sockets();
   for (int const option : {SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP}) {
     int const yes = 1;
@@ -208,7 +208,7 @@ TEST_F(a_hostile_peer, whose_messages_carry_more_than_descriptors_is_understood)
   EXPECT_EQ(read(there.receive().data()), test::pattern(some_bytes, 1));
 }
 
-TEST_F(a_hostile_peer, that_sends_many_descriptors_leaves_none) {
+TEST_F(hostile_peer, that_sends_many_descriptors_leaves_none) {
   auto const before = test::open_files();
   peer::message number{.number = 1};
   number.checksum = peer::checksum_of(number);
@@ -220,7 +220,7 @@ TEST_F(a_hostile_peer, that_sends_many_descriptors_leaves_none) {
   expect_the_line_works();
 }
 
-TEST_F(a_hostile_peer, is_known_by_its_line_where_the_kernel_compares_no_descriptors) {
+TEST_F(hostile_peer, is_known_by_its_line_without_kcmp) {
   os::refuse_by([](os::call c) noexcept { return c == os::call::compare_files; });
   auto const first = honest(), second = honest();
   EXPECT_EQ(first.data(), second.data()) << "of one line";
@@ -231,7 +231,7 @@ TEST_F(a_hostile_peer, is_known_by_its_line_where_the_kernel_compares_no_descrip
   os::refuse_by(nullptr);
 }
 
-TEST_F(a_hostile_peer, that_lends_one_handle_after_the_other_takes_no_more_descriptors_than_those_of_256) {
+TEST_F(hostile_peer, takes_at_most_the_descriptors_of_256_handles) {
   std::vector<lent_memory> all;
   auto const names = test::caught(b).what;
   for (int i = 0; i < 300; ++i) {
@@ -244,13 +244,13 @@ TEST_F(a_hostile_peer, that_lends_one_handle_after_the_other_takes_no_more_descr
 
 // Files -----------------------------------------------------------------------------------------------------
 
-TEST_F(a_hostile_peer, cannot_cut_the_memory_that_it_was_sent) {
+TEST_F(hostile_peer, cannot_cut_the_memory_that_it_was_sent) {
   auto const its = test::caught(b);
   EXPECT_NE(::ftruncate(its.memory.get(), 0), 0) << "the owner's next access would end it";
   EXPECT_EQ(read(b.data()), test::pattern(some_bytes, 1));
 }
 
-TEST_F(a_hostile_peer, whose_memory_may_be_cut_short_or_not_written_is_told_so) {
+TEST_F(hostile_peer, with_truncatable_or_read_only_memory_is_told) {
   auto const names = test::caught(b).what;
   auto const of = [&](owned_file memory) { return answer_to(test::lent_under_names_of(names, std::move(memory))); };
   std::size_t const whole = names.handle_bytes;
@@ -266,7 +266,7 @@ TEST_F(a_hostile_peer, whose_memory_may_be_cut_short_or_not_written_is_told_so) 
   expect_the_line_works();
 }
 
-TEST_F(a_hostile_peer, whose_memory_is_none_hears_that_nothing_of_it_was_kept) {
+TEST_F(hostile_peer, without_memory_hears_that_nothing_was_kept) {
   auto const its = test::lent_under_names_of(test::caught(b).what, owned_file(::open("/dev/null", O_RDWR)));
   EXPECT_NE(answer_to(its), "taken");
   std::vector<peer::word> heard;
@@ -275,7 +275,7 @@ TEST_F(a_hostile_peer, whose_memory_is_none_hears_that_nothing_of_it_was_kept) {
   EXPECT_EQ(heard, (std::vector{peer::word::opened, peer::word::released}));
 }
 
-TEST_F(a_hostile_peer, whose_memory_is_larger_than_its_device_is_refused_once) {
+TEST_F(hostile_peer, with_more_memory_than_its_device_is_refused) {
   auto its = test::lent_under_names_of(test::caught(b).what, test::memory_file(1024_MiB));
   its.what.handle_bytes = 1024_MiB;
   its.sealed();
@@ -283,7 +283,7 @@ TEST_F(a_hostile_peer, whose_memory_is_larger_than_its_device_is_refused_once) {
   expect_the_line_works();
 }
 
-TEST_F(a_hostile_peer, whose_buffer_begins_where_none_does_is_refused) {
+TEST_F(hostile_peer, with_a_wrong_buffer_offset_is_refused) {
   auto its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
   its.what.offset = 3;
   its.sealed();
@@ -297,7 +297,7 @@ TEST_F(a_hostile_peer, whose_buffer_begins_where_none_does_is_refused) {
 
 // All of it -------------------------------------------------------------------------------------------------
 
-TEST(random_peers, that_lie_get_nothing_break_nothing_and_leave_nothing) {
+TEST(random_peers, that_lie_get_nothing_and_break_nothing) {
   EXPECT_TRUE(tests::hostile_peer(1).run().ok()) << "what a first run opens stays open: files of simulated machines";
   auto const before = test::open_files();
   std::uint64_t messages = 0, taken = 0;

@@ -6,7 +6,7 @@
 namespace weir {
 namespace {
 
-TEST(random_sharing, shows_what_was_sent_and_nothing_else) {
+TEST(random_sharing, shows_the_sent_bytes_only) {
   for (auto const seed : tests::seeds("sharing", 300)) {
     auto const wrong = tests::share_program(seed).run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; WEIR_TEST_SEED=" << seed;

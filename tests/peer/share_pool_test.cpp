@@ -43,7 +43,7 @@ WEIR_ROLE(reads_all_of_a_pool) {
   ASSERT_EQ(line.wait(), 8u);
 }
 
-TEST(a_pool, has_many_buffers_in_one_handle_that_the_other_process_maps_once) {
+TEST(a_pool, has_many_buffers_in_one_handle_mapped_once) {
   test::machine m(small());
   test::other_process other("reads_all_of_a_pool");
   share_pool pool;
@@ -65,7 +65,7 @@ TEST(a_pool, has_many_buffers_in_one_handle_that_the_other_process_maps_once) {
   expect_sums(pool);
 }
 
-TEST(a_pool, takes_the_tightest_of_what_is_free_and_of_equals_the_lowest_of_the_oldest_handle) {
+TEST(a_pool, takes_the_tightest_fit_then_the_oldest_handle) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});
   std::vector<shared_buffer> all;
@@ -103,7 +103,7 @@ TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
 
 // Life ------------------------------------------------------------------------------------------------------
 
-TEST(a_buffer_of_a_pool, serves_nobody_else_while_an_importer_has_it_and_then_does) {
+TEST(a_buffer_of_a_pool, serves_no_other_while_an_importer_has_it) {
   test::machine m(small());
   auto [here, there] = lines();
   share_pool pool({.handle_bytes = 2_MiB});
@@ -124,7 +124,7 @@ TEST(a_buffer_of_a_pool, serves_nobody_else_while_an_importer_has_it_and_then_do
   expect_sums(pool);
 }
 
-TEST(a_buffer_of_a_pool, serves_the_next_only_when_its_streams_are_done) {
+TEST(a_buffer_of_a_pool, serves_the_next_when_its_streams_are_done) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});
   stream const s(device(0));
@@ -139,7 +139,7 @@ TEST(a_buffer_of_a_pool, serves_the_next_only_when_its_streams_are_done) {
   EXPECT_EQ(pool.allocate(2_MiB).data(), at);
 }
 
-TEST(a_pool, keeps_what_the_other_process_has_mapped_while_its_handle_is_there) {
+TEST(a_pool, keeps_what_is_mapped_elsewhere_with_its_handle) {
   test::machine m(small());
   auto [here, there] = lines();
   auto& imports = m.get().part<peer::imports>();
@@ -175,7 +175,8 @@ WEIR_ROLE(opens_two_and_is_killed) {
   (void)line.wait();
 }
 
-TEST(a_pool, loses_what_a_killed_importer_had_open_until_the_last_buffer_beside_it_goes) {
+// Until the last buffer beside it goes.
+TEST(a_pool, loses_a_killed_importers_part_for_a_while) {
   test::machine m(small());
   synchronize(0);
   auto const before = m.driver().memory(0).value.free;
@@ -203,7 +204,8 @@ TEST(a_pool, loses_what_a_killed_importer_had_open_until_the_last_buffer_beside_
   EXPECT_EQ(m.driver().memory(0).value.free, before - 4_MiB) << "the driver has it";
 }
 
-TEST(buffers, go_on_when_their_pool_has_ended_and_its_memory_serves_others_after_them) {
+// Its memory serves others after them.
+TEST(buffers, outlive_their_pool) {
   test::machine m(small());
   auto [here, there] = lines();
   std::optional<shared_buffer> b;
@@ -265,7 +267,8 @@ void work_on(shared_buffer const& b, stream_ref s) {
   for (int i = 0; i < 3; ++i) parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
 }
 
-TEST(a_pool, waits_for_work_on_what_was_given_back_before_it_refuses) {
+// Before it refuses.
+TEST(a_pool, waits_for_work_on_returned_memory_first) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     test::machine m(seeded(seed, 64_MiB));
     share_pool pool({.handle_bytes = 2_MiB, .limit = 4_MiB});
@@ -280,7 +283,7 @@ TEST(a_pool, waits_for_work_on_what_was_given_back_before_it_refuses) {
   }
 }
 
-TEST(shared_memory, that_only_waits_for_work_is_no_reason_to_refuse_other_shared_memory) {
+TEST(shared_memory, pending_work_is_no_reason_to_refuse_others) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     test::machine m(seeded(seed, 8_MiB));
     stream const s(device(0));
@@ -295,7 +298,8 @@ TEST(shared_memory, that_only_waits_for_work_is_no_reason_to_refuse_other_shared
 }
 
 // No stream moves there but where the host waits for it.
-TEST(shared_memory, waits_for_work_on_what_a_pool_holds_before_it_refuses) {
+// Before it refuses.
+TEST(shared_memory, waits_for_work_on_a_pools_memory_first) {
   test::machine m({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
   stream const s(device(0));
   share_pool pool({.handle_bytes = 2_MiB});
@@ -353,7 +357,8 @@ TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
   EXPECT_EQ(pool.allocate(2_MiB).size(), 2_MiB);
 }
 
-TEST(a_pool, takes_less_at_once_where_there_is_less_and_gives_way_to_an_allocation_that_runs_short) {
+// It gives way to an allocation that runs short.
+TEST(a_pool, takes_less_where_less_is_left) {
   test::machine m({.devices = 1, .memory = 16_MiB});
   share_pool pool;  // 32 MiB at once would be usual
   { shared_buffer const b = pool.allocate(9_MiB); }
@@ -380,7 +385,7 @@ TEST(a_pool, shows_its_buffers_in_a_snapshot) {
   EXPECT_EQ(memory_stats(0).exported_bytes.current, std::int64_t(2_MiB));
 }
 
-TEST(a_pool, refuses_what_cannot_be) {
+TEST(a_pool, refuses_impossible_requests) {
   test::machine m(small());
   share_pool pool({.on = 0});
   EXPECT_THROW((void)pool.allocate(0), invalid_use);
@@ -457,7 +462,7 @@ TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
   }
 }
 
-TEST(threads_of_one_pool, see_what_was_sent_to_each) {
+TEST(threads_of_one_pool, see_their_own_messages) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   share_pool pool({.handle_bytes = 2_MiB});
   std::vector<std::thread> all;

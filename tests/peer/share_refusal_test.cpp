@@ -53,7 +53,7 @@ TEST_F(refusals, of_any_bit_that_is_wrong) {
   EXPECT_EQ(answer(c), "taken");
 }
 
-TEST_F(refusals, say_what_is_wrong) {
+TEST_F(refusals, name_the_error) {
   auto const with = [&](auto change) {
     auto c = test::caught(b);
     change(c);
@@ -149,7 +149,7 @@ TEST_F(refusals, of_a_message_that_comes_again) {
   EXPECT_NE(answer(c).find("stale"), std::string::npos);
 }
 
-TEST_F(refusals, of_a_message_that_comes_again_after_later_ones_and_not_of_one_that_was_only_late) {
+TEST_F(refusals, of_a_repeated_message_but_not_of_a_late_one) {
   share_pool pool;
   shared_buffer const one = pool.allocate(1000), two = pool.allocate(1000);
   auto const first = test::caught(one), second = test::caught(two), third = test::caught(one);
@@ -159,7 +159,7 @@ TEST_F(refusals, of_a_message_that_comes_again_after_later_ones_and_not_of_one_t
   for (auto const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
 }
 
-TEST_F(refusals, of_a_handle_of_another_size_than_the_one_that_is_mapped) {
+TEST_F(refusals, of_a_handle_of_another_size) {
   auto [here, there] = lines();
   here.send(b, default_stream(0));
   auto const open = there.receive();
@@ -187,7 +187,7 @@ TEST_F(refusals, for_want_of_memory_leave_the_message_the_next_one) {
   EXPECT_EQ(there.receive().size(), some_bytes) << "its word was taken, and it is not stale";
 }
 
-TEST_F(refusals, of_what_is_out_of_turn_change_nothing) {
+TEST_F(refusals, of_calls_out_of_turn_change_nothing) {
   auto [here, there] = lines();
   here.signal(3, default_stream(0));
   here.send(b, default_stream(0));
@@ -205,7 +205,7 @@ TEST_F(refusals, of_sockets_that_are_none) {
   for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
 }
 
-TEST_F(refusals, of_lines_that_were_moved_from_and_of_leases_that_are_no_time) {
+TEST_F(refusals, of_moved_lines_and_of_negative_leases) {
   auto [here, there] = lines();
   share_line const now = std::move(here);
   EXPECT_THROW((void)here.wait(), invalid_use);
@@ -269,7 +269,7 @@ struct watched_neighbours : neighbours {
   }
 };
 
-TEST_F(watched_neighbours, are_used_to_their_ends_where_no_size_is_said) {
+TEST_F(watched_neighbours, are_used_to_their_ends_without_a_size) {
   for (auto const& [of_x, of_y] : {std::pair{writes(x), writes(y)}, std::pair{writes(first), writes(second)}}) {
     auto const before = races();
     stream const a, b;
@@ -284,7 +284,7 @@ TEST_F(watched_neighbours, are_used_to_their_ends_where_no_size_is_said) {
   x.record_stream(default_stream(0));
 }
 
-TEST_F(neighbours, are_not_reached_by_what_leaves_its_buffer) {
+TEST_F(neighbours, are_not_reached_by_an_overlong_access) {
   auto const* const of_y = static_cast<char const*>(y.data());
   ASSERT_EQ(of_y - static_cast<char const*>(x.data()), 1024);
   for (auto* const p : {x.data(), first.data()}) {
@@ -303,7 +303,7 @@ TEST_F(neighbours, are_not_reached_by_what_leaves_its_buffer) {
   }
 }
 
-TEST_F(neighbours, are_not_reached_by_a_collective_that_leaves_its_buffer) {
+TEST_F(neighbours, are_not_reached_by_an_overlong_collective) {
   auto ranks = communicator::in_process(std::array{device(0)});
   ASSERT_EQ(static_cast<char*>(y.data()) - static_cast<char*>(x.data()), 1024);
   ranks[0].all_reduce({x.data(), 1000, uint8});

@@ -64,7 +64,7 @@ TEST(shared_memory, opened_for_another_device_is_read_by_it) {
 }
 
 // Its owner's device has no work of this process then, and no stream of it anything to wait for.
-TEST(opened_memory, is_copied_to_and_from_another_device_on_that_devices_stream_alone) {
+TEST(opened_memory, is_copied_to_and_from_another_device) {
   opened_for_another_device its;
   auto& [m, ends, theirs, o, mine] = its;
   stream const s(device(1));
@@ -94,7 +94,7 @@ TEST(shared_memory, opened_for_a_device_without_a_link_is_refused) {
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
 }
 
-TEST(a_signal, comes_after_what_its_stream_was_given) {
+TEST(a_signal, comes_after_the_work_before_it) {
   test::machine m(small());
   auto [here, there] = lines();
   stream const s(device(0));
@@ -192,7 +192,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
       << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
 }
 
-TEST(shared_memory, that_is_sent_often_keeps_descriptors_of_few_loans_that_are_over) {
+TEST(shared_memory, sent_often_keeps_few_descriptors) {
   test::machine m(small());
   auto [here, there] = lines();
   shared_buffer const b(some_bytes);
@@ -236,7 +236,7 @@ WEIR_ROLE(holds_until_told) {
   (void)line.wait();
 }
 
-TEST(shared_memory, serves_nobody_else_while_an_importer_has_it) {
+TEST(shared_memory, serves_no_other_while_an_importer_has_it) {
   test::machine m(small());
   test::other_process other("holds_until_told");
   auto b = std::make_optional<shared_buffer>(some_bytes);
@@ -274,7 +274,7 @@ TEST(shared_memory, comes_back_when_its_importer_was_killed) {
   EXPECT_EQ(m.driver().memory(0).value.free, before);
 }
 
-TEST(shared_memory, that_waits_to_be_opened_serves_nobody_else) {
+TEST(shared_memory, that_waits_to_be_opened_serves_no_other) {
   test::machine m(small());
   auto [here, there] = lines();
   void const* at = nullptr;
@@ -291,7 +291,7 @@ TEST(shared_memory, that_waits_to_be_opened_serves_nobody_else) {
   EXPECT_EQ(read(there.receive().data()), test::pattern(some_bytes, 4));
 }
 
-TEST(shared_memory, that_nobody_opened_serves_again_once_the_line_has_ended) {
+TEST(shared_memory, that_was_never_opened_serves_after_the_line) {
   test::machine m(small());
   void const* at = nullptr;
   {
@@ -303,7 +303,7 @@ TEST(shared_memory, that_nobody_opened_serves_again_once_the_line_has_ended) {
   EXPECT_EQ(shared_buffer(some_bytes).data(), at);
 }
 
-TEST(shared_memory, serves_the_next_only_when_its_own_streams_are_done) {
+TEST(shared_memory, serves_the_next_when_its_streams_are_done) {
   test::machine m(small());
   stream const s(device(0));
   void const* at = nullptr;
@@ -319,14 +319,14 @@ TEST(shared_memory, serves_the_next_only_when_its_own_streams_are_done) {
   EXPECT_EQ(shared_buffer(some_bytes).data(), at);
 }
 
-TEST(shared_memory, takes_what_the_allocator_keeps_for_later) {
+TEST(shared_memory, takes_the_allocators_cached_memory) {
   test::machine m({.devices = 1, .memory = 16_MiB});
   { buffer const b(14_MiB); }
   synchronize(0);
   EXPECT_EQ(shared_buffer(9_MiB).size(), 9_MiB);
 }
 
-TEST(the_checker, names_a_stream_that_used_shared_memory_and_was_not_recorded) {
+TEST(the_checker, names_an_unrecorded_user_of_shared_memory) {
   test::machine m(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped}, {.check_races = true});
   stream const s(device(0));
   {
@@ -362,7 +362,7 @@ WEIR_ROLE(sends_and_is_killed) {
   ::kill(::getpid(), SIGKILL);
 }
 
-TEST(opened_memory, stays_what_it_was_when_its_owner_is_killed) {
+TEST(opened_memory, keeps_its_bytes_when_its_owner_is_killed) {
   test::machine m(small());
   test::other_process other("sends_and_is_killed");
   auto b = other.line().receive();
@@ -383,7 +383,7 @@ TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
 
 // Figures ---------------------------------------------------------------------------------------------------
 
-TEST(shared_memory, is_counted_by_whole_pages_apart_from_what_the_allocator_holds) {
+TEST(shared_memory, is_counted_by_whole_pages_apart) {
   test::machine m(small());
   auto [here, there] = lines();
   auto& exports = m.get().part<peer::exports>();
@@ -457,7 +457,7 @@ WEIR_ROLE(stops_itself) {
   line.signal(n, default_stream(0));
 }
 
-TEST(a_stopped_process, holds_up_nobody_for_longer_than_the_lease_and_then_goes_on) {
+TEST(a_stopped_process, delays_no_other_longer_than_the_lease) {
   test::machine m(small());
   test::other_process other("stops_itself", {}, 20ms);
   other.await_stop();
@@ -507,7 +507,7 @@ TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
   EXPECT_EQ(b.importers(), 1) << "what the child dropped was the parent's";
 }
 
-TEST(after_its_runtime, nothing_of_it_is_left_and_nobody_minds) {
+TEST(after_its_runtime, nothing_is_left) {
   auto m = std::make_unique<test::machine>(small());
   auto [here, there] = lines();
   shared_buffer b(some_bytes);

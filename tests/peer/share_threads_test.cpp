@@ -30,7 +30,7 @@ void on_all_threads(test::machine& m, std::function<void(int)> const& body) {
   for (auto& one : all) one.join();
 }
 
-TEST(threads_that_share, see_what_was_sent_to_each) {
+TEST(threads_that_share, see_their_own_messages) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   on_all_threads(m, [](int t) {
     auto [here, there] = lines();
@@ -54,7 +54,7 @@ TEST(threads_that_share, see_what_was_sent_to_each) {
   EXPECT_LE(m.get().part<peer::imports>().mapped(), std::size_t{threads} * 4);
 }
 
-TEST(threads_that_share, map_once_what_all_of_them_open) {
+TEST(threads_that_share, map_memory_once_for_all) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   shared_buffer const b(bytes);
   set(b.data(), std::byte{7}, bytes);
@@ -72,7 +72,7 @@ TEST(threads_that_share, map_once_what_all_of_them_open) {
   EXPECT_EQ(b.importers(), 0);
 }
 
-TEST(threads_that_share, find_all_of_it_open_to_peers_once_that_was_said_whatever_comes_and_goes) {
+TEST(threads_that_share, find_all_of_it_open_to_peers) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   base::atomic<int> open{0};  // readers so far
   on_all_threads(m, [&](int t) {

@@ -21,7 +21,7 @@ TEST(simulation, a_machine_with_gpus_is_no_simulation) {
   EXPECT_NE(refusal<invalid_use>([] { simulation::of(runtime::current()); }).find("simulation::of"), std::string::npos);
 }
 
-TEST(simulation, equal_seeds_and_calls_give_equal_hashes_and_other_calls_another) {
+TEST(simulation, equal_seeds_and_calls_give_equal_hashes) {
   auto const hash_of = [](std::uint64_t seed, int copies) {
     runtime machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
     runtime_guard const in(machine);
@@ -64,7 +64,8 @@ std::string staging_among_threads(std::uint64_t seed) {
   return order + " " + std::to_string(sim.trace_hash());
 }
 
-TEST(simulation, threads_it_spawns_take_turns_as_the_seed_says_and_staging_threads_with_them) {
+// Staging threads with them.
+TEST(simulation, its_threads_take_turns_by_the_seed) {
   std::set<std::string> orders;
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
   std::uint64_t const first = only ? only : 1, end = first + (only ? 1 : tests::sanitized ? 8 : 24);
@@ -97,7 +98,8 @@ class crowded {
   std::vector<std::pair<void*, std::size_t>> pages_;
 };
 
-TEST(simulation, a_seed_takes_the_same_course_wherever_pages_lie_and_in_a_process_of_its_own) {
+// Wherever pages lie.
+TEST(simulation, a_seed_takes_the_same_course_in_every_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0), first = only ? only : 1;
   std::uint64_t const count = tests::number_from_environment("WEIR_TEST_PROCESSES", tests::sanitized ? 1 : 2);
@@ -114,7 +116,7 @@ TEST(simulation, a_seed_takes_the_same_course_wherever_pages_lie_and_in_a_proces
   }
 }
 
-TEST(simulation, spawning_is_for_machines_run_by_a_seed_and_for_their_threads) {
+TEST(simulation, spawning_is_for_seeded_machines) {
   runtime machine(simulated{.devices = 1, .memory = 16_MiB});
   EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("running::seeded"),
             std::string::npos);
@@ -128,7 +130,7 @@ TEST(simulation, spawning_is_for_machines_run_by_a_seed_and_for_their_threads) {
   simulation::of(other).join();
 }
 
-TEST(simulation, join_throws_what_a_thread_threw) {
+TEST(simulation, join_rethrows_a_threads_exception) {
   runtime machine(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
   simulation::of(machine).spawn("a", [] { throw std::out_of_range("told"); });
   EXPECT_THROW(simulation::of(machine).join(), std::out_of_range);
@@ -143,7 +145,7 @@ TEST(simulation, a_refused_call_is_an_error_once) {
   copy(a.data(), b.data(), 64);
 }
 
-TEST(simulation, refusals_that_did_not_come_can_be_cancelled_one_or_all) {
+TEST(simulation, pending_refusals_can_be_cancelled) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
   auto sim = simulation::of(machine);
@@ -161,7 +163,7 @@ TEST(simulation, refusals_that_did_not_come_can_be_cancelled_one_or_all) {
   synchronize();
 }
 
-TEST(simulation, only_a_machine_without_threads_of_its_own_is_stepped) {
+TEST(simulation, only_a_machine_without_threads_is_stepped) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
   EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).step(current_stream()); }).find("simulation::step"),

@@ -47,7 +47,7 @@ struct rig {
 };
 device const others[] = {1, 2};
 
-TEST(stripes, every_byte_arrives_both_ways_over_lent_links_and_it_says_so) {
+TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
   rig r({.devices = 3, .memory = 256_MiB}, {.check_races = true});
   EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, route::engine) << "nothing is lent";
   lend_links const lent(others);
@@ -70,7 +70,7 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links_and_it_says_so) {
   r.expect_valid();
 }
 
-TEST(stripes, a_striped_copy_is_ordered_with_its_stream_and_returns_at_once) {
+TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
   rig r;
   lend_links const lent(others);
   r.round();  // lanes are made
@@ -124,7 +124,7 @@ TEST(stripes, copies_of_two_streams_do_not_wait_for_each_other) {
   EXPECT_EQ(test::read_back(other.data(), n, 0), r.bytes);
 }
 
-TEST(stripes, lanes_of_devices_that_are_lent_no_more_give_way_to_those_of_others) {
+TEST(stripes, lanes_no_longer_lent_give_way_to_others) {
   rig r;
   constexpr std::size_t part = peer::stripes::worth;
   buffer const wide(peer::stripes::most_copies * part, {.on = device(0)});
@@ -150,7 +150,7 @@ TEST(stripes, lanes_of_devices_that_are_lent_no_more_give_way_to_those_of_others
   EXPECT_EQ(r.held_by(2), lane_bytes);
 }
 
-TEST(stripes, with_all_lanes_busy_or_no_memory_for_them_a_copy_goes_straight) {
+TEST(stripes, without_lanes_or_memory_a_copy_goes_straight) {
   rig r({.devices = 2, .memory = 400_MiB});
   device const one[] = {1};
   lend_links const lent(one);
@@ -187,7 +187,7 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
   EXPECT_EQ(r.held_by(2), lane_bytes);
 }
 
-TEST(stripes, a_lent_device_that_is_lost_carries_no_more_and_copies_go_on) {
+TEST(stripes, a_lost_lent_device_carries_no_more) {
   rig r;
   lend_links const lent(others);
   r.round();
@@ -221,7 +221,7 @@ TEST(stripes, a_captured_stream_takes_the_straight_way) {
   EXPECT_TRUE(machine.destroy_graph(graph.value).ok());
 }
 
-TEST(stripes, what_is_refused_without_lent_links_is_refused_with_them_and_nothing_has_changed) {
+TEST(stripes, refusals_are_equal_with_and_without_lent_links) {
   rig r;
   lend_links const lent(others);
   r.round();
@@ -263,7 +263,7 @@ bool refuse_one(rig& r, std::uint64_t k, int& absorbed) {
   return reached;
 }
 
-TEST(stripes, every_call_refused_in_turn_is_absorbed_or_thrown_and_the_same_copy_works_again) {
+TEST(stripes, any_call_refused_leaves_a_repeatable_copy) {
   int absorbed = 0;
   device const one[] = {1};
   lend_links const lent(one);
@@ -275,7 +275,7 @@ TEST(stripes, every_call_refused_in_turn_is_absorbed_or_thrown_and_the_same_copy
   EXPECT_GT(absorbed, stride > 1 ? 1 : 10) << "a lane that refuses is left out";
 }
 
-TEST(stripes, every_call_that_makes_lanes_refused_in_turn_leaves_the_straight_way) {
+TEST(stripes, refused_lanes_leave_the_direct_path) {
   int absorbed = 0;
   device const one[] = {1};
   for (std::uint64_t k = 1; k <= 50; k += 2 * stride) {
@@ -307,7 +307,7 @@ TEST(stripes, under_any_schedule_the_bytes_are_right) {
 }
 
 // The copy's stream is not ordered after the lane then.
-TEST(stripes, memory_freed_after_a_copy_that_could_not_be_brought_together_waits_for_its_lanes) {
+TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
   rig r({.devices = 2, .memory = 256_MiB, .how = simulated::running::stepped});
   device const one[] = {1};
   lend_links const lent(one);
@@ -339,7 +339,7 @@ TEST(stripes, memory_freed_after_a_copy_that_could_not_be_brought_together_waits
   EXPECT_EQ(r.m.control().findings(), std::vector<std::string>{});
 }
 
-TEST(stripes, a_copy_that_is_refused_half_way_has_let_go_of_the_hosts_memory_when_it_throws) {
+TEST(stripes, a_copy_refused_half_way_releases_host_memory) {
   rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::stepped, .seed = 1});
   lend_links const lent(others);
   r.round();

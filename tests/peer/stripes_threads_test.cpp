@@ -14,7 +14,7 @@ constexpr std::size_t n = peer::stripes::worth + 5;
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 constexpr int threads = 5;  // one more than a device has lanes for at a time, so that some copy goes straight
 
-TEST(stripes, threads_that_copy_at_the_same_time_get_their_own_bytes_and_share_the_lanes) {
+TEST(stripes, concurrent_copies_get_their_bytes_and_share_lanes) {
   test::machine m({.devices = 3, .memory = 512_MiB});
   device const others[] = {1, 2};
   std::vector<std::exception_ptr> failed(threads);

@@ -80,7 +80,7 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
   }
 }
 
-TEST(visible_here, what_is_held_by_then_is_opened_under_work_that_uses_it) {
+TEST(visible_here, memory_held_by_then_is_opened_under_work) {
   auto const m = machine_for_peers();
   auto const readers = readers_of(0);
   NEED_READERS(readers);
@@ -101,7 +101,7 @@ TEST(visible_here, what_is_held_by_then_is_opened_under_work_that_uses_it) {
   EXPECT_EQ(memory_readers(default_stream(device(0))), readers);
 }
 
-TEST(visible_here, with_the_option_a_first_copy_opens_all_and_goes_straight) {
+TEST(visible_here, with_the_option_a_first_copy_goes_straight) {
   auto const m = machine_for_peers({.peer_visible = true});
   auto const readers = readers_of(0);
   NEED_READERS(readers);

@@ -41,7 +41,8 @@ void expect_whole(test::machine& m) {
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 
-TEST(visible, a_streams_memory_is_open_from_its_first_handle_on_with_one_call_a_handle) {
+// With one call a handle.
+TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   test::machine m(three());
   stream const s{device(0)};
   open_memory(s, {device(1), device(2)});
@@ -62,7 +63,8 @@ TEST(visible, a_streams_memory_is_open_from_its_first_handle_on_with_one_call_a_
   expect_whole(m);
 }
 
-TEST(visible, what_a_stream_holds_by_then_is_opened_used_and_free_alike) {
+// Used and free alike.
+TEST(visible, memory_held_by_then_is_opened) {
   test::machine m(three());
   buffer const kept(3_MiB, {.on = device(0)});
   buffer(5_MiB, {.on = device(0)});
@@ -77,7 +79,7 @@ TEST(visible, what_a_stream_holds_by_then_is_opened_used_and_free_alike) {
   expect_whole(m);
 }
 
-TEST(visible, of_a_device_all_streams_are_meant_those_to_come_as_well) {
+TEST(visible, a_device_means_all_its_streams_and_later_ones) {
   test::machine m(three());
   stream const before{device(1)};
   buffer first;
@@ -115,7 +117,7 @@ TEST(visible, its_handles_are_few_and_stay_where_they_are) {
   expect_whole(m);
 }
 
-TEST(visible, a_stream_that_peers_read_takes_over_no_memory_that_is_closed_to_them) {
+TEST(visible, an_open_stream_takes_over_no_closed_memory) {
   test::machine m(three());
   stream const open{device(0)}, closed{device(0)};
   open_memory(open, {device(1)});
@@ -133,7 +135,7 @@ TEST(visible, a_stream_that_peers_read_takes_over_no_memory_that_is_closed_to_th
   expect_whole(m);
 }
 
-TEST(visible, who_leases_a_stream_again_begins_with_the_devices_readers) {
+TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
   test::machine m(three());
   open_memory(device(0), {device(2)});
   auto const take = [](stream_ref s, size_t n) {
@@ -164,7 +166,7 @@ TEST(visible, who_leases_a_stream_again_begins_with_the_devices_readers) {
   expect_whole(m);
 }
 
-TEST(visible, memory_that_is_short_comes_from_closed_streams_and_is_made_open) {
+TEST(visible, short_memory_comes_from_closed_streams_and_opens) {
   test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3},
                   {.device_limit = 24_MiB});
   stream const open{device(0)}, closed{device(0)};
@@ -235,7 +237,7 @@ TEST(visible, memory_in_segments_cannot_be_opened) {
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
 }
 
-TEST(visible, a_reader_that_is_lost_is_left_out_and_the_owner_goes_on) {
+TEST(visible, a_lost_reader_is_left_out) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   open_memory(device(0), {device(1), device(2)});
   m.control().lose(1);
@@ -249,7 +251,7 @@ TEST(visible, a_reader_that_is_lost_is_left_out_and_the_owner_goes_on) {
   EXPECT_EQ(m.memory(0).validate(), std::vector<std::string>{});
 }
 
-TEST(visible, a_reader_whose_link_vanishes_is_none_any_more_and_the_others_are) {
+TEST(visible, a_reader_whose_link_vanishes_is_left_out) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   open_memory(device(0), {device(1), device(2)});
   buffer const before(1_MiB, {.on = device(0)});
@@ -269,7 +271,7 @@ TEST(visible, a_reader_whose_link_vanishes_is_none_any_more_and_the_others_are) 
   expect_whole(m);
 }
 
-TEST(visible, with_the_option_devices_that_meet_see_all_memory_of_each_other) {
+TEST(visible, with_the_option_devices_see_each_others_memory) {
   test::machine m(three(), {.peer_visible = true});
   buffer const a(4_MiB, {.on = device(0)}), b(4_MiB, {.on = device(1)}), c(4_MiB, {.on = device(2)});
   EXPECT_FALSE(m.memory(0).granted(a.data(), 1)) << "they have nothing to do with each other yet";
@@ -288,7 +290,7 @@ TEST(visible, with_the_option_devices_that_meet_see_all_memory_of_each_other) {
   expect_whole(m);
 }
 
-TEST(visible, with_the_option_copies_go_on_where_memory_cannot_be_opened) {
+TEST(visible, with_the_option_copies_go_on_where_opening_fails) {
   for (int how = 0; how < 3; ++how) {
     test::machine m({.devices = 2,
                      .memory = 64_MiB,
@@ -309,7 +311,8 @@ TEST(visible, with_the_option_copies_go_on_where_memory_cannot_be_opened) {
 }
 
 // Each call of growth and of opening refused in its turn: what is not refused is open, and nothing is lost.
-TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_readers) {
+// Open to all readers.
+TEST(visible, any_call_that_fails_leaves_blocks_open) {
   for (auto const& [name, code] : {std::pair{"grant", driver::code::failed},
                                    {"grant", driver::code::out_of_memory},
                                    {"map", driver::code::failed},
@@ -346,7 +349,7 @@ TEST(visible, at_every_call_that_fails_all_that_is_handed_out_is_open_to_all_rea
 
 using test::sharing::shared_kinds;
 
-TEST(visible, with_the_option_what_is_shared_with_other_processes_is_open_as_other_memory_is) {
+TEST(visible, with_the_option_shared_memory_is_open_too) {
   test::machine m(three(), {.peer_visible = true});
   void const* kept = nullptr;
   {
@@ -382,7 +385,7 @@ TEST(visible, of_a_device_shared_memory_is_meant_too) {
   EXPECT_NE(shared_buffer(20_MiB, 0).data(), nullptr) << "a reader that is lost is left out";
 }
 
-TEST(visible, shared_memory_is_granted_by_its_address_and_refused_by_name) {
+TEST(visible, shared_memory_is_granted_by_its_address) {
   test::machine m(three());
   shared_kinds all;
   EXPECT_EQ(peer_data<char>(all.own, device(1)), all.own.data<char>());
@@ -399,7 +402,7 @@ TEST(visible, shared_memory_is_granted_by_its_address_and_refused_by_name) {
   EXPECT_NE(what_is_refused([] { peer_data<char>(shared_buffer(), device(1)); }), "");
 }
 
-TEST(visible, an_opened_buffer_ends_after_the_work_of_all_who_may_read_it) {
+TEST(visible, an_opened_buffer_outlives_its_readers_work) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     test::machine m(three(seed));
     shared_kinds all;
@@ -414,7 +417,7 @@ TEST(visible, an_opened_buffer_ends_after_the_work_of_all_who_may_read_it) {
   }
 }
 
-TEST(visible, at_every_call_that_fails_shared_memory_is_open_or_the_call_throws) {
+TEST(visible, any_call_that_fails_throws_or_opens_shared_memory) {
   for (char const* const name : {"grant", "open", "map"}) {
     for (std::uint64_t k = 1; k <= 8; ++k) {
       test::machine m(three(k));
@@ -446,7 +449,7 @@ bool opens(auto act) {
 
 // Streams of three devices whose memory is opened now and then, beside others whose is not; after each step
 // every block of an open stream is read by all who may.
-TEST(visible, in_random_programs_whatever_an_open_streams_blocks_lie_in_is_open) {
+TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
   for (auto const seed : tests::seeds("visible", tests::sanitized ? 40 : 150)) {
     std::mt19937_64 random(seed);
     auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };

@@ -7,7 +7,7 @@
 namespace weir {
 namespace {
 
-TEST(visible_among_threads, some_take_and_give_back_while_others_open) {
+TEST(visible_among_threads, some_allocate_while_others_open) {
   test::machine m({.devices = 3, .memory = 256_MiB});
   std::vector<base::thread> all;
   for (int t = 0; t < 3; ++t) {

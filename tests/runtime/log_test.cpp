@@ -56,7 +56,7 @@ TEST_F(log_lines, there_are_none_unless_asked_for) {
   EXPECT_TRUE(all.empty());
 }
 
-TEST_F(log_lines, each_level_tells_what_those_before_it_tell) {
+TEST_F(log_lines, each_level_includes_those_before_it) {
   program(log_level::error);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_TRUE(has(log_level::error, "out of memory"));
@@ -83,7 +83,7 @@ TEST_F(log_lines, name_device_stream_and_bytes) {
   }
 }
 
-TEST_F(log_lines, a_lost_device_is_told_once) {
+TEST_F(log_lines, a_lost_device_is_logged_once) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB}, {.log = log_level::error});
   runtime_guard const in(machine);
   stream on;

@@ -59,7 +59,7 @@ TEST(options, each_policy_of_reuse_is_one) {
   }
 }
 
-TEST(options, a_time_has_a_unit_and_is_said_back_so_that_a_person_reads_it) {
+TEST(options, a_time_has_a_unit_and_is_printed_readably) {
   using namespace std::chrono_literals;
   EXPECT_EQ(parse_options("").pinned_idle, 0ms);
   for (auto const& [text, value, said] :
@@ -111,7 +111,8 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
   EXPECT_TRUE(has(said, "Did you mean device_limit?")) << said;
 }
 
-TEST(options, one_that_is_near_nothing_is_refused_without_a_guess_and_pytorchs_by_what_weir_has) {
+// PyTorch's names are answered by weir's.
+TEST(options, a_distant_name_is_refused_without_a_guess) {
   std::string said = refused([] { parse_options("colour:red"); });
   EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/options.md") && !has(said, "Did you mean"))
       << said;
@@ -183,7 +184,7 @@ TEST(options, a_variable_of_cudas_is_named_as_the_origin) {
   EXPECT_EQ(origin_of(found, "check_races"), "default");
 }
 
-TEST(options, races_are_looked_for_by_words_and_no_other_word_is_taken_for_one) {
+TEST(options, races_takes_its_own_words_only) {
   auto const as = [](char const* word) {
     surroundings const here{{"WEIR_CHECK_RACES", word}};
     EXPECT_EQ(find_options().in_force.check_races, races_wanted({})) << word;
@@ -235,7 +236,8 @@ struct first_runtime : testing::Test {
   first_runtime() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-TEST_F(first_runtime, variables_that_weir_does_not_read_are_told_once_with_the_nearest_that_it_reads) {
+// With the nearest one that the library reads.
+TEST_F(first_runtime, unknown_variables_are_reported_once) {
   EXPECT_EXIT({
     ::setenv("WEIR_DEVICE", "sim", 1);
     ::setenv("WEIR_COLOUR", "red", 1);
@@ -258,7 +260,7 @@ TEST_F(first_runtime, variables_that_weir_does_not_read_are_told_once_with_the_n
   }, testing::ExitedWithCode(0), "");
 }
 
-TEST_F(first_runtime, a_program_that_counts_devices_hears_why_there_are_none) {
+TEST_F(first_runtime, counting_devices_says_why_there_are_none) {
   for (auto const& [name, value, why] :
        {std::array{"WEIR_CONF", "nonsense:1", "no option is called"},
         std::array{"WEIR_DEVICES", "nonsense", "is no machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
@@ -272,7 +274,7 @@ TEST_F(first_runtime, a_program_that_counts_devices_hears_why_there_are_none) {
   }
 }
 
-TEST_F(first_runtime, a_program_that_counts_gpus_where_none_is_usable_hears_why) {
+TEST_F(first_runtime, counting_unusable_gpus_says_why) {
   if (driver::open_cuda().machine) GTEST_SKIP() << "there are GPUs";
   EXPECT_EXIT({
     ::setenv("WEIR_DEVICES", "cuda", 1);
@@ -288,7 +290,7 @@ TEST_F(first_runtime, a_program_that_counts_gpus_where_none_is_usable_hears_why)
   }, testing::ExitedWithCode(0), "there is no usable GPU");
 }
 
-TEST(options, devices_are_auto_cuda_or_sim_with_a_number_and_a_size) {
+TEST(options, devices_are_auto_cuda_or_sim_with_number_and_size) {
   EXPECT_EQ(parse_devices("auto").which, machine_choice::kind::automatic);
   EXPECT_EQ(parse_devices("cuda").which, machine_choice::kind::cuda);
   EXPECT_EQ(parse_devices("sim").sim.devices, 4);
@@ -299,7 +301,7 @@ TEST(options, devices_are_auto_cuda_or_sim_with_a_number_and_a_size) {
   EXPECT_EQ(c.sim.memory, 8_GiB);
 }
 
-TEST(options, an_unknown_machine_is_refused_with_the_nearest_right_one) {
+TEST(options, an_unknown_machine_names_the_nearest_one) {
   EXPECT_TRUE(has(refused([] { parse_devices("cdua"); }), "Did you mean cuda?"));
   EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is no number of devices"));
   EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is no number of GiB"));
@@ -360,7 +362,8 @@ TEST(options, simulated_devices_that_are_not_visible_are_not_there) {
   EXPECT_TRUE(has(refused([] { set_device(2); }), "gpu:2 of 2 devices"));
 }
 
-TEST(options, when_none_is_visible_that_is_said_and_a_machine_that_was_not_asked_for_is_whole) {
+// A machine that was not asked for is whole.
+TEST(options, without_visible_devices_the_error_says_so) {
   {
     visible_to const none("", "sim:4:1");
     std::string said;

@@ -108,7 +108,7 @@ bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) { return
 // So little that `big` is there once beside the tallies.
 options only_one(int lanes) { return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB}; }
 
-TEST(gate, memory_whose_last_use_is_held_serves_its_own_stream_at_once_and_no_other) {
+TEST(gate, held_memory_serves_its_own_stream_only) {
   rig r;
   lane a, b;
   auto* const p = block_on(a, big);
@@ -127,7 +127,7 @@ TEST(gate, memory_whose_last_use_is_held_serves_its_own_stream_at_once_and_no_ot
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
-TEST(gate, where_there_is_no_other_memory_a_stream_is_made_to_wait_for_the_held_use) {
+TEST(gate, without_other_memory_a_stream_waits_for_the_held_use) {
   rig r(only_one(2));
   lane a, b;
   auto* const p = block_on(a, big);
@@ -150,7 +150,7 @@ TEST(gate, where_there_is_no_other_memory_a_stream_is_made_to_wait_for_the_held_
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
-TEST(gate, what_a_wait_covers_beyond_the_last_use_is_counted) {
+TEST(gate, a_wait_beyond_the_last_use_is_counted) {
   rig r(only_one(2));
   lane a, b;
   auto* const p = block_on(a, big);
@@ -167,7 +167,7 @@ TEST(gate, what_a_wait_covers_beyond_the_last_use_is_counted) {
   EXPECT_EQ(notes.waits[0].covered - last_use, 5u) << "a fence first recorded at a miss covers what was given since";
 }
 
-TEST(gate, a_fence_recorded_in_time_spares_the_waiter_what_was_given_since) {
+TEST(gate, a_timely_fence_spares_the_waiter_later_work) {
   rig r(only_one(2));
   lane a, b;
   auto* const p = block_on(a, big);
@@ -190,7 +190,7 @@ TEST(gate, a_fence_recorded_in_time_spares_the_waiter_what_was_given_since) {
   EXPECT_EQ(r.mismatches({&a}), 0u);
 }
 
-TEST(gate, a_stream_ordered_behind_the_held_use_gets_the_memory_for_nothing) {
+TEST(gate, a_stream_behind_the_held_use_gets_it_for_nothing) {
   rig r;
   lane a, b;
   auto* const p = block_on(a, big);
@@ -209,7 +209,7 @@ TEST(gate, a_stream_ordered_behind_the_held_use_gets_the_memory_for_nothing) {
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
-TEST(gate, memory_that_turns_out_complete_is_handed_over_without_a_wait) {
+TEST(gate, complete_memory_is_transferred_without_a_wait) {
   rig r(only_one(2));
   lane a, b;
   auto* const p = block_on(a, big);
@@ -243,9 +243,9 @@ void used_elsewhere(int way) {
 }
 TEST(gate, memory_marked_for_a_held_stream_does_not_serve_its_home) { used_elsewhere(0); }
 TEST(gate, memory_a_held_launch_declares_does_not_serve_its_home) { used_elsewhere(1); }
-TEST(gate, memory_given_back_with_a_held_last_use_does_not_serve_its_home) { used_elsewhere(2); }
+TEST(gate, memory_with_a_held_last_use_does_not_serve_its_home) { used_elsewhere(2); }
 
-TEST(gate, a_pinned_source_of_a_held_copy_is_not_handed_to_the_host) {
+TEST(gate, a_held_copys_pinned_source_does_not_serve_the_host) {
   rig r;
   lane a;
   auto* const to = block_on(a, 1_MiB);
@@ -288,7 +288,7 @@ TEST(gate, pages_under_a_held_use_are_unmapped_when_it_is_done) {
   EXPECT_EQ(r.mismatches({&a}), 0u);
 }
 
-TEST(gate, the_source_of_a_held_copy_to_a_peer_serves_nobody) {
+TEST(gate, the_source_of_a_held_peer_copy_is_not_reused) {
   rig r;
   if (device_count() < 2) GTEST_SKIP() << "needs 2 devices; there are " << device_count();
   lane a(0), b(1), c(0);  // all made before anything is held: each waits for its stream
@@ -390,7 +390,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
   EXPECT_EQ(r.mismatches({lanes[0].get(), lanes[1].get(), lanes[2].get(), lanes[3].get()}), 0u);
 }
 
-TEST(gate, in_random_programs_held_memory_goes_only_to_streams_behind_the_same_gates) {
+TEST(gate, held_memory_goes_to_streams_behind_the_same_gates) {
   char const* const one = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = tests::number_from_environment("WEIR_TEST_SEED", 1);
   std::uint64_t const asked =

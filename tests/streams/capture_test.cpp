@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(machine, beside_captures, testing::ValuesIn(every()), [
   return of.param ? "seed_" + std::to_string(of.param) : std::string("threads");
 });
 
-TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does_meanwhile) {
+TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does) {
   buffer mine(1000, {.on = gpu}), marked(3_MiB, {.on = gpu}), of_s, host = pinned(4096), other_host = pinned(4096);
   {
     stream_guard const on(s);
@@ -124,7 +124,8 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does_meanwhile) {
   EXPECT_TRUE(log.empty());
 }
 
-TEST_P(beside_captures, memory_is_refused_on_a_captured_stream_and_to_be_had_again_afterwards) {
+// It can be had again afterwards.
+TEST_P(beside_captures, memory_is_refused_on_a_captured_stream) {
   begin(s);
   EXPECT_TRUE(s.ref().is_capturing());
   for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) {
@@ -140,13 +141,14 @@ TEST_P(beside_captures, memory_is_refused_on_a_captured_stream_and_to_be_had_aga
   EXPECT_EQ(rt.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
 }
 
-TEST_P(beside_captures, memory_is_refused_where_nothing_is_cached_even_before_the_capture_was_met) {
+// Even before the capture was met.
+TEST_P(beside_captures, memory_is_refused_on_an_empty_cache) {
   begin(s);
   EXPECT_NE(test::refused([&] { (void)allocate(s, 100_KiB); }).find("being captured"), std::string::npos);
   drop(end(s));
 }
 
-TEST_P(beside_captures, streams_fork_and_join_inside_by_waiting_for_each_other) {
+TEST_P(beside_captures, streams_fork_and_join_inside_by_waits) {
   begin(s);
   work(s, 1);
   t.wait(s);
@@ -161,7 +163,8 @@ TEST_P(beside_captures, streams_fork_and_join_inside_by_waiting_for_each_other) 
   EXPECT_EQ(log, (std::vector{1, 2, 3}));
 }
 
-TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_events_outside) {
+// They order what is inside.
+TEST_P(beside_captures, events_recorded_inside_are_no_events_outside) {
   event e, f, outside{{.timing = true}}, inside{{.timing = true}};
   e.record(t);
   outside.record(t);
@@ -189,7 +192,8 @@ TEST_P(beside_captures, events_recorded_inside_order_what_is_inside_and_are_no_e
   EXPECT_TRUE(before.query());
 }
 
-TEST_P(beside_captures, what_is_captured_is_neither_asked_nor_waited_for_and_that_spoils_nothing) {
+// That spoils nothing.
+TEST_P(beside_captures, captured_work_is_neither_asked_nor_awaited) {
   event outside;
   outside.record(other);
   stamp const work_of_other = other.stamp();
@@ -212,7 +216,7 @@ TEST_P(beside_captures, what_is_captured_is_neither_asked_nor_waited_for_and_tha
   EXPECT_EQ(log, std::vector{2});
 }
 
-TEST_P(beside_captures, order_known_outside_is_not_taken_for_order_inside) {
+TEST_P(beside_captures, order_outside_is_not_order_inside) {
   void* const p = allocate(t, 3_MiB);
   work(t, 1);
   s.wait(t);
@@ -230,7 +234,8 @@ TEST_P(beside_captures, order_known_outside_is_not_taken_for_order_inside) {
   deallocate(p);
 }
 
-TEST_P(beside_captures, a_pinned_block_freed_inside_a_capture_comes_back_behind_a_fence_recorded_after_it) {
+// A fence recorded after the capture.
+TEST_P(beside_captures, a_pinned_free_inside_needs_a_fence_after_it) {
   auto& pool = rt.get().part<streams::pinned_memory>();
   void* const p = pool.allocate(2_MiB, 0, here::current());
   begin(s);

@@ -142,7 +142,7 @@ class pipelines {
   std::uint64_t made_ = 0;
 };
 
-TEST(copy_reuse, memory_freed_behind_copies_never_serves_before_they_are_done) {
+TEST(copy_reuse, memory_freed_behind_copies_waits_for_them) {
   for (auto const seed : tests::seeds("copy_reuse", 1500)) {
     if (::testing::Test::HasFatalFailure()) break;
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));

@@ -60,7 +60,8 @@ TEST_P(staging_crew, a_task_is_shared_by_pieces_and_copied_once) {
   }
 }
 
-TEST_P(staging_crew, stores_past_the_caches_bring_every_byte_and_no_other_at_any_alignment) {
+// And no other, at any alignment.
+TEST_P(staging_crew, nontemporal_stores_bring_every_byte) {
   copy_crew crew(GetParam());
   constexpr std::size_t most = 66'000;
   std::vector<unsigned char> from(most);
@@ -92,7 +93,7 @@ TEST_P(staging_crew, a_cancelled_task_is_never_copied_afterwards) {
   EXPECT_EQ(to, 0);
 }
 
-TEST_P(staging_crew, after_stop_tasks_are_done_by_whoever_finishes_them) {
+TEST_P(staging_crew, after_stop_the_caller_finishes_tasks) {
   copy_crew crew(GetParam());
   crew.stop();
   int const from = 7;

@@ -7,7 +7,7 @@ namespace {
 
 using devices = stepped_machine;
 
-TEST_F(devices, the_machine_says_what_it_has) {
+TEST_F(devices, the_machine_lists_its_devices) {
   EXPECT_TRUE(is_available());
   EXPECT_EQ(device_count(), 2);
   auto const p = get_device_properties(1);
@@ -31,7 +31,7 @@ TEST_F(devices, no_such_device_is_refused_by_name_and_number) {
   EXPECT_EQ(current_device(), device(0));
 }
 
-TEST_F(devices, synchronizing_with_a_device_completes_the_stamps_of_its_streams_and_no_others) {
+TEST_F(devices, synchronize_completes_its_own_stamps_only) {
   stream a{0}, b{0}, c{1};
   work(a, 1);
   work(b, 2);

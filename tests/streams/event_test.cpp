@@ -11,7 +11,8 @@ namespace {
 
 using events = stepped_machine;
 
-TEST_F(events, an_event_never_recorded_is_complete_and_waiting_for_it_does_nothing) {
+// A wait for it does nothing.
+TEST_F(events, one_never_recorded_is_complete) {
   event e;
   stream a;
   EXPECT_TRUE(e.query());
@@ -88,7 +89,8 @@ TEST_F(events, a_stamp_may_be_polled_through_an_event_that_is_gone) {
   EXPECT_EQ(rt.get().part<clock::clocks>().counted().fences, before.fences);
 }
 
-TEST_F(events, an_event_that_completed_answers_for_the_stamps_before_it_without_a_driver_call) {
+// Without a driver call.
+TEST_F(events, a_complete_one_answers_for_earlier_stamps) {
   stream a, b;
   work(a, 1);
   stamp const s = a.ref().stamp();
@@ -129,7 +131,8 @@ TEST_F(events, an_event_is_of_one_device) {
   b.ref().wait(e);  // waiting elsewhere is fine
 }
 
-TEST_F(events, time_passes_between_two_timed_events_and_what_cannot_be_timed_is_refused) {
+// What cannot be timed is refused.
+TEST_F(events, time_passes_between_two_timed_ones) {
   stream a, other{1};
   event start{{.timing = true}}, end{{.timing = true}}, untimed, never{{.timing = true}}, there{{.timing = true}};
   start.record(a);
@@ -157,7 +160,7 @@ TEST_F(events, a_time_that_the_driver_does_not_tell_is_no_time) {
   refused<driver_error>([&] { start.elapsed_time(end); });
 }
 
-TEST_F(events, a_wait_of_the_host_that_can_never_end_is_told_by_its_circle) {
+TEST_F(events, an_endless_host_wait_names_its_cycle) {
   stream a;
   auto const gate = machine.hold(0, streams::line_of(a).handle());
   event const e = a.ref().record_event();
@@ -166,7 +169,8 @@ TEST_F(events, a_wait_of_the_host_that_can_never_end_is_told_by_its_circle) {
   tests::reported_on_purpose();
 }
 
-TEST_F(events, an_event_may_outlive_its_runtime_and_be_recorded_in_another) {
+// It can be recorded in another.
+TEST_F(events, one_may_outlive_its_runtime) {
   event e;
   {
     runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
@@ -194,7 +198,7 @@ TEST_F(events, an_event_on_a_lost_device_says_so) {
   b.ref().synchronize();
 }
 
-TEST_F(events, an_event_behind_a_lost_device_says_so_to_who_asks) {
+TEST_F(events, a_query_behind_a_lost_device_answers_lost) {
   stream a, b{1};
   work(a, 1);
   b.ref().wait(a.ref().record_event());
@@ -205,7 +209,7 @@ TEST_F(events, an_event_behind_a_lost_device_says_so_to_who_asks) {
   refused<device_lost>([&] { b.ref().synchronize(); });
 }
 
-TEST(events_at_the_end_of_a_machine, nothing_is_left_of_streams_and_events) {
+TEST(ended_machine, nothing_is_left_of_streams_and_events) {
   std::optional<std::vector<std::string>> left;
   event kept;
   {

@@ -37,7 +37,8 @@ struct growth : testing::Test {
   }
 };
 
-TEST_F(growth, ended_registrations_and_their_marks_leave_eight_bytes_for_their_ids) {
+// For their ids.
+TEST_F(growth, ended_registrations_leave_eight_bytes_each) {
   buffer slot(512), block(1_MiB);
   std::vector<std::byte, pinned_allocator<std::byte>> pinned(1 << 16);
   std::uint64_t last = 0;
@@ -62,7 +63,8 @@ TEST_F(growth, ended_registrations_and_their_marks_leave_eight_bytes_for_their_i
   synchronize();
 }
 
-TEST_F(growth, a_handle_that_is_registered_twice_is_one_stream_until_the_last_registration_ends) {
+// Until the last registration ends.
+TEST_F(growth, a_handle_registered_twice_is_one_stream) {
   auto a = std::make_unique<foreign_stream>(0, nullptr);
   foreign_stream const b(0, nullptr);
   stream_ref const s = b;
@@ -74,7 +76,7 @@ TEST_F(growth, a_handle_that_is_registered_twice_is_one_stream_until_the_last_re
 }
 
 // An ended stream is not the next one that is registered, though their objects may be one.
-TEST_F(growth, a_current_stream_that_has_ended_is_the_default_stream_again) {
+TEST_F(growth, an_ended_current_stream_becomes_the_default_stream) {
   auto f = std::make_unique<foreign_stream>(0, nullptr);
   set_stream(*f);
   EXPECT_EQ(current_stream(0), stream_ref(*f));
@@ -85,7 +87,7 @@ TEST_F(growth, a_current_stream_that_has_ended_is_the_default_stream_again) {
 }
 
 // Regression: what weir keeps for a thread was made anew by destructors that came after its own, and left.
-TEST_F(growth, destructors_of_a_thread_that_use_weir_after_its_own_leave_nothing) {
+TEST_F(growth, late_thread_destructors_leave_nothing) {
   struct late {
     runtime* in = nullptr;
     ~late() {
@@ -108,7 +110,7 @@ TEST_F(growth, destructors_of_a_thread_that_use_weir_after_its_own_leave_nothing
   EXPECT_LE(heap_bytes() - before, 50 * n) << "bytes of " << n << " threads";
 }
 
-TEST_F(growth, guards_that_end_elsewhere_when_their_maker_is_gone_leave_no_note) {
+TEST_F(growth, guards_that_outlive_their_thread_leave_no_note) {
   auto const one = [&] {
     std::unique_ptr<device_guard> left;
     std::thread([&] {
@@ -124,7 +126,7 @@ TEST_F(growth, guards_that_end_elsewhere_when_their_maker_is_gone_leave_no_note)
 }
 
 // What can never be had is said at once: nothing is emptied, asked or waited for.
-struct requests_that_can_never_succeed : testing::Test {
+struct impossible_requests : testing::Test {
   static std::string refused(std::size_t bytes) {
     try {
       deallocate(allocate(bytes));
@@ -137,7 +139,7 @@ struct requests_that_can_never_succeed : testing::Test {
   }
 };
 
-TEST_F(requests_that_can_never_succeed, are_refused_before_anything_is_touched) {
+TEST_F(impossible_requests, are_refused_before_anything_is_touched) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped}};
   runtime_guard const in(own);
   stream other;
@@ -154,13 +156,14 @@ TEST_F(requests_that_can_never_succeed, are_refused_before_anything_is_touched) 
   EXPECT_EQ(n.num_ooms, before.num_ooms + 2);
 }
 
-TEST_F(requests_that_can_never_succeed, name_the_limit_where_nothing_is_reserved) {
+TEST_F(impossible_requests, name_the_limit_where_nothing_is_reserved) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}, options{.device_limit = 4096}};
   runtime_guard const in(own);
   EXPECT_NE(refused(512).find("larger than the limit"), std::string::npos) << "a page is";
 }
 
-TEST_F(requests_that_can_never_succeed, are_served_by_what_was_reserved_before_the_limit) {
+// What was reserved before the limit was set.
+TEST_F(impossible_requests, are_served_from_memory_before_a_limit) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
   deallocate(allocate(20_MiB));
@@ -168,7 +171,7 @@ TEST_F(requests_that_can_never_succeed, are_served_by_what_was_reserved_before_t
   EXPECT_NO_THROW(deallocate(allocate(20_MiB)));
 }
 
-TEST_F(requests_that_can_never_succeed, of_pinned_memory_are_refused_too) {
+TEST_F(impossible_requests, of_pinned_memory_are_refused_too) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}, options{.pinned_limit = 1_MiB}};
   runtime_guard const in(own);
   try {

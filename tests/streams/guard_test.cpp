@@ -8,7 +8,7 @@ namespace {
 
 using guards = stepped_machine;
 
-TEST_F(guards, a_device_guard_restores_what_it_found) {
+TEST_F(guards, a_device_guard_restores_the_previous_device) {
   EXPECT_EQ(current_device(), device(0));
   {
     device_guard on{1};
@@ -20,7 +20,7 @@ TEST_F(guards, a_device_guard_restores_what_it_found) {
   EXPECT_EQ(current_device(), device(0));
 }
 
-TEST_F(guards, a_stream_guard_sets_stream_and_device_and_restores_both) {
+TEST_F(guards, a_stream_guard_sets_and_restores_stream_and_device) {
   stream a{0}, b{1};
   stream_ref const before = current_stream(1);
   EXPECT_EQ(before, default_stream(1));
@@ -39,7 +39,7 @@ TEST_F(guards, a_stream_guard_sets_stream_and_device_and_restores_both) {
   EXPECT_EQ(current_stream(), default_stream());
 }
 
-TEST_F(guards, every_thread_begins_on_device_0_and_its_default_stream) {
+TEST_F(guards, a_thread_begins_on_device_0_and_its_default_stream) {
   stream b{1};
   set_stream(b);
   std::thread([&] {
@@ -50,7 +50,7 @@ TEST_F(guards, every_thread_begins_on_device_0_and_its_default_stream) {
   EXPECT_EQ(current_stream(), b.ref());
 }
 
-TEST_F(guards, guards_that_end_out_of_order_restore_the_first_state_in_the_end) {
+TEST_F(guards, guards_out_of_order_restore_the_first_state) {
   auto const before = streams::misplaced_guards();
   stream a{1};
   auto outer = std::make_unique<device_guard>(1);
@@ -67,7 +67,8 @@ TEST_F(guards, guards_that_end_out_of_order_restore_the_first_state_in_the_end) 
   EXPECT_EQ(current_stream(1), default_stream(1));
 }
 
-TEST_F(guards, a_guard_that_ends_on_another_thread_changes_nothing_there_and_is_restored_with_the_next_older_one) {
+// It is restored with the next older one.
+TEST_F(guards, a_guard_that_ends_on_another_thread_is_harmless) {
   auto const before = streams::misplaced_guards();
   auto outer = std::make_unique<device_guard>(1);
   auto inner = std::make_unique<device_guard>(0);
@@ -119,7 +120,7 @@ TEST_F(guards, two_runtimes_keep_their_own_current_devices) {
 }
 
 
-TEST_F(guards, a_device_guard_makes_the_device_that_it_found_current_for_the_driver_too) {
+TEST_F(guards, a_device_guard_sets_the_drivers_device_too) {
   set_device(0);
   auto const second = control.fail_call("make_current", 2, driver::code::failed);
   { device_guard const on{1}; }

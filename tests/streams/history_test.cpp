@@ -31,7 +31,7 @@ struct history : testing::Test {
   }
 };
 
-TEST_F(history, an_allocation_and_its_free_are_two_events_with_their_lines) {
+TEST_F(history, an_allocation_and_its_free_are_two_events) {
   record_memory_history();
   void* const p = allocate(1000);
   unsigned const line = __LINE__ - 1;
@@ -93,7 +93,7 @@ TEST_F(history, the_block_of_gradient_buckets_is_written) {
   EXPECT_EQ(memory_lines()[0].bytes, 0);
 }
 
-TEST_F(history, devices_and_runtimes_are_told_apart) {
+TEST_F(history, devices_and_runtimes_are_kept_apart) {
   record_memory_history();
   buffer const here_one(100), there(200, {.on = device(1)});
   runtime other{simulated{.devices = 1, .memory = 1_GiB}};
@@ -106,7 +106,7 @@ TEST_F(history, devices_and_runtimes_are_told_apart) {
   EXPECT_EQ(memory_history(device(1))[0].bytes, 200u);
 }
 
-TEST_F(history, the_peak_by_line_is_what_was_live_at_the_peak) {
+TEST_F(history, the_peak_by_line_has_the_live_bytes_then) {
   record_memory_history();
   auto const take_a = [](size_t n) { return buffer(n); };
   unsigned const a = __LINE__ - 1;
@@ -193,7 +193,7 @@ TEST_F(history, the_end_of_its_thread_loses_nothing) {
   EXPECT_EQ(memory_history().size(), 1400u);
 }
 
-TEST_F(history, a_failed_allocation_and_a_refused_free_change_no_sums) {
+TEST_F(history, failed_allocations_and_frees_change_no_sums) {
   record_memory_history();
   EXPECT_THROW((void)allocate(2_GiB), out_of_memory);
   void* const p = allocate(100);
@@ -216,7 +216,8 @@ TEST_F(history, stacks_are_taken_on_request) {
 }
 
 // Without an end a history takes all memory there is (pytorch#155889, #129674).
-TEST_F(history, of_more_events_than_there_is_room_for_the_newest_are_kept_and_sums_by_line_know_all) {
+// Where there is room for fewer.
+TEST_F(history, the_newest_events_are_kept_and_sums_count_all) {
   record_memory_history({.events = 100});
   std::vector<buffer> all;
   for (std::size_t i = 0; i < 2000; ++i) all.push_back(buffer(100 + i));
@@ -233,7 +234,7 @@ TEST_F(history, of_more_events_than_there_is_room_for_the_newest_are_kept_and_su
 
 TEST_F(history, room_for_no_event_is_refused) { EXPECT_THROW(record_memory_history({.events = 0}), invalid_use); }
 
-TEST_F(history, a_tracker_prints_what_appeared_and_vanished) {
+TEST_F(history, a_tracker_prints_new_and_vanished_blocks) {
   std::ostringstream out;
   memory_tracker tracker(out);
   buffer one(4096);
@@ -258,7 +259,7 @@ TEST_F(history, the_table_by_line_names_file_and_line) {
 }
 
 
-TEST_F(history, lines_come_with_most_bytes_first_and_equal_ones_in_the_order_of_their_first_allocation) {
+TEST_F(history, lines_are_sorted_by_bytes_then_by_first_allocation) {
   record_memory_history();
   buffer const small(4096);
   buffer const first(3_MiB);

@@ -23,10 +23,10 @@ struct fixture : ::testing::Test {
   weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 28}};
   runtime_guard const chosen{machine};
 };
-using Launch = fixture;
+using launches = fixture;
 
 // Nothing moves but by hand.
-struct LaunchByHand : ::testing::Test {
+struct launch_by_hand : ::testing::Test {
   weir::runtime machine{
       simulated{.devices = 2, .memory = size_t{1} << 28, .how = simulated::running::stepped, .seed = 1}};
   runtime_guard const chosen{machine};
@@ -47,7 +47,7 @@ std::string refusal(F call) {
 
 auto const no_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 
-TEST_F(LaunchByHand, WorkRunsWhenItsStreamGetsThereAndInOrder) {
+TEST_F(launch_by_hand, work_runs_in_stream_order) {
   stream s, other;
   std::vector<int> log;
   for (int i = 0; i < 5; ++i) launch(s, {}, no_gpu, [&log, i] { log.push_back(i); });
@@ -81,14 +81,15 @@ float read_after_reuse(simulation& sim, bool declared) {
   return seen;
 }
 
-TEST_F(LaunchByHand, ADeclaredUseOnAnotherStreamKeepsTheMemoryUntilThatWorkIsComplete) {
+// On another stream.
+TEST_F(launch_by_hand, a_declared_use_keeps_memory_until_complete) {
   EXPECT_EQ(read_after_reuse(sim, true), 1);
   if (driver::check::control_of(machine.get().machine())) return;  // then what is undeclared is out of reach
   EXPECT_EQ(read_after_reuse(sim, false), 2)
       << "undeclared, the place is taken again at once: this test could not fail";
 }
 
-TEST_F(LaunchByHand, ADeclaredUseKeepsPinnedMemoryFromTheHostUntilThatWorkIsComplete) {
+TEST_F(launch_by_hand, a_declared_use_keeps_pinned_until_complete) {
   stream s;
   void* first = nullptr;
   {
@@ -101,7 +102,7 @@ TEST_F(LaunchByHand, ADeclaredUseKeepsPinnedMemoryFromTheHostUntilThatWorkIsComp
   sim.run();
 }
 
-TEST_F(Launch, AnInteriorAddressKeepsItsWholeBlock) {
+TEST_F(launches, an_interior_address_keeps_its_whole_block) {
   stream home, user;
   auto* const x = static_cast<char*>(allocate(home, 1 << 20));
   auto& devices = machine.get().part<memory::device_memory>();
@@ -112,7 +113,7 @@ TEST_F(Launch, AnInteriorAddressKeepsItsWholeBlock) {
   synchronize();
 }
 
-TEST_F(Launch, ABlockOfAnotherDeviceIsRefusedNamingBothUnlessAccessWasGranted) {
+TEST_F(launches, a_block_of_another_device_needs_access) {
   stream s{device(0)};
   stream_guard const in{s};
   stream other{device(1)};
@@ -132,7 +133,7 @@ TEST_F(Launch, ABlockOfAnotherDeviceIsRefusedNamingBothUnlessAccessWasGranted) {
   deallocate(x);
 }
 
-TEST_F(Launch, AFreedBlockAndOneThatIsTooSmallAreRefused) {
+TEST_F(launches, a_freed_block_and_one_that_is_too_small_are_refused) {
   stream s;
   void* const x = allocate(s, 4096);
   std::string const small = refusal([&] { launch(s, {writes(static_cast<char*>(x) + 4000, 97)}, no_gpu, [] {}); });
@@ -145,7 +146,7 @@ TEST_F(Launch, AFreedBlockAndOneThatIsTooSmallAreRefused) {
 
 // The allocator rounds blocks up: the bytes behind the last one that was asked for are its own,
 // and the next block's lie behind them.
-TEST_F(Launch, AUseThatBeginsInTheRoundingBehindABlockIsRefused) {
+TEST_F(launches, a_use_that_begins_behind_a_block_is_refused) {
   stream s;
   for (size_t const n : {size_t{1000}, size_t{100'001}}) {
     auto* const x = static_cast<char*>(allocate(s, n));
@@ -171,7 +172,7 @@ TEST_F(Launch, AUseThatBeginsInTheRoundingBehindABlockIsRefused) {
   deallocate(nothing);
 }
 
-TEST_F(Launch, FreedPinnedMemoryAndMemoryOfAnotherRuntimeAreRefused) {
+TEST_F(launches, freed_and_foreign_pinned_memory_are_refused) {
   stream s;
   void* const locked = pinned(4096).release();
   deallocate(locked);
@@ -184,7 +185,7 @@ TEST_F(Launch, FreedPinnedMemoryAndMemoryOfAnotherRuntimeAreRefused) {
   EXPECT_NE(why.find("another runtime"), std::string::npos) << why;
 }
 
-TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
+TEST_F(launches, unreachable_pageable_memory_is_refused) {
   stream s;
   std::vector<float> const mine(100);
   std::string const why = refusal([&] { launch(s, {reads(mine)}, no_gpu, [] {}); });
@@ -194,7 +195,7 @@ TEST_F(Launch, PageableMemoryIsRefusedOnDevicesThatCannotReachIt) {
 }
 
 // The program's own memory, locked where it lies: weir knows it as far as the program named it.
-struct LaunchOnPinnedRange : ::testing::Test {
+struct launch_pinned_range : ::testing::Test {
   weir::runtime machine{
       simulated{.devices = 1, .memory = size_t{1} << 28, .how = simulated::running::seeded, .seed = 1},
       {.check_races = true}};
@@ -204,7 +205,7 @@ struct LaunchOnPinnedRange : ::testing::Test {
   pinned_range lock{std::as_writable_bytes(std::span(mine, 1000))};
 };
 
-TEST_F(LaunchOnPinnedRange, MemoryThatWeirDoesNotKnowIsUsedWithItsSizeOnly) {
+TEST_F(launch_pinned_range, unknown_memory_has_its_size_only) {
   stream s;
   auto* const before = page.data();  // on a page that is locked
   std::string const why = refusal([&] { launch(s, {reads(before)}, no_gpu, [] {}); });
@@ -220,7 +221,7 @@ TEST_F(LaunchOnPinnedRange, MemoryThatWeirDoesNotKnowIsUsedWithItsSizeOnly) {
   EXPECT_THROW((void)buffer::adopt(mine), invalid_use);
 }
 
-TEST_F(LaunchOnPinnedRange, RacesNameTheRangeAndCountFromIts1stByte) {
+TEST_F(launch_pinned_range, races_name_the_range_and_its_bytes) {
   stream a, b;
   launch(a, {writes(mine)}, no_gpu, [p = mine] { *p = 1; });
   launch(b, {reads(mine + 10)}, no_gpu, [] {});
@@ -231,7 +232,7 @@ TEST_F(LaunchOnPinnedRange, RacesNameTheRangeAndCountFromIts1stByte) {
       << found[0].text;
 }
 
-TEST_F(LaunchOnPinnedRange, WhatKnowsItsSizeIsUsedAsFarAsItSays) {
+TEST_F(launch_pinned_range, a_sized_use_covers_its_own_size) {
   stream a, b;
   std::span const all(mine, 1000);
   launch(a, {writes(all.first(500)), reads(all.last(0))}, no_gpu, [] {});
@@ -241,7 +242,7 @@ TEST_F(LaunchOnPinnedRange, WhatKnowsItsSizeIsUsedAsFarAsItSays) {
   EXPECT_EQ(race_reports().size(), 1u);
 }
 
-TEST_F(Launch, ARefusedUseLeavesTheOthersUnmarked) {
+TEST_F(launches, a_refused_use_leaves_the_others_unmarked) {
   stream home, user;
   void* const x = allocate(home, 4096);
   void* const freed = allocate(home, 8192);
@@ -253,7 +254,7 @@ TEST_F(Launch, ARefusedUseLeavesTheOthersUnmarked) {
   deallocate(again);
 }
 
-TEST_F(Launch, NullAndEmptyUsesAreNothing) {
+TEST_F(launches, null_and_empty_uses_are_nothing) {
   stream s;
   buffer const none(0);
   bool ran = false;
@@ -264,7 +265,7 @@ TEST_F(Launch, NullAndEmptyUsesAreNothing) {
   EXPECT_TRUE(ran);
 }
 
-TEST_F(Launch, WhatWorkHoldsIsDroppedOnceWhetherItRanOrWasRefused) {
+TEST_F(launches, objects_held_by_work_are_dropped_once) {
   stream s;
   auto const held = std::make_shared<int>(0);
   launch(s, {}, no_gpu, [held] { ++*held; });
@@ -278,7 +279,7 @@ TEST_F(Launch, WhatWorkHoldsIsDroppedOnceWhetherItRanOrWasRefused) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
-TEST_F(Launch, ALostDeviceSaysSoAndTheOthersGoOn) {
+TEST_F(launches, a_lost_device_says_so_and_the_others_go_on) {
   stream s{device(0)}, other{device(1)};
   void* const x = allocate(other, 4096);
   simulation::of(machine).lose(0);
@@ -291,7 +292,7 @@ TEST_F(Launch, ALostDeviceSaysSoAndTheOthersGoOn) {
   deallocate(x);
 }
 
-TEST(LaunchBlocking, TheWorkIsDoneWhenLaunchReturns) {
+TEST(launch_blocking, the_work_is_done_when_launch_returns) {
   weir::options o;
   o.launch_blocking = true;
   weir::runtime machine{simulated{.devices = 1, .memory = size_t{1} << 28}, o};
@@ -304,7 +305,7 @@ TEST(LaunchBlocking, TheWorkIsDoneWhenLaunchReturns) {
   }
 }
 
-TEST_F(LaunchByHand, HostFunctionsRunInStreamOrder) {
+TEST_F(launch_by_hand, host_functions_run_in_stream_order) {
   stream s;
   std::vector<int> log;
   launch(s, {}, no_gpu, [&log] { log.push_back(0); });
@@ -318,7 +319,7 @@ TEST_F(LaunchByHand, HostFunctionsRunInStreamOrder) {
 
 // Blocks made, filled, read on other streams and freed in any order on a machine that takes every freedom it
 // has: each reader sees what was written for it.
-TEST(LaunchSeeded, ReadersOnOtherStreamsSeeTheirBlocksWhateverIsFreedMeanwhile) {
+TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
   char const* const given = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : std::random_device{}(),
                       rounds = given ? 1 : 40;
@@ -372,7 +373,7 @@ TEST(LaunchSeeded, ReadersOnOtherStreamsSeeTheirBlocksWhateverIsFreedMeanwhile) 
   }
 }
 
-struct LaunchDeath : fixture {};
+struct launch_death : fixture {};
 
 void throw_in(int how) {
   stream s;
@@ -383,7 +384,7 @@ void throw_in(int how) {
   s.synchronize();
 }
 
-TEST_F(LaunchDeath, WorkThatThrowsEndsTheProcessAndIsNamedWithItsLineAndStream) {
+TEST_F(launch_death, work_that_throws_is_named_and_ends_the_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(throw_in(0),
                "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
@@ -398,7 +399,7 @@ TEST_F(LaunchDeath, WorkThatThrowsEndsTheProcessAndIsNamedWithItsLineAndStream) 
 }
 
 
-TEST_F(Launch, ACodeThatANativeLaunchReturnedIsThrownWithItsNumber) {
+TEST_F(launches, a_native_launchs_error_code_is_thrown) {
   stream s;
   weir::detail::check_native_launch(s, 0, here::current());
   try {

@@ -48,7 +48,7 @@ TEST_F(memory_api, blocks_come_from_the_current_stream_and_device) {
   EXPECT_EQ(max_memory_allocated(1), 1024u - 16u) << "rounded to 16 B";
 }
 
-TEST_F(memory_api, a_block_recorded_on_a_stream_is_not_reused_while_that_stream_may_still_read_it) {
+TEST_F(memory_api, a_recorded_block_waits_for_that_stream) {
   stream side;
   void* const p = allocate(1_MiB);
   record_stream(static_cast<char*>(p) + 5, side);
@@ -85,7 +85,7 @@ TEST_F(memory_api, a_buffer_owns_its_block_and_moves) {
 
 // A block has one owner. Without release() the buffer that adopted it last owns it, and the other gives
 // nothing back: by then the block may be a third party's.
-TEST_F(memory_api, a_buffer_whose_block_another_one_adopted_gives_nothing_back) {
+TEST_F(memory_api, a_buffer_whose_block_was_adopted_frees_nothing) {
   for (bool const locked : {false, true}) {
     for (bool const adopter_ends_first : {true, false}) {
       buffer_options const kind{.kind = locked ? memory_kind::pinned : memory_kind::device};
@@ -116,7 +116,7 @@ TEST_F(memory_api, a_buffer_whose_block_another_one_adopted_gives_nothing_back) 
   }
 }
 
-TEST_F(memory_api, a_block_that_a_buffer_adopted_is_adopted_again_once_that_buffer_let_it_go) {
+TEST_F(memory_api, a_released_block_can_be_adopted_again) {
   buffer first = buffer::adopt(allocate(5000));
   void* const at = first.data();
   std::string const said = refused<invalid_use>([&] { (void)buffer::adopt(at); });
@@ -139,7 +139,7 @@ TEST_F(memory_api, a_block_that_a_buffer_adopted_is_adopted_again_once_that_buff
 }
 
 // An owner that comes late must not give back what lies there by then.
-TEST(buffers_of_an_ended_runtime, keep_addresses_that_no_later_runtime_hands_out) {
+TEST(ended_runtime, its_addresses_are_not_reused) {
   simulated const like{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1};
   buffer old;
   {
@@ -158,7 +158,7 @@ TEST(buffers_of_an_ended_runtime, keep_addresses_that_no_later_runtime_hands_out
   old.reset();
 }
 
-TEST_F(memory_api, host_access_is_for_host_memory_and_device_memory_says_so) {
+TEST_F(memory_api, host_access_to_device_memory_is_refused) {
   buffer const on_device(64), page_locked(64, {.on = cpu, .kind = memory_kind::pinned}), plain(64, {.on = cpu});
   EXPECT_THROW((void)on_device.host<float>(), invalid_use);
   EXPECT_EQ(page_locked.host<float>().size(), 16u);
@@ -170,7 +170,7 @@ TEST_F(memory_api, host_access_is_for_host_memory_and_device_memory_says_so) {
   EXPECT_EQ(pin_memory(bytes).host<std::byte>()[2], std::byte{3});
 }
 
-TEST_F(memory_api, a_buffer_handed_to_another_stream_is_at_home_there) {
+TEST_F(memory_api, a_transferred_buffer_belongs_to_its_new_stream) {
   stream side;
   buffer b(1_MiB);
   work(current_stream(), 1);
@@ -198,7 +198,7 @@ TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
   deallocate(nullptr);
 }
 
-TEST_F(memory_api, a_block_goes_back_to_its_own_runtime_whichever_is_current) {
+TEST_F(memory_api, a_block_goes_back_to_its_own_runtime) {
   runtime other{simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 2}};
   std::optional<buffer> b;
   {
@@ -263,14 +263,15 @@ TEST_F(memory_api, asking_for_statistics_uses_no_device) {
 }
 
 
-TEST_F(memory_api, a_fraction_of_memory_that_the_driver_does_not_tell_is_refused_and_sets_no_limit) {
+// It sets no limit.
+TEST_F(memory_api, a_fraction_of_unknown_memory_is_refused) {
   buffer const a(1_MiB);
   control.fail_call("info", 1, driver::code::failed);
   EXPECT_THROW(set_per_process_memory_fraction(0.5), driver_error);
   EXPECT_EQ(buffer(8_MiB).size(), 8_MiB);
 }
 
-TEST_F(memory_api, a_pageable_buffer_is_aligned_as_asked_up_to_two_mebibytes) {
+TEST_F(memory_api, pageable_alignment_goes_up_to_two_mebibytes) {
   for (size_t const alignment : {4_KiB, 2_MiB}) {
     buffer const b(100, {.on = cpu, .alignment = alignment});
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b.data()) % alignment, 0u);

@@ -83,7 +83,7 @@ struct machine_on_nodes : test::machine {
   }
 };
 
-TEST(nodes, pinned_pages_are_asked_for_on_the_node_of_the_current_device) {
+TEST(nodes, pinned_pages_come_from_the_current_devices_node) {
   two_nodes host;
   machine_on_nodes m;
   void* block[2];
@@ -96,7 +96,7 @@ TEST(nodes, pinned_pages_are_asked_for_on_the_node_of_the_current_device) {
   for (void* const one : block) m.pinned().deallocate(one, taken_here);
 }
 
-TEST(nodes, slots_are_near_the_device_that_copies_whichever_is_current) {
+TEST(nodes, slots_are_near_the_device_that_copies) {
   two_nodes host;
   machine_on_nodes m;
   std::size_t const n = 5_MiB;
@@ -135,7 +135,8 @@ TEST(nodes, slots_between_devices_are_near_the_one_they_come_from) {
   EXPECT_EQ(test::read_back(b.data(), n, 0), source);
 }
 
-TEST(nodes, a_crew_stays_on_the_processors_near_its_device_that_the_process_may_use) {
+// Those that the process may use.
+TEST(nodes, a_crew_stays_on_processors_near_its_device) {
   two_nodes host;
   host.may = from_to(8, 63);
   streams::staging_crews crews(3);
@@ -176,7 +177,8 @@ TEST(nodes, a_copy_is_done_by_the_crew_near_its_device) {
   for (auto const& one : kept) EXPECT_EQ(one, from_to(32, 63));
 }
 
-TEST(nodes, the_common_crew_copies_where_a_node_is_not_known_is_all_there_is_or_has_too_few_processors) {
+// The node is unknown, the only one, or has too few processors.
+TEST(nodes, the_common_crew_copies_without_a_usable_node) {
   two_nodes host;
   streams::staging_crews crews(4);
   auto const common = crews.of(-1);
@@ -210,7 +212,7 @@ TEST(nodes, a_system_that_refuses_costs_no_byte_and_no_page) {
   EXPECT_EQ(m.pinned().statistics().reserved_bytes.all.current, 0);
 }
 
-TEST(nodes, a_thread_that_may_not_be_kept_anywhere_copies_all_the_same) {
+TEST(nodes, a_thread_without_affinity_copies_all_the_same) {
   two_nodes host;
   streams::copy_crew crew(2, from_to(0, 31));
   host.refuses = true;
@@ -240,7 +242,8 @@ class says_nodes final : public driver::faulty {
   bool refuses = false;
 };
 
-TEST(nodes, what_the_driver_says_of_a_device_is_asked_once_and_a_refusal_is_no_node) {
+// A refusal is no node.
+TEST(nodes, the_driver_is_asked_once_for_a_devices_node) {
   says_nodes machine(driver::sim::make({.devices = 4, .memory = 16_MiB}).machine);
   streams::near_nodes nodes;
   for (int round = 0; round < 2; ++round) {
@@ -253,7 +256,7 @@ TEST(nodes, what_the_driver_says_of_a_device_is_asked_once_and_a_refusal_is_no_n
   EXPECT_EQ(nodes.of(machine, 1000), -1) << "more devices than are remembered";
 }
 
-TEST(nodes, this_system_keeps_a_thread_where_it_is_told) {
+TEST(nodes, this_system_honours_thread_affinity) {
   int told = -1, is = -1;
   base::thread([&] {
     cpu_set_t may;

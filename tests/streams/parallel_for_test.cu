@@ -47,7 +47,7 @@ struct fill {
   WEIR_FN void operator()(size_t i) const { y[i] = value; }
 };
 
-TEST(parallel_for, loops_of_one_stream_come_one_after_the_other_and_those_of_others_when_they_wait) {
+TEST(parallel_for, loops_are_ordered_by_their_streams) {
   size_t const n = 1 << 16;
   stream a, b;
   buffer x, y;
@@ -69,7 +69,7 @@ TEST(parallel_for, loops_of_one_stream_come_one_after_the_other_and_those_of_oth
 }
 
 // The reader is behind a long queue when its block is freed and the place asked for again.
-TEST(parallel_for, a_declared_use_on_another_stream_keeps_the_memory_until_that_work_is_done) {
+TEST(parallel_for, a_declared_use_keeps_memory_until_done) {
   size_t const n = 1 << 20;
   stream home, reader;
   buffer sum;
@@ -103,7 +103,8 @@ TEST(launch, calls_one_of_its_two_forms) {
   EXPECT_EQ(on_host, simulated ? 1 : 0);
 }
 
-TEST(launch, what_the_native_form_throws_comes_through_and_the_stream_goes_on) {
+// The stream goes on.
+TEST(native_launch, an_exception_comes_through) {
   if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPU: the native form is not called";
   stream s, home;
   void* const x = allocate(home, 4096);

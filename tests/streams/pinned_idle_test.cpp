@@ -9,7 +9,8 @@ namespace {
 
 here const line_ = here::current();
 
-TEST(pinned_idle, pages_unused_for_the_stated_time_go_back_at_a_later_allocate_and_others_stay) {
+// Unused for the stated time; others stay.
+TEST(pinned_idle, idle_pages_go_back_at_a_later_allocate) {
   test::machine m;
   auto& pool = m.pinned();
   auto const reserved = [&] { return pool.statistics().reserved_bytes.all.current; };
@@ -69,7 +70,7 @@ TEST(pinned_idle, pages_stay_while_a_collective_is_under_way) {
   EXPECT_EQ(pool.statistics().reserved_bytes.all.current, std::int64_t(2_MiB));
 }
 
-TEST(pinned_nodes, cached_blocks_near_the_current_device_serve_first) {
+TEST(pinned_nodes, cached_blocks_near_the_device_serve_first) {
   test::machine m;
   auto& pool = m.pinned();
   for (int d : {0, 1}) pool.lies_near(d, d);

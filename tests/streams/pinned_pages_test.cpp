@@ -64,7 +64,7 @@ TEST(pinned_pages, lie_on_huge_pages_and_are_asked_for_as_such) {
   EXPECT_EQ(flags_at(got.value.base), "") << "and is gone";
 }
 
-TEST(pinned_pages, are_all_there_touched_by_several_threads_or_by_this_one_where_there_are_no_more) {
+TEST(pinned_pages, are_touched_by_several_threads_or_by_this_one) {
   std::size_t const bytes = 128_MiB;
   test::machine m({.devices = 1, .memory = 64_MiB});
   ASSERT_TRUE(m.driver().open(0).ok());
@@ -90,7 +90,8 @@ struct told_memory {  // what the host says of its memory, for one test
   ~told_memory() { os::memory_told_by(nullptr); }
 };
 
-TEST(pinned_limit, without_one_an_eighth_of_the_hosts_memory_is_left_to_others_and_the_refusal_says_so) {
+// Of the host's memory; the refusal says so.
+TEST(pinned_limit, without_one_an_eighth_is_left_to_others) {
   here const line = here::current();
   told_memory const told({.total = 800_MiB, .available = 112_MiB});
   test::machine m({.devices = 1, .memory = 64_MiB});

@@ -10,7 +10,8 @@ namespace {
 
 using test::held;
 
-TEST(pinned_range, memory_of_ones_own_is_copied_by_the_engine_while_it_lives_and_is_pageable_again) {
+// It is pageable again afterwards.
+TEST(pinned_range, is_copied_by_the_engine_while_it_lives) {
   test::machine m;
   std::size_t const n = 300'001;
   auto mine = test::pattern(n, 1);
@@ -36,7 +37,7 @@ TEST(pinned_range, memory_of_ones_own_is_copied_by_the_engine_while_it_lives_and
 }
 
 // A capture forbids it, for one.
-TEST(pinned_range, pages_that_the_driver_did_not_unlock_are_unlocked_before_the_next_range_is_or_with_it) {
+TEST(pinned_range, pages_not_unlocked_are_unlocked_with_the_next) {
   test::machine m;
   alignas(64 << 10) static std::byte pages[2][128 << 10];
   std::span const mine(pages[0]), other(pages[1]);
@@ -64,7 +65,7 @@ TEST(pinned_range, pages_that_the_driver_did_not_unlock_are_unlocked_before_the_
   EXPECT_EQ(route_of_mine(), route::staged);
 }
 
-TEST(pinned_range, a_runtime_that_ends_first_unlocks_the_pages_and_the_range_does_nothing_more) {
+TEST(pinned_range, a_runtime_that_ends_first_unlocks_the_pages) {
   struct unlocks final : driver::faulty::watcher {
     int n = 0;
     void comes(driver::call c) noexcept override { n += c == driver::call::unpin; }

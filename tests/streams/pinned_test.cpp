@@ -36,7 +36,7 @@ TEST_F(pinned_pool, a_block_without_marks_is_reused_at_once) {
   pool.deallocate(a, line_);
 }
 
-TEST_F(pinned_pool, a_marked_block_is_reused_only_when_its_stream_has_passed) {
+TEST_F(pinned_pool, a_marked_block_waits_for_its_stream) {
   std::size_t const all = 2_MiB;  // the whole first segment, so that another block needs another
   void* const a = pool.allocate(all, 0, line_);
   held gate(m, s);
@@ -56,7 +56,8 @@ TEST_F(pinned_pool, a_marked_block_is_reused_only_when_its_stream_has_passed) {
   pool.deallocate(c, line_);
 }
 
-TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it_and_one_that_is_refused_marks_nothing) {
+// A refused one marks nothing.
+TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it) {
   auto* const a = static_cast<std::byte*>(pool.allocate(2_MiB, 0, line_));
   held gate(m, s);
   EXPECT_THROW(deallocate(s, a + 64), invalid_use);
@@ -66,7 +67,7 @@ TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it_and_one_that_is
   EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(2_MiB));
 }
 
-TEST(pinned_polls, a_miss_is_served_by_what_it_finds_to_be_complete) {
+TEST(pinned_polls, a_miss_is_served_by_what_it_finds_complete) {
   test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
   auto& pool = m.pinned();
   stream s{device(0)};
@@ -82,7 +83,7 @@ TEST(pinned_polls, a_miss_is_served_by_what_it_finds_to_be_complete) {
   pool.deallocate(b, line_);
 }
 
-TEST_F(pinned_pool, ordered_behind_the_copy_is_not_enough_for_the_host) {
+TEST_F(pinned_pool, order_behind_the_copy_is_not_enough_for_the_host) {
   stream other{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);
   held gate(m, s);
@@ -94,7 +95,7 @@ TEST_F(pinned_pool, ordered_behind_the_copy_is_not_enough_for_the_host) {
   pool.deallocate(b, line_);
 }
 
-TEST_F(pinned_pool, an_exact_stamp_does_not_wait_for_what_came_after_it) {
+TEST_F(pinned_pool, an_exact_stamp_does_not_wait_for_later_work) {
   void* const a = pool.allocate(2_MiB, 0, line_);
   auto const used = line().now();
   pool.mark(a, used);
@@ -105,7 +106,7 @@ TEST_F(pinned_pool, an_exact_stamp_does_not_wait_for_what_came_after_it) {
   pool.deallocate(a, line_);
 }
 
-TEST_F(pinned_pool, sizes_are_near_exact_and_blocks_share_no_cache_line) {
+TEST_F(pinned_pool, sizes_are_near_exact_and_share_no_cache_line) {
   void* const a = pool.allocate(1, 0, line_);
   void* const b = pool.allocate(1, 0, line_);
   EXPECT_GE(std::abs(static_cast<std::byte*>(a) - static_cast<std::byte*>(b)), 64);
@@ -166,7 +167,7 @@ TEST_F(pinned_pool, a_size_that_overflowed_is_refused) {
   expect_valid();
 }
 
-TEST_F(pinned_pool, more_than_the_host_has_is_out_of_memory_of_the_cpu) {
+TEST_F(pinned_pool, more_than_the_host_has_is_out_of_memory) {
   try {
     pool.allocate(std::size_t{1} << 45, 0, line_);
     FAIL() << "no out_of_memory";
@@ -193,7 +194,7 @@ TEST_F(pinned_pool, find_and_owns_know_live_blocks_and_their_insides) {
   EXPECT_EQ(streams::pinned_memory::owner(&m), nullptr);
 }
 
-TEST_F(pinned_pool, trim_gives_back_what_nobody_uses_and_keeps_the_rest) {
+TEST_F(pinned_pool, trim_gives_back_unused_memory_only) {
   void* const a = pool.allocate(8_MiB, 0, line_);
   void* const b = pool.allocate(6_MiB, 0, line_);
   EXPECT_EQ(pool.trim(), 0u);
@@ -212,7 +213,8 @@ TEST_F(pinned_pool, trim_gives_back_what_nobody_uses_and_keeps_the_rest) {
   expect_valid();
 }
 
-TEST_F(pinned_pool, when_the_driver_refuses_to_pin_the_report_names_the_cpu_and_all_works_afterwards) {
+// All works afterwards.
+TEST_F(pinned_pool, a_refused_pin_names_the_cpu) {
   for (std::uint64_t k = 1; k <= 3; ++k) m.control().fail_call("pin", k, driver::code::out_of_memory);
   try {
     pool.allocate(1_MiB, 0, line_);
@@ -227,14 +229,14 @@ TEST_F(pinned_pool, when_the_driver_refuses_to_pin_the_report_names_the_cpu_and_
   pool.deallocate(pool.allocate(1_MiB, 0, line_), line_);
 }
 
-TEST_F(pinned_pool, a_refusal_that_is_not_about_room_is_a_driver_error) {
+TEST_F(pinned_pool, another_refusal_is_a_driver_error) {
   m.control().fail_call("pin", 1, driver::code::failed);
   EXPECT_THROW(pool.allocate(1_MiB, 0, line_), driver_error);
   expect_valid();
   pool.deallocate(pool.allocate(1_MiB, 0, line_), line_);
 }
 
-TEST_F(pinned_pool, what_a_lost_device_used_is_never_handed_out_again) {
+TEST_F(pinned_pool, what_a_lost_device_used_is_never_reused) {
   stream lost{device(1)};
   void* const a = pool.allocate(2_MiB, 0, line_);
   void* const b = pool.allocate(2_MiB, 0, line_);
@@ -255,7 +257,7 @@ TEST_F(pinned_pool, what_a_lost_device_used_is_never_handed_out_again) {
   pool.deallocate(b, line_);
 }
 
-TEST(pinned_end, pages_that_a_lost_device_may_still_write_are_not_given_back) {
+TEST(pinned_end, pages_that_a_lost_device_may_write_are_kept) {
   void* a = nullptr;
   {
     test::machine m({.devices = 2, .memory = 64_MiB});
@@ -269,7 +271,8 @@ TEST(pinned_end, pages_that_a_lost_device_may_still_write_are_not_given_back) {
   EXPECT_EQ(::msync(a, 4096, MS_ASYNC), 0) << "no longer mapped";
 }
 
-TEST(pinned_ranks, a_rank_short_of_pinned_memory_is_refused_rather_than_waiting_for_a_collective_that_waits_for_it) {
+// A collective waits for that rank.
+TEST(pinned_ranks, a_rank_is_refused_instead_of_waiting_for_others) {
   test::machine m({.devices = 2, .memory = 64_MiB}, options{.pinned_limit = 4_MiB});
   m.pinned().deallocate(m.pinned().allocate(2_MiB, 0, line_), line_);  // idle pages that a larger block needs
   device const both[] = {device(0), device(1)};
@@ -282,7 +285,8 @@ TEST(pinned_ranks, a_rank_short_of_pinned_memory_is_refused_rather_than_waiting_
   m.pinned().deallocate(m.pinned().allocate(4_MiB, 0, line_), line_);
 }
 
-TEST(pinned_fork, a_child_gets_a_typed_error_and_the_parents_memory_is_untouched) {
+// The parent's memory is untouched.
+TEST(pinned_fork, a_child_gets_a_typed_error) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   auto* const held_by_parent = static_cast<char*>(m.pinned().allocate(4096, 0, line_));
   std::memset(held_by_parent, 5, 4096);
@@ -313,7 +317,7 @@ TEST(pinned_fork, a_child_gets_a_typed_error_and_the_parents_memory_is_untouched
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
 }
 
-TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
+TEST(pinned_limit, is_kept_and_returned_room_is_used) {
   test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 8_MiB});
   auto& pool = m.pinned();
   void* const a = pool.allocate(6_MiB, 0, line_);
@@ -336,7 +340,7 @@ TEST(pinned_limit, is_kept_and_said_and_room_that_comes_back_is_used) {
   pool.deallocate(b, line_);
 }
 
-TEST(pinned_limit, an_allocation_that_nothing_under_way_can_help_is_refused_without_a_wait) {
+TEST(pinned_limit, a_hopeless_allocation_is_refused_at_once) {
   test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4_MiB});
   auto& pool = m.pinned();
   pool.deallocate(pool.allocate(2_MiB, 0, line_), line_);
@@ -348,7 +352,7 @@ TEST(pinned_limit, an_allocation_that_nothing_under_way_can_help_is_refused_with
   pool.deallocate(a, line_);
 }
 
-TEST(pinned_limit, an_allocation_waits_a_moment_for_copies_that_are_under_way) {
+TEST(pinned_limit, an_allocation_waits_a_moment_for_copies) {
   test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4_MiB});
   auto& pool = m.pinned();
   stream s{device(0)};
@@ -375,7 +379,8 @@ TEST(pinned_limit, waiting_for_a_copy_that_does_not_end_is_bounded) {
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
 }
 
-TEST(pinned_faults, whatever_call_is_refused_nothing_is_lost_and_the_same_works_again) {
+// The same works again.
+TEST(pinned_faults, any_call_refused_loses_nothing) {
   for (std::uint64_t k = 1; k < 24; ++k) {
     for (auto const code : {driver::code::out_of_memory, driver::code::failed}) {
       test::machine m({.devices = 1, .memory = 64_MiB});
@@ -434,7 +439,7 @@ TEST(pinned_threads, blocks_of_many_threads_never_overlap) {
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
 }
 
-TEST(pinned_allocator, carries_a_container_and_names_a_size_that_overflows) {
+TEST(pinned_allocator, carries_a_container_and_names_an_overflow) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   {
     std::vector<float, pinned_allocator<float>> v(1000, 2.f);
@@ -457,7 +462,8 @@ TEST_F(pinned_pool, pin_memory_is_a_copy_that_the_engine_reads) {
   EXPECT_EQ(test::read_back(on_gpu.data(), bytes.size(), 0), bytes);
 }
 
-TEST_F(pinned_pool, warmed_up_memory_serves_without_a_call_of_the_system_and_is_given_back_when_asked) {
+// It is given back when asked.
+TEST_F(pinned_pool, warm_memory_takes_no_system_call) {
   EXPECT_EQ(empty_pinned_cache(), 0u);
   warm_up_pinned_memory(8_MiB);
   auto const held_bytes = reserved();

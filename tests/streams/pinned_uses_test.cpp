@@ -32,7 +32,8 @@ struct remembered : ::testing::Test {
   ~remembered() override { EXPECT_EQ(pool.validate(), std::vector<std::string>{}); }
 };
 
-TEST_F(remembered, each_copy_is_noted_also_when_the_block_is_known_and_fences_came_between) {
+// Also when the block is known.
+TEST_F(remembered, each_copy_is_noted_between_fences) {
   for (int i = 0; i < 3; ++i) {
     copy(s, gpu.data(), block, all, non_blocking);
     fence(s);
@@ -71,7 +72,7 @@ TEST_F(remembered, each_streams_use_is_noted_for_itself) {
   pool.deallocate(block, line_);
 }
 
-TEST_F(remembered, a_block_that_was_freed_is_refused_and_what_comes_to_lie_there_is_known_anew) {
+TEST_F(remembered, a_freed_block_is_refused_and_its_place_known_anew) {
   copy(s, gpu.data(), block, all);
   copy(s, gpu.data(), block, all);
   pool.deallocate(block, line_);
@@ -99,7 +100,7 @@ TEST_F(remembered, more_blocks_than_a_thread_remembers_are_all_noted) {
 
 // A program that copies a block while another of its threads frees it is wrong: all that must not happen is
 // that some later block waits for a stamp that never comes.
-TEST_F(remembered, a_use_noted_too_late_keeps_no_later_block_away_for_ever) {
+TEST_F(remembered, a_late_use_keeps_no_later_block_away) {
   streams::pinned_uses mine;
   auto const* const stale = pool.look(block, all, streams::line_of(s).id(), mine);
   ASSERT_TRUE(stale);
@@ -112,7 +113,7 @@ TEST_F(remembered, a_use_noted_too_late_keeps_no_later_block_away_for_ever) {
   EXPECT_FALSE(waits());
 }
 
-TEST_F(remembered, many_in_one_call_are_noted_in_every_block_and_bring_every_byte) {
+TEST_F(remembered, many_in_one_call_are_noted_in_every_block) {
   constexpr std::size_t n = 4096;
   auto* const host = static_cast<std::byte*>(block);
   buffer other = pinned(8 * n), back = pinned(8 * n);
@@ -141,7 +142,7 @@ TEST_F(remembered, many_in_one_call_are_noted_in_every_block_and_bring_every_byt
   EXPECT_THROW(copy(s, items), invalid_use);
 }
 
-TEST_F(remembered, threads_that_copy_one_block_on_one_stream_note_the_newest_use) {
+TEST_F(remembered, threads_on_one_stream_note_the_newest_use) {
   std::vector<std::thread> crew;
   for (int i = 0; i < 4; ++i) {
     crew.emplace_back([&, i] {

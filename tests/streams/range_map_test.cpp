@@ -14,7 +14,7 @@ namespace {
 using address = pinned_space::address;
 constexpr address base = 0x10000000;
 
-TEST(pinned_space, takes_the_smallest_range_that_fits_and_cuts_it_to_size) {
+TEST(pinned_space, takes_the_smallest_fit_and_cuts_it_to_size) {
   pinned_space space;
   space.add(base, 4096);
   space.add(base + 0x100000, 1024);
@@ -26,7 +26,7 @@ TEST(pinned_space, takes_the_smallest_range_that_fits_and_cuts_it_to_size) {
   EXPECT_EQ(space.validate(), std::vector<std::string>{});
 }
 
-TEST(pinned_space, an_aligned_range_leaves_what_lies_before_it_free) {
+TEST(pinned_space, an_aligned_range_leaves_the_rest_before_it_free) {
   pinned_space space;
   space.add(base + 64, 8192 - 64);
   auto const aligned = space.take(1024, 4096);
@@ -53,7 +53,7 @@ TEST(pinned_space, neighbours_merge_but_never_across_segments) {
 }
 
 // Where the system put a segment differs from process to process; a run of a seed must not.
-TEST(pinned_space, of_ranges_that_fit_alike_the_oldest_segments_serves_wherever_it_lies) {
+TEST(pinned_space, of_equal_fits_the_oldest_segments_serves) {
   for (bool const upwards : {true, false}) {
     pinned_space space;
     address const first = upwards ? base : base + 8192, second = upwards ? base + 8192 : base;
@@ -66,7 +66,8 @@ TEST(pinned_space, of_ranges_that_fit_alike_the_oldest_segments_serves_wherever_
   }
 }
 
-TEST(pinned_space, what_lies_on_the_wanted_node_comes_before_a_better_fit_and_anything_before_nothing) {
+// Any node precedes none.
+TEST(pinned_space, the_wanted_node_precedes_a_better_fit) {
   pinned_space space;
   space.add(base, 4096, 0);
   space.add(base + 0x100000, 1024, 1);
@@ -79,7 +80,7 @@ TEST(pinned_space, what_lies_on_the_wanted_node_comes_before_a_better_fit_and_an
   EXPECT_EQ(space.validate(), std::vector<std::string>{});
 }
 
-TEST(pinned_space, segments_are_idle_since_they_were_last_noted_to_be_whole) {
+TEST(pinned_space, segments_are_idle_since_they_became_whole) {
   pinned_space space;
   space.add(base, 4096);
   space.add(base + 0x100000, 4096);
@@ -98,7 +99,7 @@ TEST(pinned_space, segments_are_idle_since_they_were_last_noted_to_be_whole) {
   EXPECT_EQ(space.wholly_free().size(), 2u);
 }
 
-TEST(pinned_space, random_takes_and_gives_never_overlap_and_always_merge_back) {
+TEST(pinned_space, random_ranges_never_overlap_and_always_merge) {
   char const* const given = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = given ? std::strtoull(given, nullptr, 0) : 1;
   for (std::uint64_t seed = first; seed < first + (given ? 1 : 200); ++seed) {

@@ -75,7 +75,7 @@ struct blocks_of_a_program {  // taken and given back at random, on three stream
   }
 };
 
-TEST_F(snapshot, what_lies_where_is_a_recount_of_the_counters) {
+TEST_F(snapshot, the_layout_is_a_recount_of_the_counters) {
   for (std::uint64_t const seed : tests::seeds("snapshot", 100, 0, 5)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     runtime machine(simulated{.devices = 1, .memory = 1_GiB, .seed = seed});
@@ -176,7 +176,8 @@ value dumped() {
   return out;
 }
 
-TEST_F(snapshot, a_small_block_that_its_thread_has_not_sent_home_is_pending_where_it_lies_and_in_the_trace) {
+// A small block that its thread has not sent home.
+TEST_F(snapshot, a_deferred_free_is_pending_in_place_and_trace) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
   runtime_guard const in(machine);
   stream home, user;
@@ -193,7 +194,7 @@ TEST_F(snapshot, a_small_block_that_its_thread_has_not_sent_home_is_pending_wher
   EXPECT_EQ(replay_backward(dumped(), 0), 8);
 }
 
-TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
+TEST_F(snapshot, the_file_replays_backward_to_its_start) {
   int later_complete = 0;
   tests::seeds const wanted("snapshot file", 100, 0, 10);
   for (std::uint64_t const seed : wanted) {
@@ -220,7 +221,7 @@ TEST_F(snapshot, the_file_replays_backward_to_where_the_recording_began) {
   EXPECT_GT(later_complete, 0);
 }
 
-TEST_F(snapshot, the_summary_says_whose_free_memory_is_and_what_pending_blocks_wait_for) {
+TEST_F(snapshot, the_summary_names_owners_and_what_blocks_wait_for) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
   runtime_guard const in(machine);
   stream idle, busy, user;
@@ -261,7 +262,8 @@ TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
 }
 
 
-TEST_F(snapshot, a_block_freed_before_the_recording_began_is_complete_in_the_trace_when_its_user_is_done) {
+// When its user is done.
+TEST_F(snapshot, a_block_freed_before_recording_completes_in_trace) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
   runtime_guard const in(machine);
   stream home, user;
@@ -286,7 +288,7 @@ TEST_F(snapshot, a_block_freed_before_the_recording_began_is_complete_in_the_tra
   deallocate(again);
 }
 
-TEST_F(snapshot, a_free_completed_later_has_the_bytes_and_the_stream_of_its_request) {
+TEST_F(snapshot, a_late_completion_has_its_requests_bytes_and_stream) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
   runtime_guard const in(machine);
   stream home, user;

@@ -34,7 +34,7 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
   EXPECT_EQ(test::read_back(b.data(), n, 1), source);
 }
 
-TEST(staging, whatever_the_manner_every_byte_comes_both_ways_and_the_room_is_kept) {
+TEST(staging, every_manner_brings_every_byte_both_ways) {
   test::machine m({.devices = 1, .memory = 64_MiB});
   std::size_t const n = 5_MiB + 13;  // thousands of the smallest slots, two and more of the largest
   buffer const on_gpu(n);
@@ -67,7 +67,7 @@ TEST(staging, whatever_the_manner_every_byte_comes_both_ways_and_the_room_is_kep
   EXPECT_LE(m.pinned().statistics().allocated_bytes.all.peak, std::int64_t(streams::staging::room));
 }
 
-TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {
+TEST(staging, with_little_pinned_memory_slots_shrink) {
   test::machine m({.devices = 2, .memory = 256_MiB, .peers = simulated::links::none}, {.pinned_limit = 192_KiB});
   std::size_t const n = 6_MiB + 11;
   buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});
@@ -82,7 +82,7 @@ TEST(staging, with_little_pinned_memory_slots_shrink_and_every_byte_arrives) {
   EXPECT_LE(m.pinned().statistics().reserved_bytes.all.peak, std::int64_t(192_KiB));
 }
 
-TEST(staging, with_no_pinned_memory_at_all_it_says_so_and_nothing_is_lost) {
+TEST(staging, without_pinned_memory_it_says_so_and_loses_nothing) {
   test::machine m({.devices = 1, .memory = 64_MiB}, {.pinned_limit = 4096});
   std::size_t const n = 1_MiB;
   buffer a(n, {.on = device(0)});
@@ -100,7 +100,7 @@ TEST(staging, with_no_pinned_memory_at_all_it_says_so_and_nothing_is_lost) {
   copy(s, a.data(), source.data(), 4000);  // a slot of this size there is
 }
 
-TEST(staging, where_nothing_moves_by_itself_the_calling_thread_stages) {
+TEST(staging, a_machine_without_engines_stages_in_the_caller) {
   test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
   auto& staging = m.get().part<streams::staging>();
   EXPECT_EQ(staging.threads(), 0);
@@ -156,7 +156,8 @@ TEST(staging, between_devices_holds_no_more_than_its_room) {
 }
 
 // The calling thread is the only one.
-TEST(staging, a_copy_has_two_chunks_a_thread_or_eight_where_threads_share_each) {
+// Eight where threads share each chunk.
+TEST(staging, a_copy_has_two_chunks_a_thread_or_eight) {
   test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
   buffer a(4_MiB, {.on = device(0)});
   auto const source = pattern(4_MiB, 5);
@@ -168,7 +169,7 @@ TEST(staging, a_copy_has_two_chunks_a_thread_or_eight_where_threads_share_each) 
   }
 }
 
-TEST(staging, a_copy_that_the_driver_refused_may_be_made_again_and_says_so) {
+TEST(staging, a_copy_that_the_driver_refused_can_be_repeated) {
   for (char const* const call : {"copy", "record"}) {
     test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
     buffer const a(1_MiB, {.on = device(0)});

@@ -13,9 +13,9 @@
 namespace weir {
 namespace {
 
-using streams_on_a_stepped_machine = stepped_machine;
+using stepped_streams = stepped_machine;
 
-TEST_F(streams_on_a_stepped_machine, a_waiting_stream_does_not_run_before_the_other_has_come_there) {
+TEST_F(stepped_streams, a_waiting_stream_runs_after_the_other) {
   stream a, b;
   work(a, 1);
   b.ref().wait(a);
@@ -27,7 +27,7 @@ TEST_F(streams_on_a_stepped_machine, a_waiting_stream_does_not_run_before_the_ot
   EXPECT_EQ(log, (std::vector{1, 2}));
 }
 
-TEST_F(streams_on_a_stepped_machine, a_stamp_is_complete_when_its_work_is_and_not_before) {
+TEST_F(stepped_streams, a_stamp_is_complete_with_its_work) {
   stream a;
   EXPECT_TRUE(stamp{}.query());
   work(a, 1);
@@ -42,7 +42,7 @@ TEST_F(streams_on_a_stepped_machine, a_stamp_is_complete_when_its_work_is_and_no
   EXPECT_TRUE(a.ref().query());
 }
 
-TEST_F(streams_on_a_stepped_machine, synchronizing_with_a_stamp_makes_its_work_done) {
+TEST_F(stepped_streams, synchronize_of_a_stamp_completes_its_work) {
   stream a;
   work(a, 1);
   stamp const s = a.ref().stamp();
@@ -57,7 +57,7 @@ TEST_F(streams_on_a_stepped_machine, synchronizing_with_a_stamp_makes_its_work_d
   EXPECT_TRUE(s.query());
 }
 
-TEST_F(streams_on_a_stepped_machine, no_two_live_streams_are_the_same_and_a_lease_goes_back) {
+TEST_F(stepped_streams, live_streams_differ_and_leases_go_back) {
   std::vector<stream> many;
   std::set<std::uint64_t> ids;
   for (int i = 0; i < 40; ++i) {
@@ -75,7 +75,7 @@ TEST_F(streams_on_a_stepped_machine, no_two_live_streams_are_the_same_and_a_leas
   EXPECT_EQ(elsewhere.ref().device(), device(1));
 }
 
-TEST_F(streams_on_a_stepped_machine, the_lease_that_is_idle_longest_is_given_out_first) {
+TEST_F(stepped_streams, the_longest_idle_lease_is_given_first) {
   auto a = std::make_unique<stream>();
   auto b = std::make_unique<stream>();
   auto const first = a->ref().id(), second = b->ref().id();
@@ -86,7 +86,8 @@ TEST_F(streams_on_a_stepped_machine, the_lease_that_is_idle_longest_is_given_out
   EXPECT_EQ(y.ref().id(), first);
 }
 
-TEST_F(streams_on_a_stepped_machine, a_moved_stream_keeps_its_lease_and_what_it_was_moved_from_is_refused) {
+// What it was moved from is refused.
+TEST_F(stepped_streams, a_moved_stream_keeps_its_lease) {
   stream a;
   auto const id = a.ref().id();
   stream b = std::move(a);
@@ -96,7 +97,7 @@ TEST_F(streams_on_a_stepped_machine, a_moved_stream_keeps_its_lease_and_what_it_
   EXPECT_NE(refused<invalid_use>([&] { a.ref().wait(b); }), "");
 }
 
-TEST_F(streams_on_a_stepped_machine, a_stream_may_outlive_its_runtime) {
+TEST_F(stepped_streams, a_stream_may_outlive_its_runtime) {
   std::optional<stream> s;
   stamp last;
   {
@@ -110,7 +111,7 @@ TEST_F(streams_on_a_stepped_machine, a_stream_may_outlive_its_runtime) {
 }
 
 // A reference to a stream that is gone: whoever has that stream now must not find foreign work on it.
-TEST_F(streams_on_a_stepped_machine, a_reference_is_refused_once_its_stream_was_given_back) {
+TEST_F(stepped_streams, a_reference_to_an_ended_stream_is_refused) {
   stream other;
   auto leased = std::make_unique<stream>();
   stream_ref const old = *leased;
@@ -150,7 +151,7 @@ TEST_F(streams_on_a_stepped_machine, a_reference_is_refused_once_its_stream_was_
   EXPECT_TRUE(log.empty());
 }
 
-TEST_F(streams_on_a_stepped_machine, a_stream_that_was_current_when_it_was_given_back_is_current_no_more) {
+TEST_F(stepped_streams, an_ended_stream_is_current_no_more) {
   auto leased = std::make_unique<stream>();
   set_stream(*leased);
   leased.reset();
@@ -171,7 +172,7 @@ TEST_F(streams_on_a_stepped_machine, a_stream_that_was_current_when_it_was_given
   EXPECT_EQ(current_stream(), default_stream());
 }
 
-TEST_F(streams_on_a_stepped_machine, a_reference_of_an_ended_registration_is_refused) {
+TEST_F(stepped_streams, an_ended_registration_is_refused) {
   auto registered = std::make_unique<foreign_stream>(gpu, nullptr);
   stream_ref const old = *registered;
   set_stream(old);
@@ -182,7 +183,7 @@ TEST_F(streams_on_a_stepped_machine, a_reference_of_an_ended_registration_is_ref
   EXPECT_EQ(current_stream(), default_stream());
 }
 
-TEST_F(streams_on_a_stepped_machine, references_and_memory_that_outlive_their_runtime_are_refused) {
+TEST_F(stepped_streams, references_past_a_runtime_are_refused) {
   std::optional<stream> s;
   std::optional<buffer> b;
   buffer mine(1000), locked = pinned(1000);
@@ -221,7 +222,7 @@ TEST_F(streams_on_a_stepped_machine, references_and_memory_that_outlive_their_ru
   s.reset();
 }
 
-TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_with_each_other) {
+TEST_F(stepped_streams, streams_of_two_runtimes_are_not_ordered) {
   runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
   stream a;
   runtime_guard inside{other};
@@ -235,7 +236,8 @@ TEST_F(streams_on_a_stepped_machine, streams_of_two_runtimes_are_not_ordered_wit
   EXPECT_NE(at_a_stamp.find("of runtime " + std::to_string(rt.get().id())), std::string::npos) << at_a_stamp;
 }
 
-TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and_takes_no_foreign_one) {
+// It takes no foreign one.
+TEST_F(stepped_streams, a_simulated_stream_has_no_native_handle) {
   stream a;
   refused<not_supported>([&] { a.ref().native(); });
   refused<not_supported>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
@@ -245,7 +247,8 @@ TEST_F(streams_on_a_stepped_machine, a_simulated_stream_has_no_native_handle_and
             std::string::npos);
 }
 
-TEST_F(streams_on_a_stepped_machine, the_legacy_stream_can_be_registered_and_joins_the_default_stream) {
+// It joins the default stream.
+TEST_F(stepped_streams, the_legacy_stream_can_be_registered) {
   foreign_stream const legacy(gpu, nullptr), same(gpu, reinterpret_cast<CUstream_st*>(1));
   stream a;
   work(default_stream(), 1);
@@ -264,7 +267,7 @@ TEST_F(streams_on_a_stepped_machine, the_legacy_stream_can_be_registered_and_joi
   EXPECT_EQ(log, (std::vector{5, 1, 2, 3, 4, 6}));
 }
 
-TEST_F(streams_on_a_stepped_machine, a_wait_that_the_driver_refused_is_an_error) {
+TEST_F(stepped_streams, a_wait_that_the_driver_refused_is_an_error) {
   stream a, b;
   work(a, 1);
   control.fail_call("wait", 1, driver::code::failed);
@@ -274,7 +277,7 @@ TEST_F(streams_on_a_stepped_machine, a_wait_that_the_driver_refused_is_an_error)
   EXPECT_EQ(log, std::vector{1});
 }
 
-TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_devices_go_on) {
+TEST_F(stepped_streams, waits_on_a_lost_device_fail_and_others_go_on) {
   stream a{0}, b{1}, c{1};
   work(a, 1);
   stamp const s = a.ref().stamp();
@@ -289,7 +292,7 @@ TEST_F(streams_on_a_stepped_machine, waits_on_a_lost_device_say_so_and_other_dev
   EXPECT_EQ(log, std::vector{2});
 }
 
-TEST(streams, a_stream_offers_what_its_reference_offers) {
+TEST(streams, a_stream_has_its_references_members) {
   runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
   runtime_guard in{rt};
   stream const a{1}, b{1};
@@ -310,7 +313,8 @@ TEST(streams, a_stream_offers_what_its_reference_offers) {
   EXPECT_THROW(a.native(), not_supported);
 }
 
-TEST(stream_pool, waits_at_its_end_for_the_device_where_a_stream_can_neither_be_fenced_nor_waited_for) {
+// A stream there can neither be fenced nor waited for.
+TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
   struct : driver::faulty::watcher {
     bool done = false, done_before_the_end = false;
     void comes(driver::call c) noexcept override {
@@ -330,7 +334,7 @@ TEST(stream_pool, waits_at_its_end_for_the_device_where_a_stream_can_neither_be_
   EXPECT_TRUE(seen.done_before_the_end);
 }
 
-TEST(streams_of_many_threads, leases_are_exclusive_and_one_event_may_be_recorded_waited_for_and_asked_by_all) {
+TEST(stream_threads, leases_are_exclusive_and_an_event_is_shared) {
   runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1}};
   std::mutex lock;
   std::set<std::uint64_t> out;

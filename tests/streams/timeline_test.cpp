@@ -139,7 +139,7 @@ TEST_F(timelines, copies_are_counted_as_the_program_made_them) {
   }
 }
 
-TEST_F(timelines, a_launch_whose_body_cannot_be_copied_leaves_no_span) {
+TEST_F(timelines, a_launch_that_cannot_be_copied_leaves_no_span) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
   struct thrower {
@@ -158,7 +158,7 @@ TEST_F(timelines, a_launch_whose_body_cannot_be_copied_leaves_no_span) {
   for (span const& one : f.spans) EXPECT_NE(one.name, "launch");
 }
 
-TEST_F(timelines, a_launch_that_the_driver_refused_is_over_when_later_work_begins) {
+TEST_F(timelines, a_refused_launch_is_over_when_later_work_begins) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
   stream s;
@@ -186,7 +186,7 @@ struct held {
   }
 };
 
-TEST_F(timelines, calls_work_waits_ranges_and_memory_are_where_they_were) {
+TEST_F(timelines, calls_waits_ranges_and_memory_are_in_their_places) {
   runtime machine(simulated{.devices = 2, .memory = 1_GiB});
   runtime_guard const in(machine);
   stream a, b;
@@ -331,7 +331,7 @@ TEST_F(timelines, a_file_that_cannot_be_written_is_named) {
 }
 
 
-TEST_F(timelines, work_has_its_own_begin_and_end_also_where_events_of_earlier_work_serve_again) {
+TEST_F(timelines, work_keeps_its_times_where_events_are_reused) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB});
   runtime_guard const in(machine);
   for (int round : {1, 2, 3}) {

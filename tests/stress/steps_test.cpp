@@ -123,7 +123,7 @@ std::size_t different(std::span<std::vector<T> const> all) {
 
 constexpr int many = tests::sanitized ? 2000 : 50'000;  // of steps that take next to nothing
 
-TEST(steps, each_value_that_was_put_into_an_atomic_comes_out_once_and_each_addition_counts) {
+TEST(steps, atomic_values_come_out_once_and_additions_count) {
   base::atomic<int> at{0}, sum{0};
   std::array<std::vector<int>, 2> out;
   together().make(2, many, [&](int me) {
@@ -146,7 +146,7 @@ TEST(steps, no_two_threads_have_one_id) {
   EXPECT_EQ(different<std::uint64_t>(ids), std::size_t{2 * many});
 }
 
-TEST(steps, relays_that_begin_and_end_beside_each_other_are_all_counted) {
+TEST(steps, concurrent_relays_are_all_counted) {
   int const before = base::detail::relays;
   std::atomic<bool> missed{false};
   std::array const machines{driver::sim::make(seeded(1)), driver::sim::make(seeded(1))};
@@ -213,7 +213,7 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
 
 // Two mark a slot first, without the lock, and one that has it notes more of that slot.
 // Each takes back what it wrote.
-TEST(steps, a_slot_keeps_its_first_mark_and_that_more_is_known_of_it) {
+TEST(steps, a_slot_keeps_its_first_mark) {
   each_way([](together& now) {
     memory_bench bench(standing);
     std::array const users{&bench.stream(0), &bench.stream(0)};
@@ -245,7 +245,7 @@ TEST(steps, a_slot_keeps_its_first_mark_and_that_more_is_known_of_it) {
   });
 }
 
-TEST(steps, one_of_those_who_ask_is_told_that_it_is_time_to_look_for_idle_memory) {
+TEST(steps, one_asker_is_told_to_look_for_idle_memory) {
   each_way([](together& now) {
     streams::idle_watch watch(4);
     std::atomic<std::int64_t> time{1};
@@ -262,7 +262,7 @@ TEST(steps, one_of_those_who_ask_is_told_that_it_is_time_to_look_for_idle_memory
 
 // What a thread remembers of pinned blocks holds for a version: each block that is taken back, and each pool
 // that ends, makes another.
-TEST(steps, each_pinned_block_that_is_taken_back_changes_the_version_of_all) {
+TEST(steps, each_returned_pinned_block_changes_the_version) {
   each_way([](together& now) {
     memory_bench one(standing), other(standing);
     std::array const pools{&one.core.part<streams::pinned_memory>(), &other.core.part<streams::pinned_memory>()};
@@ -329,7 +329,7 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
 
 // Threads of a relay ----------------------------------------------------------------------------------------
 
-TEST(steps_in_any_order, a_device_has_one_default_stream) {
+TEST(unordered_steps, a_device_has_one_default_stream) {
   for (auto const seed : orders()) {
     runtime own(seeded(seed, 16));
     runtime_guard const in(own);
@@ -352,7 +352,7 @@ std::pair<share_line, share_line> line_and_its_other_end() {
 }
 
 // Where the system does not compare descriptors, memory that came over the same line is the same.
-TEST(steps_in_any_order, lines_that_two_threads_make_are_not_taken_for_one) {
+TEST(unordered_steps, concurrent_lines_differ) {
   for (auto const seed : orders()) {
     runtime own(seeded(seed, 1, 16_MiB));
     runtime_guard const in(own);
@@ -404,7 +404,7 @@ struct two_devices {
   std::vector<int> const both{0, 1};
 };
 
-TEST(steps_in_any_order, the_last_rank_that_leaves_gives_its_lanes_back) {
+TEST(unordered_steps, the_last_rank_to_leave_gives_its_lanes_back) {
   for (auto const seed : orders()) {
     two_devices rig(seed);
     auto& chains = rig.bench.core.part<peer::chains>();
@@ -424,7 +424,7 @@ TEST(steps_in_any_order, the_last_rank_that_leaves_gives_its_lanes_back) {
   }
 }
 
-TEST(steps_in_any_order, every_part_of_a_collective_counts_and_none_waits_for_ever_when_it_is_aborted) {
+TEST(unordered_steps, every_part_counts_despite_abort) {
   for (auto const seed : orders()) {
     two_devices rig(seed);
     std::array const lines{&rig.bench.stream(0), &rig.bench.stream(1)};

@@ -9,7 +9,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorArithmetic : public on_devices {
+class arithmetic : public on_devices {
  protected:
   struct sample {
     modelled v;
@@ -41,7 +41,7 @@ class TensorArithmetic : public on_devices {
   }
 };
 
-TEST_F(TensorArithmetic, InPlaceOnViewsChangesTheirElementsAndNoOther) {
+TEST_F(arithmetic, in_place_on_views_changes_only_them) {
   for (int round = 0; round < 150; ++round) {
     extents const s = random_shape(random);
     auto const place = random.one_of(places);
@@ -74,7 +74,7 @@ TEST_F(TensorArithmetic, InPlaceOnViewsChangesTheirElementsAndNoOther) {
   }
 }
 
-TEST_F(TensorArithmetic, NewTensorsHoldTheResultAndTheOperandsStay) {
+TEST_F(arithmetic, new_tensors_hold_the_result) {
   for (int round = 0; round < 60; ++round) {
     extents const s = random_shape(random);
     auto const place = random.one_of(places);
@@ -90,12 +90,12 @@ TEST_F(TensorArithmetic, NewTensorsHoldTheResultAndTheOperandsStay) {
   }
 }
 
-TEST_F(TensorArithmetic, ReluKeepsNotANumber) {
+TEST_F(arithmetic, relu_keeps_not_a_number) {
   EXPECT_TRUE(std::isnan(relu(tensor_of({std::nanf("")}))[0].item<float>()));
   EXPECT_EQ(relu(tensor_of({-INFINITY}))[0].item<float>(), 0);
 }
 
-TEST_F(TensorArithmetic, EveryDtypeIsFilledAndCounted) {
+TEST_F(arithmetic, every_dtype_is_filled_and_counted) {
   for (auto const& place : places) {
     for (dtype const type : {float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64}) {
       EXPECT_EQ(full({33}, 7, options_at(place, type))[32].item<int>(), 7) << name_of(type);
@@ -108,7 +108,7 @@ TEST_F(TensorArithmetic, EveryDtypeIsFilledAndCounted) {
   }
 }
 
-TEST_F(TensorArithmetic, SumsOfAnyLengthAreThoseOfExactArithmetic) {
+TEST_F(arithmetic, sums_of_any_length_are_those_of_exact_arithmetic) {
   for (std::int64_t const n :
        {1, 2, 31, 32, 33, 255, 256, 257, 4095, 4096, 4097, 8192, 40000, 131072, 131073, 300001}) {
     for (auto const& place : places) {
@@ -120,13 +120,13 @@ TEST_F(TensorArithmetic, SumsOfAnyLengthAreThoseOfExactArithmetic) {
   }
 }
 
-TEST_F(TensorArithmetic, SumsOfManySmallNumbersLoseNothing) {
+TEST_F(arithmetic, sums_of_many_small_numbers_lose_nothing) {
   std::int64_t const n = 20'000'000;  // one float accumulator would stop at 2^24
   EXPECT_EQ(sum(ones({n})).item<float>(), static_cast<float>(n));
   EXPECT_NEAR(mean(full({n}, 0.1)).item<float>(), 0.1f, 1e-8);
 }
 
-TEST_F(TensorArithmetic, ASumHasTheSameBitsOnEveryDeviceAndEveryTime) {
+TEST_F(arithmetic, a_sum_has_equal_bits_on_every_device) {
   tensor const t = rand({1'000'003}, {.on = 0});
   float const first = sum(t).item<float>();
   EXPECT_EQ(sum(t).item<float>(), first);
@@ -137,7 +137,7 @@ TEST_F(TensorArithmetic, ASumHasTheSameBitsOnEveryDeviceAndEveryTime) {
   EXPECT_EQ(sum(apart.t()[1]).item<float>(), first);
 }
 
-TEST_F(TensorArithmetic, RandomNumbersFollowFromTheSeedOnEveryDeviceAlike) {
+TEST_F(arithmetic, random_numbers_follow_from_the_seed) {
   manual_seed(7);
   tensor const a = rand({1001}, {.on = 0}), b = randn({1001}, {.on = 0});
   auto const same = [](tensor const& x, tensor const& y) {
@@ -158,7 +158,7 @@ TEST_F(TensorArithmetic, RandomNumbersFollowFromTheSeedOnEveryDeviceAlike) {
   EXPECT_FALSE(same(a, rand({1001}, {.on = 0})));
 }
 
-TEST_F(TensorArithmetic, RandomNumbersHaveTheirMoments) {
+TEST_F(arithmetic, random_numbers_have_their_moments) {
   std::int64_t const n = 1 << 20;
   manual_seed(11);
   tensor const u = rand({n}, {.on = cpu}), g = randn({n}, {.on = cpu});
@@ -177,7 +177,7 @@ TEST_F(TensorArithmetic, RandomNumbersHaveTheirMoments) {
   EXPECT_NEAR(neighbours / count, 0, 0.008);
 }
 
-TEST_F(TensorArithmetic, WorkRunsWhereItsTensorsAreWhateverTheCurrentDevice) {
+TEST_F(arithmetic, work_runs_where_its_tensors_are) {
   tensor const a = ones({8}, {.on = second});
   ASSERT_EQ(current_device(), device(0));
   tensor const b = add(a, a);
@@ -186,7 +186,7 @@ TEST_F(TensorArithmetic, WorkRunsWhereItsTensorsAreWhateverTheCurrentDevice) {
   EXPECT_EQ(mean(b).item<float>(), 2);
 }
 
-TEST_F(TensorArithmetic, MixedDevicesAndShapesAndDtypesAreRefusedByName) {
+TEST_F(arithmetic, mixed_devices_shapes_and_dtypes_are_refused) {
   tensor a = ones({2, 2}, {.on = 0}), row = ones({9});
   if (device_count() > 1) expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
   expect_refusal([&] { (void)mul(a, ones({2, 2}, {.on = cpu})); }, {"left on gpu:0", "right on cpu"});

@@ -15,7 +15,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorCopy : public on_devices {
+class tensor_copy : public on_devices {
  protected:
   std::vector<dtype> const dtypes{float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean};
 
@@ -30,7 +30,8 @@ class TensorCopy : public on_devices {
   }
 };
 
-TEST_F(TensorCopy, AnyViewToAnyOtherOfTheSameShapeOnAnyDeviceInAnyDtype) {
+// On any device, in any dtype.
+TEST_F(tensor_copy, any_view_to_any_other_of_the_same_shape) {
   for (int round = 0; round < 300; ++round) {
     model_view const all = model_view::whole(random_shape(random, 4, 6));
     dtype const from = random.one_of(dtypes), to = random.between(0, 1) ? from : random.one_of(dtypes);
@@ -67,7 +68,7 @@ TEST_F(TensorCopy, AnyViewToAnyOtherOfTheSameShapeOnAnyDeviceInAnyDtype) {
   }
 }
 
-TEST_F(TensorCopy, IntegersThatNoDoubleHoldsStayExact) {
+TEST_F(tensor_copy, integers_that_no_double_holds_stay_exact) {
   std::int64_t const big = (std::int64_t{1} << 53) + 1;
   tensor const t = tensor_of<std::int64_t>({big, -big});
   EXPECT_EQ(t[1].item<std::int64_t>(), -big);
@@ -75,7 +76,7 @@ TEST_F(TensorCopy, IntegersThatNoDoubleHoldsStayExact) {
   EXPECT_EQ(t.to(int32)[0].item<std::int32_t>(), 1);
 }
 
-TEST_F(TensorCopy, ToLeavesATensorThatIsThereAlreadyAsItIs) {
+TEST_F(tensor_copy, to_the_same_place_changes_nothing) {
   tensor const on_gpu = ones({4}, {.on = second}), on_host = ones({4}, {.on = cpu}), pinned = on_host.pin_memory();
   EXPECT_EQ(on_gpu.to(second).storage(), on_gpu.storage());
   EXPECT_EQ(on_gpu.to(float32).storage(), on_gpu.storage());
@@ -86,7 +87,7 @@ TEST_F(TensorCopy, ToLeavesATensorThatIsThereAlreadyAsItIs) {
   EXPECT_THROW((void)on_gpu.pin_memory(), invalid_use);
 }
 
-TEST_F(TensorCopy, GpuMeansTheCurrentDevice) {
+TEST_F(tensor_copy, gpu_means_the_current_device) {
   tensor const on_host = ones({4}, {.on = cpu});
   device_guard const there{second};
   EXPECT_EQ(on_host.gpu().device(), second);
@@ -94,14 +95,16 @@ TEST_F(TensorCopy, GpuMeansTheCurrentDevice) {
   EXPECT_EQ(empty({1}, {.on = 0}).device(), device(0));
 }
 
-TEST_F(TensorCopy, ANonBlockingCopyToTheHostGoesToPinnedMemoryAndHoldsWhenTheStreamIsDone) {
+// It holds when the stream is done.
+TEST_F(tensor_copy, a_non_blocking_copy_to_the_host_is_pinned) {
   tensor const there = full({1 << 16}, 3).to(cpu, non_blocking);
   EXPECT_TRUE(there.is_pinned());
   current_stream(0).synchronize();
   for (float v : there.host<float>()) ASSERT_EQ(v, 3);
 }
 
-TEST_F(TensorCopy, BetweenDevicesTheSourceMayBeOverwrittenAtOnceAndTheTargetReadAtOnce) {
+// The source may be overwritten and the target read.
+TEST_F(tensor_copy, between_devices_both_ends_are_ready_at_once) {
   for (int round = 0; round < 20; ++round) {
     tensor a = full({1 << 15}, round, {.on = 0}), b = zeros({1 << 15}, {.on = second});
     b.copy_(a, non_blocking);
@@ -111,7 +114,7 @@ TEST_F(TensorCopy, BetweenDevicesTheSourceMayBeOverwrittenAtOnceAndTheTargetRead
   }
 }
 
-TEST_F(TensorCopy, RefusalsNameBothSidesAndChangeNothing) {
+TEST_F(tensor_copy, refusals_name_both_sides_and_change_nothing) {
   tensor t = zeros({2, 3}), row = arange(10, {.on = cpu});
   expect_refusal([&] { t.copy_(zeros({3, 2})); }, {"target [2, 3]", "source [3, 2]"});
   expect_refusal([&] { row.slice(0, 1, 10).copy_(row.slice(0, 0, 9)); }, {"overlap", "clone()"});
@@ -120,7 +123,8 @@ TEST_F(TensorCopy, RefusalsNameBothSidesAndChangeNothing) {
   expect_refusal([&] { t.copy_(tensor()); }, {"source is undefined"});
 }
 
-TEST_F(TensorCopy, WhatIsReadAndWrittenInAnotherOrderIsRefusedAndBesideEachOtherIsNot) {
+// Beside each other is not.
+TEST_F(tensor_copy, an_overlap_in_another_order_is_refused) {
   auto const values_of = [](tensor const& t) {
     tensor const h = t.contiguous().cpu();
     auto const all = h.host<float>();
@@ -148,7 +152,7 @@ TEST_F(TensorCopy, WhatIsReadAndWrittenInAnotherOrderIsRefusedAndBesideEachOther
 }
 
 // Against a look at every byte.
-TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
+TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
   std::mt19937 random(5);
   auto const below = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
@@ -190,14 +194,14 @@ TEST_F(TensorCopy, ViewsShareElementsExactlyWhereTheyHaveAByteInCommon) {
   EXPECT_GT(apart_but_interleaved, 300);
 }
 
-TEST_F(TensorCopy, ItemConverts) {
+TEST_F(tensor_copy, item_converts) {
   EXPECT_EQ(tensor_of({2.75f})[0].item<int>(), 2);
   EXPECT_EQ(tensor_of<std::uint8_t>({200})[0].item<double>(), 200);
   EXPECT_TRUE(tensor_of({true}, {.on = cpu})[0].item<bool>());
   EXPECT_EQ(full({}, 1.5, {.type = bfloat16}).item<float>(), 1.5f);
 }
 
-TEST(TensorPeerView, OperationsRunOnTheReaderAndReachOverTheLink) {
+TEST(peer_view, operations_run_on_the_reader) {
   runtime machine{simulated{.devices = 3, .memory = 64_MiB}};
   runtime_guard const in(machine);
   tensor x = full({4, 3}, 2, {.on = 1}), y = ones({4, 3});
@@ -224,7 +228,8 @@ TEST(TensorPeerView, OperationsRunOnTheReaderAndReachOverTheLink) {
   EXPECT_EQ(pinned.device(), weir::device(2));
 }
 
-TEST(TensorPeerView, TheOwnersStreamComesFirstAndTheMemoryStaysUntilTheReaderIsThrough) {
+// The memory stays until the reader is done.
+TEST(peer_view, the_owners_stream_precedes_the_reader) {
   runtime machine{simulated{.devices = 2, .memory = 64_MiB}};
   runtime_guard const in(machine);
   (void)ones({1}, {.on = 1}).peer_view(0);  // the link is tried
@@ -251,7 +256,7 @@ TEST(TensorPeerView, TheOwnersStreamComesFirstAndTheMemoryStaysUntilTheReaderIsT
   EXPECT_EQ(again.item<float>(), 2000);
 }
 
-TEST(TensorPeerView, WhereNothingLinksOrNothingIsShownThatIsSaid) {
+TEST(peer_view, a_missing_link_or_grant_is_named) {
   runtime machine{simulated{.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs}};
   runtime_guard const in(machine);
   tensor const x = ones({4}, {.on = 1});

@@ -9,7 +9,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorMatmul : public on_devices {
+class tensor_matmul : public on_devices {
  protected:
   struct matrix {
     tensor t;
@@ -38,7 +38,8 @@ class TensorMatmul : public on_devices {
   }
 };
 
-TEST_F(TensorMatmul, AnyLayoutsAnyTranspositionsAnyPlaceWithAndWithoutWhatWasThere) {
+// With and without what was there.
+TEST_F(tensor_matmul, any_layout_transposition_and_place) {
   for (int round = 0; round < 300; ++round) {
     auto const place = random.one_of(places);
     auto const m = random.between(1, 12), n = random.between(1, 12),
@@ -72,7 +73,7 @@ TEST_F(TensorMatmul, AnyLayoutsAnyTranspositionsAnyPlaceWithAndWithoutWhatWasThe
   }
 }
 
-TEST_F(TensorMatmul, AProductWritesNothingBesideItsTarget) {
+TEST_F(tensor_matmul, a_product_writes_nothing_beside_its_target) {
   tensor const wide = zeros({4, 8});
   tensor out = wide.slice(1, 2, 5);
   matmul_out(out, ones({4, 6}), ones({6, 3}));
@@ -80,7 +81,7 @@ TEST_F(TensorMatmul, AProductWritesNothingBesideItsTarget) {
   for (size_t i = 0; i < 32; ++i) ASSERT_EQ(is.host<float>()[i], i % 8 >= 2 && i % 8 < 5 ? 6 : 0) << i;
 }
 
-TEST_F(TensorMatmul, ColumnsOfOneMatrixMayBeOperandAndTargetUnlessTheyOverlap) {
+TEST_F(tensor_matmul, columns_may_be_operand_and_target_if_apart) {
   tensor const wide = ones({4, 12});
   tensor left = wide.slice(1, 0, 4), right = wide.slice(1, 4, 8), out = wide.slice(1, 8, 12);
   matmul_out(out, left, right);
@@ -93,7 +94,7 @@ TEST_F(TensorMatmul, ColumnsOfOneMatrixMayBeOperandAndTargetUnlessTheyOverlap) {
   EXPECT_NO_THROW(matmul_out(left, out, right));  // the target lies before the operands
 }
 
-TEST_F(TensorMatmul, ProductsOfSeveralDevicesAtOnce) {
+TEST_F(tensor_matmul, products_of_several_devices_at_once) {
   std::vector<tensor> results;
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < 2; ++i) {
@@ -105,7 +106,7 @@ TEST_F(TensorMatmul, ProductsOfSeveralDevicesAtOnce) {
     EXPECT_EQ(mean(results[static_cast<size_t>(i)]).item<float>(), 256.0f * static_cast<float>((1 + i % 2) * (i / 2)));
 }
 
-TEST_F(TensorMatmul, RefusalsNameBothShapes) {
+TEST_F(tensor_matmul, refusals_name_both_shapes) {
   tensor const a = ones({2, 3}), b = ones({4, 5});
   tensor out = ones({2, 2});
   expect_refusal([&] { (void)matmul(a, b); }, {"left [2, 3]", "right [4, 5]", "3 columns meet 4 rows"});
@@ -118,7 +119,7 @@ TEST_F(TensorMatmul, RefusalsNameBothShapes) {
   EXPECT_EQ(sum(out).item<float>(), 4);
 }
 
-TEST_F(TensorMatmul, HalvesAreSummedInFloat32AndRoundedOnce) {
+TEST_F(tensor_matmul, halves_are_summed_in_float32_and_rounded_once) {
   for (int round = 0; round < 120; ++round) {
     auto const place = random.one_of(places);
     dtype const type = random.between(0, 1) ? float16 : bfloat16, to = random.between(0, 1) ? type : float32;
@@ -165,7 +166,7 @@ TEST_F(TensorMatmul, HalvesAreSummedInFloat32AndRoundedOnce) {
   EXPECT_EQ(sum(other.to(float32)).item<float>(), 4);
 }
 
-TEST_F(TensorMatmul, EmptyProductsAreZeroOrWhatBetaLeaves) {
+TEST_F(tensor_matmul, empty_products_are_zero_or_what_beta_leaves) {
   tensor out = full({2, 3}, 4);
   matmul_out(out, empty({2, 0}), empty({0, 3}), transposed::none, 0.5);
   EXPECT_EQ(sum(out).item<float>(), 12);

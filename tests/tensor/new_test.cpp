@@ -10,7 +10,7 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorNew : public on_devices {
+class tensor_new : public on_devices {
  protected:
   static std::vector<double> values(tensor const& t) {
     tensor const h = t.to(float64).cpu().contiguous();
@@ -19,7 +19,8 @@ class TensorNew : public on_devices {
   }
 };
 
-TEST_F(TensorNew, NewOnesAreWhereTheirModelIsAndOfItsDtypeWhateverTheCurrentDevice) {
+// Whatever the current device.
+TEST_F(tensor_new, new_ones_take_place_and_dtype_of_their_model) {
   for (auto const place : places) {
     for (dtype const type : {float32, float64, int64, uint8}) {
       tensor const like = empty({3}, options_at(place, type));
@@ -49,7 +50,7 @@ TEST_F(TensorNew, NewOnesAreWhereTheirModelIsAndOfItsDtypeWhateverTheCurrentDevi
   }
 }
 
-TEST_F(TensorNew, ListsOfRowsAreMatricesAndUnevenOnesAreRefused) {
+TEST_F(tensor_new, lists_of_equal_rows_are_matrices) {
   tensor const m = tensor_of({{1, 2, 3}, {4, 5, 6}});
   EXPECT_EQ(m.dtype(), int32);
   EXPECT_EQ(m.shape(), (shape{2, 3}));
@@ -60,7 +61,7 @@ TEST_F(TensorNew, ListsOfRowsAreMatricesAndUnevenOnesAreRefused) {
   EXPECT_EQ(tensor_of(std::initializer_list<float>{}).shape(), (shape{0}));
 }
 
-TEST_F(TensorNew, EmptyOnesMayHaveExtentsWhoseProductHasNoNumber) {
+TEST_F(tensor_new, empty_ones_may_have_overflowing_extents) {
   constexpr std::int64_t huge = std::int64_t{1} << 62;
   for (shape const& s : {shape{0, huge, 4}, shape{huge, 4, 0}, shape{4, 0, huge, huge}}) {
     tensor const t = empty(s, {.on = cpu});
@@ -73,14 +74,14 @@ TEST_F(TensorNew, EmptyOnesMayHaveExtentsWhoseProductHasNoNumber) {
   EXPECT_THROW((void)empty({huge, 4}, {.on = cpu}), invalid_use);
 }
 
-TEST_F(TensorNew, DetachSharesTheStorage) {
+TEST_F(tensor_new, detach_shares_the_storage) {
   tensor const t = ones({4}), d = t.slice(0, 1, 3).detach();
   EXPECT_EQ(d.storage(), t.storage());
   EXPECT_EQ(d.storage_offset(), 1);
   expect_refusal([] { (void)tensor().detach(); }, {"detach", "undefined"});
 }
 
-TEST_F(TensorNew, NormalDrawsWhatRandnDrawsMovedAndScaled) {
+TEST_F(tensor_new, normal_draws_what_randn_draws_moved_and_scaled) {
   for (auto const place : places) {
     manual_seed(7);
     std::vector<double> const plain = values(randn({10, 7}, options_at(place)));
@@ -111,7 +112,7 @@ TEST_F(TensorNew, NormalDrawsWhatRandnDrawsMovedAndScaled) {
   expect_refusal([] { (void)randn_like(ones({2}, {.type = int32})); }, {"randn_like", "int32"});
 }
 
-TEST_F(TensorNew, SineOfAnyViewIsThatOfItsElements) {
+TEST_F(tensor_new, sine_of_any_view_is_that_of_its_elements) {
   for (auto const place : places) {
     tensor const x = randn({6, 5}, options_at(place)), y = sin(x.t());
     EXPECT_EQ(y.device(), x.device());
@@ -121,7 +122,7 @@ TEST_F(TensorNew, SineOfAnyViewIsThatOfItsElements) {
   expect_refusal([] { (void)sin(ones({2}, {.type = int64})); }, {"sin", "int64"});
 }
 
-TEST_F(TensorNew, AStoragesPinnedCopyHoldsItsBytesAndCanBeReadAsATensor) {
+TEST_F(tensor_new, a_storages_pinned_copy_can_be_read_as_a_tensor) {
   tensor const t = arange(100, {.on = cpu});
   storage const pinned = t.slice(0, 10, 20).storage().pin_memory();  // all of it, as torch's
   EXPECT_EQ(pinned.kind(), memory_kind::pinned);

@@ -45,7 +45,7 @@ std::uint16_t nearest(float f, int exponent_bits, int fraction_bits) {
   return static_cast<std::uint16_t>(sign | (below & 1 ? above : below));
 }
 
-TEST(Number, Every16BitFloatMeansWhatItsBitsSay) {
+TEST(numbers, every16_bit_float_means_what_its_bits_say) {
   for (int i = 0; i < 65536; ++i) {
     auto const bits = static_cast<std::uint16_t>(i);
     for (bool const brain : {false, true}) {
@@ -61,7 +61,7 @@ TEST(Number, Every16BitFloatMeansWhatItsBitsSay) {
   }
 }
 
-TEST(Number, FloatsRoundToTheNearestSmallFloatTiesToEven) {
+TEST(numbers, floats_round_to_the_nearest_small_float_ties_to_even) {
   std::mt19937 random(1);
   auto const check = [](float f) {
     ASSERT_EQ(ops::float16_of_float(f), nearest(f, 5, 10)) << std::hexfloat << f;
@@ -80,7 +80,7 @@ TEST(Number, FloatsRoundToTheNearestSmallFloatTiesToEven) {
     check(f);
 }
 
-TEST(Number, InfinityAndNotANumberStay) {
+TEST(numbers, infinity_and_not_a_number_stay) {
   float const inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(ops::float16_of_float(-inf), 0xfc00);
   EXPECT_EQ(ops::bfloat16_of_float(inf), 0x7f80);
@@ -92,7 +92,7 @@ TEST(Number, InfinityAndNotANumberStay) {
   EXPECT_TRUE(std::isnan(ops::float_of_bfloat16(ops::bfloat16_of_float(low_bits_only))));
 }
 
-TEST(Number, WhatNoIntegerCanHoldIsBounded) {
+TEST(numbers, what_no_integer_can_hold_is_bounded) {
   EXPECT_EQ(ops::integer_of(std::nan("")), 0);
   EXPECT_EQ(ops::integer_of(1e300), INT64_MAX);
   EXPECT_EQ(ops::integer_of(-1e300), INT64_MIN);
@@ -104,7 +104,7 @@ TEST(Number, WhatNoIntegerCanHoldIsBounded) {
   EXPECT_EQ(byte, 1);
 }
 
-TEST(Number, KernelsReadAndWriteHalvesAsTheirOwnTypes) {
+TEST(numbers, kernels_read_and_write_halves_as_their_own_types) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
   tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}),

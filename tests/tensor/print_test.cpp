@@ -12,12 +12,12 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorPrint : public on_devices {};
+class tensor_print : public on_devices {};
 
 std::string text(tensor const& t) { return t.str(); }
 constexpr tensor_options host{.on = cpu};
 
-TEST_F(TensorPrint, OneWayOfWritingServesAllElements) {
+TEST_F(tensor_print, one_way_of_writing_serves_all_elements) {
   EXPECT_EQ(text(tensor_of({1.12345f}, host)), "tensor([1.1235])");
   EXPECT_EQ(text(tensor_of({1.5f, -20.25f}, host)), "tensor([  1.5000, -20.2500])");
   EXPECT_EQ(text(zeros({2, 3}, host)), "tensor([[0., 0., 0.],\n        [0., 0., 0.]])");
@@ -30,7 +30,7 @@ TEST_F(TensorPrint, OneWayOfWritingServesAllElements) {
   EXPECT_EQ(text(tensor_of({0.5f, 3.0f}, host).to(bfloat16)), "tensor([0.5000, 3.0000], dtype=bfloat16)");
 }
 
-TEST_F(TensorPrint, ScientificWhereValuesAreFarApartOrVeryLargeOrSmall) {
+TEST_F(tensor_print, scientific_where_values_are_extreme) {
   EXPECT_EQ(text(tensor_of({1e-5f, 1.0f}, host)), "tensor([1.0000e-05, 1.0000e+00])");
   EXPECT_EQ(text(tensor_of({1.0f, 10000.0f}, host)), "tensor([1.0000e+00, 1.0000e+04])");
   EXPECT_EQ(text(tensor_of({2e8f, 2e8f}, host)), "tensor([2.0000e+08, 2.0000e+08])");
@@ -38,14 +38,14 @@ TEST_F(TensorPrint, ScientificWhereValuesAreFarApartOrVeryLargeOrSmall) {
   EXPECT_EQ(text(tensor_of({0.0f, 0.001f, 0.999f}, host)), "tensor([0.0000, 0.0010, 0.9990])");
 }
 
-TEST_F(TensorPrint, WhatIsNoNumberHasNoPoint) {
+TEST_F(tensor_print, what_is_no_number_has_no_point) {
   float const inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   EXPECT_EQ(text(tensor_of({nan, 1.5f}, host)), "tensor([   nan, 1.5000])");
   EXPECT_EQ(text(tensor_of({-nan, inf, -inf, 1.0f}, host)), "tensor([nan, inf, -inf, 1.])");
   EXPECT_EQ(text(tensor_of({nan, nan}, host)), "tensor([nan, nan])");
 }
 
-TEST_F(TensorPrint, ScalarsEmptyOnesAndThreeDimensions) {
+TEST_F(tensor_print, scalars_empty_ones_and_three_dimensions) {
   EXPECT_EQ(text(full({}, 3.5, host)), "tensor(3.5000)");
   EXPECT_EQ(text(full({}, 3, host)), "tensor(3.)");
   EXPECT_EQ(text(empty({0}, host)), "tensor([])");
@@ -56,7 +56,7 @@ TEST_F(TensorPrint, ScalarsEmptyOnesAndThreeDimensions) {
   EXPECT_EQ(text(tensor()), "tensor(undefined)");
 }
 
-TEST_F(TensorPrint, LinesBreakAtEightyColumns) {
+TEST_F(tensor_print, lines_break_at_eighty_columns) {
   EXPECT_EQ(text(arange(30, {.type = int64, .on = cpu})),
             "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17,\n        18, 19, 20, 21, "
             "22, 23, 24, 25, 26, 27, 28, 29])");
@@ -64,7 +64,7 @@ TEST_F(TensorPrint, LinesBreakAtEightyColumns) {
             "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17],\n       dtype=int32)");
 }
 
-TEST_F(TensorPrint, BeyondAThousandElementsTheEdgesAreShown) {
+TEST_F(tensor_print, beyond_a_thousand_elements_the_edges_are_shown) {
   EXPECT_EQ(text(arange(1001, {.type = int64, .on = cpu})), "tensor([   0,    1,    2,  ...,  998,  999, 1000])");
   std::string const row = "[0., 0., 0.,  ..., 0., 0., 0.]", gap = ",\n        ";
   EXPECT_EQ(text(zeros({100, 100}, host)),
@@ -83,7 +83,7 @@ std::vector<std::int64_t> numbers_in(std::string const& s) {
   return all;
 }
 
-TEST_F(TensorPrint, ASummaryShowsTheRightElementsOfAnyViewAnywhere) {
+TEST_F(tensor_print, a_summary_shows_the_elements_of_any_view) {
   for (int round = 0; round < 40; ++round) {
     extents const s = random_shape(random, 4, 14);
     model_view const all = model_view::whole(s);
@@ -107,7 +107,7 @@ TEST_F(TensorPrint, ASummaryShowsTheRightElementsOfAnyViewAnywhere) {
   }
 }
 
-TEST_F(TensorPrint, DevicesAreNamedAndAStreamOfTextTakesTensors) {
+TEST_F(tensor_print, devices_are_named_and_ostreams_work) {
   std::ostringstream out;
   out << ones({2});
   EXPECT_EQ(out.str(), "tensor([1., 1.], device='gpu:0')");

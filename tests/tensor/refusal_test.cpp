@@ -21,7 +21,7 @@ double scenario() {
   return sum(back).item<double>() + mean(product.to(1)).item<double>() + sum(product.cpu()).item<double>();
 }
 
-TEST(TensorRefused, EachRefusedDriverCallIsATypedErrorThatLosesNothing) {
+TEST(tensor_refused, each_refused_driver_call_is_a_typed_error) {
   double const should = [] {
     weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 28, .seed = 1}};
     runtime_guard const chosen{machine};
@@ -56,7 +56,8 @@ TEST(TensorRefused, EachRefusedDriverCallIsATypedErrorThatLosesNothing) {
   EXPECT_GT(refused, 20) << "the scenario makes hardly any driver call";
 }
 
-TEST(TensorRefused, TensorsThatOutliveTheirRuntimeAreRefusedByNameAndTheHostsStayAsTheyAre) {
+// The host's stay as they are.
+TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
   weir::runtime living{simulated{.devices = 2, .memory = size_t{1} << 26}};
   runtime_guard const outside{living};
   tensor t, view, matrix, locked;
@@ -110,7 +111,7 @@ TEST(TensorRefused, TensorsThatOutliveTheirRuntimeAreRefusedByNameAndTheHostsSta
   EXPECT_THROW((void)rank->all_reduce({other.data(), 6, float32}), invalid_use);
 }
 
-TEST(TensorRefused, WhatDoesNotFitIsOutOfMemoryAndTheRestGoesOn) {
+TEST(tensor_refused, too_large_tensors_are_out_of_memory) {
   weir::runtime machine{simulated{.devices = 1, .memory = size_t{1} << 26}};
   runtime_guard const chosen{machine};
   tensor const small = ones({1 << 20});
@@ -120,7 +121,7 @@ TEST(TensorRefused, WhatDoesNotFitIsOutOfMemoryAndTheRestGoesOn) {
   EXPECT_EQ(memory_allocated(), small.nbytes());
 }
 
-TEST(TensorRefused, TensorsOfALostDeviceEndQuietlyAndTheOthersGoOn) {
+TEST(tensor_refused, tensors_of_a_lost_device_end_quietly) {
   weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 26}};
   runtime_guard const chosen{machine};
   {

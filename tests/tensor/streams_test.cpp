@@ -99,12 +99,12 @@ void random_programs(simulated::running how, std::uint64_t count) {
   }
 }
 
-TEST(TensorStreams, OnAMachineThatTakesEveryFreedomEachTensorHoldsItsValue) {
+TEST(tensor_streams, each_value_is_right_under_all_freedoms) {
   random_programs(simulated::running::seeded, 100);
 }
-TEST(TensorStreams, OnAMachineOfThreadsEachTensorHoldsItsValue) { random_programs(simulated::running::threads, 15); }
+TEST(tensor_streams, each_tensor_holds_its_value_with_threads) { random_programs(simulated::running::threads, 15); }
 
-TEST(TensorStreams, DevicesDrivenByTheirOwnThreadsComputeTheSameBits) {
+TEST(tensor_streams, devices_with_threads_give_equal_bits) {
   int const devices = device_count();
   manual_seed(3);
   std::vector<std::vector<float>> results(static_cast<size_t>(devices));

@@ -9,9 +9,9 @@ using namespace weir::testing;
 
 namespace {
 
-class TensorView : public on_devices {};
+class tensor_view : public on_devices {};
 
-TEST_F(TensorView, AnyChainOfViewsReadsTheElementsThatTheModelNames) {
+TEST_F(tensor_view, any_chain_of_views_agrees_with_the_model) {
   for (int round = 0; round < 300; ++round) {
     extents const s = random_shape(random);
     model_view const all = model_view::whole(s);
@@ -29,7 +29,7 @@ TEST_F(TensorView, AnyChainOfViewsReadsTheElementsThatTheModelNames) {
   }
 }
 
-TEST_F(TensorView, ReshapeKeepsTheOrderOfElementsAndSharesExactlyWhenViewDoes) {
+TEST_F(tensor_view, reshape_keeps_order_and_shares_as_view_does) {
   int shared = 0, copied = 0;
   for (int round = 0; round < 400; ++round) {
     extents const s = random_shape(random, 4, 6);
@@ -53,7 +53,7 @@ TEST_F(TensorView, ReshapeKeepsTheOrderOfElementsAndSharesExactlyWhenViewDoes) {
   EXPECT_GT(copied, 0);
 }
 
-TEST_F(TensorView, ATransposedMatrixCanBeViewedWithItsDimensionsSplitButNotJoined) {
+TEST_F(tensor_view, a_transposed_matrix_can_be_split_but_not_joined) {
   tensor const t = empty({4, 6}, {.on = cpu}).t();
   EXPECT_EQ(t.view({2, 3, 4}).strides(), (strides{3, 1, 6}));
   EXPECT_EQ(t.view({6, 1, 4}).shape(), (shape{6, 1, 4}));
@@ -61,7 +61,7 @@ TEST_F(TensorView, ATransposedMatrixCanBeViewedWithItsDimensionsSplitButNotJoine
   EXPECT_THROW((void)t.view({3, 8}), invalid_use);
 }
 
-TEST_F(TensorView, OneExtentMayBeLeftOpen) {
+TEST_F(tensor_view, one_extent_may_be_left_open) {
   tensor const t = empty({4, 6}, {.on = cpu});
   EXPECT_EQ(t.view({-1}).shape(), (shape{24}));
   EXPECT_EQ(t.view({3, -1}).shape(), (shape{3, 8}));
@@ -70,7 +70,7 @@ TEST_F(TensorView, OneExtentMayBeLeftOpen) {
   EXPECT_THROW((void)empty({0}, {.on = cpu}).view({0, -1}), invalid_use);
 }
 
-TEST_F(TensorView, RefusalsNameWhatWasAskedAndWhatIs) {
+TEST_F(tensor_view, refusals_name_what_was_asked_and_what_is) {
   tensor const t = empty({4, 6}, {.on = cpu});
   expect_refusal([&] { (void)t.t().view({24}); }, {"[6, 4]", "[1, 6]", "[24]", "reshape"});
   expect_refusal([&] { (void)t.view({5, 5}); }, {"24", "[5, 5]"});
@@ -97,7 +97,7 @@ TEST_F(TensorView, RefusalsNameWhatWasAskedAndWhatIs) {
   expect_refusal([&] { (void)tensor::view_of(buffer(16), {5}, float32); }, {"16 B", "[5]"});
 }
 
-TEST_F(TensorView, ATensorOfABufferIsTheBufferAndKeepsItAlive) {
+TEST_F(tensor_view, a_tensor_of_a_buffer_keeps_it_alive) {
   buffer b(64);
   void* const p = b.data();
   tensor const row = tensor::view_of(std::move(b), {2, 8}, float32)[1];
@@ -106,7 +106,7 @@ TEST_F(TensorView, ATensorOfABufferIsTheBufferAndKeepsItAlive) {
   EXPECT_TRUE(find_block(p).has_value());
 }
 
-TEST_F(TensorView, TheLastViewGivesTheMemoryBack) {
+TEST_F(tensor_view, the_last_view_gives_the_memory_back) {
   void* p = nullptr;
   {
     tensor row;
@@ -120,7 +120,8 @@ TEST_F(TensorView, TheLastViewGivesTheMemoryBack) {
   EXPECT_FALSE(find_block(p).has_value());
 }
 
-TEST_F(TensorView, BorrowedPinnedMemoryIsSeenByDevicesAndKeptAliveByItsOwner) {
+// Devices see it.
+TEST_F(tensor_view, borrowed_pinned_memory_is_kept_by_its_owner) {
   buffer const block = pinned(64);
   std::array<float, 16> own{};
   pinned_range const lock(std::as_writable_bytes(std::span(own)));
@@ -134,7 +135,7 @@ TEST_F(TensorView, BorrowedPinnedMemoryIsSeenByDevicesAndKeptAliveByItsOwner) {
   }
 }
 
-TEST_F(TensorView, ChangesInPlaceCountTheStoragesVersionUp) {
+TEST_F(tensor_view, changes_in_place_count_the_storages_version_up) {
   tensor t = zeros({4});
   auto const before = t.storage().version();
   tensor half = t.slice(0, 0, 2);
@@ -146,7 +147,7 @@ TEST_F(TensorView, ChangesInPlaceCountTheStoragesVersionUp) {
   EXPECT_EQ(t.storage().version(), before + 6);
 }
 
-TEST_F(TensorView, EmptyTensorsAreValidEverywhere) {
+TEST_F(tensor_view, empty_tensors_are_valid_everywhere) {
   for (auto const& place : places) {
     tensor t = zeros({3, 0, 2}, options_at(place));
     EXPECT_EQ(t.numel(), 0);

@@ -19,7 +19,8 @@ struct slow_at_first {
   void give(void*) const {}
 };
 
-TEST(patterns, each_thread_has_a_figure_also_where_another_was_done_before_its_turn) {
+// Also where another was done before its turn.
+TEST(patterns, each_thread_has_a_figure) {
   base::atomic<bool> slow{true};
   auto const make = [&slow](int) { return slow_at_first{&slow}; };
   threads<decltype(make)> sixteen(make, {}, 16, threads_work::together);

@@ -33,6 +33,11 @@ weir test
 is "green tests" 0
 closes "2 passed, 0 failed"
 has calls 'cmake --preset release'
+mkdir -p "$work/weir/build/release/Testing/Temporary"
+printf '[==========] 5 tests from 2 test suites ran. (9 ms total)\n[  PASSED  ] 4 tests.\n[  SKIPPED ] 1 test, listed below:\n[  SKIPPED ] a.b\n[==========] 1 test from 1 test suite ran. (0 ms total)\n' \
+  > "$work/weir/build/release/Testing/Temporary/LastTest.log"
+weir test
+has err '6 cases in 3 programs, or parts of them; 1 were skipped'
 has calls 'ctest --preset release --no-tests=error'
 weir test asan tsan
 is "two presets" 0
@@ -43,11 +48,13 @@ weir test -R clock
 has calls 'ctest --preset release .*-R clock'
 
 touch "$work/red"
-printf '1/2 Test #1: a ...***Failed    0.01 sec\nwhy\n\n50%% tests passed, 1 tests failed out of 2\n' > "$work/ctest.txt"
+printf '1/2 Test #1: a ...***Failed    0.01 sec\n[ RUN      ] a.good\n[       OK ] a.good (0 ms)\n[ RUN      ] a.bad\nwhy\n\n50%% tests passed, 1 tests failed out of 2\n' > "$work/ctest.txt"
 weir test
 is "a failing test" 1
 closes "1 passed, 1 failed"
 has out '^why$'
+has out 'RUN .* a.bad'
+if grep -q 'a.good' "$work/out"; then echo "FAILED: a case that passed is told"; failed=1; fi
 echo 'No tests were found!!!' > "$work/ctest.txt"
 weir test
 is "no tests at all" 1

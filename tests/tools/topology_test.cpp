@@ -9,7 +9,7 @@ namespace {
 
 std::string const bus = "/sys/devices/pci0000:00/";
 
-TEST(topology, a_switch_below_one_bridge_is_pix_and_switches_below_each_other_are_pxb) {
+TEST(topology, one_bridge_is_pix_and_nested_switches_are_pxb) {
   std::string const port = bus + "0000:00:01.0/0000:01:00.0/";
   EXPECT_EQ(path_between(port + "0000:02:00.0/0000:03:00.0", 0, port + "0000:02:01.0/0000:04:00.0", 0), "PIX");
   EXPECT_EQ(path_between(port + "0000:02:00.0/0000:03:00.0/0000:04:00.0/0000:05:00.0", 0,
@@ -17,7 +17,7 @@ TEST(topology, a_switch_below_one_bridge_is_pix_and_switches_below_each_other_ar
             "PXB");
 }
 
-TEST(topology, what_meets_only_in_the_host_bridge_or_beyond_is_named_by_where_it_meets) {
+TEST(topology, beyond_a_bridge_the_meeting_place_is_the_name) {
   std::string const a = bus + "0000:00:01.0/0000:01:00.0", beside = bus + "0000:00:02.0/0000:02:00.0",
                     far = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0";
   EXPECT_EQ(path_between(a, 0, beside, 0), "PHB");
@@ -27,7 +27,7 @@ TEST(topology, what_meets_only_in_the_host_bridge_or_beyond_is_named_by_where_it
   EXPECT_EQ(path_between("", 0, "", 0), "NODE");
 }
 
-TEST(topology, the_matrix_has_a_row_a_device_a_legend_of_what_occurs_and_names_what_is_not_verified) {
+TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
   std::vector<device_properties> two(2);
   for (auto& p : two) p.simulated = true;
   using kind = link::kind;

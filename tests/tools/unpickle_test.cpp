@@ -56,7 +56,7 @@ void expect_alike(here const& a, here const& b) {
   EXPECT_EQ(a.line, b.line);
 }
 
-TEST(unpickle, what_is_read_is_what_was_written) {
+TEST(unpickle, reads_back_the_written_values) {
   for (std::uint64_t const seed : tests::seeds("unpickle", 100, 0, 33)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     std::mt19937_64 random(seed);
@@ -126,7 +126,7 @@ TEST(unpickle, a_file_with_changed_bytes_is_read_or_refused) {
   EXPECT_TRUE(refused > 0 || std::getenv("WEIR_TEST_SEED"));
 }
 
-TEST(unpickle, refuses_by_name_what_is_no_snapshot) {
+TEST(unpickle, refuses_other_files_by_name) {
   EXPECT_NE(refusal("{\"segments\": []}").find("byte 0: this is no pickle"), std::string::npos);
   EXPECT_NE(refusal("\x80\x02"
                     "cos\nsystem\n(S'ls'\ntR.")
@@ -143,7 +143,7 @@ TEST(unpickle, refuses_by_name_what_is_no_snapshot) {
 
 // Values that no snapshot has so many of are refused before they take memory:
 // a file of one byte after the other.
-TEST(unpickle, more_values_than_a_file_of_its_length_can_have_are_refused_early) {
+TEST(unpickle, more_values_than_fit_its_length_are_refused) {
   for (std::string const code : {"]", "}", ")", "N", "\x88", "(", "K\x01"}) {
     std::string bytes = "\x80\x02";
     while (bytes.size() < 1'000'000) bytes += code;
@@ -161,7 +161,7 @@ TEST(unpickle, more_values_than_a_file_of_its_length_can_have_are_refused_early)
   EXPECT_NE(refusal(bytes).find("more values"), std::string::npos) << "texts";
 }
 
-TEST(unpickle, words_of_a_file_are_told_without_what_a_terminal_obeys) {
+TEST(unpickle, words_of_a_file_are_printed_without_controls) {
   std::string const said =
       refusal(std::string("\x80\x04}(\x8c\x06"
                           "action\x8c\x08"
@@ -174,7 +174,7 @@ TEST(unpickle, words_of_a_file_are_told_without_what_a_terminal_obeys) {
 
 // As Python 3.11 writes pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 4096,
 // "size": 10, "stream": 0, "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]]}, protocol=4).
-TEST(unpickle, reads_what_python_writes) {
+TEST(unpickle, reads_pythons_pickles) {
   using namespace std::string_literals;
   std::string const bytes =
       "\x80\x04\x95\x91\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x08segments\x94]\x94\x8c\x0d"

@@ -15,7 +15,7 @@ TEST(open_cuda, answers_a_machine_or_says_why_there_is_none) {
   EXPECT_FALSE(machine->simulated());
 }
 
-TEST(open_cuda, calls_on_a_device_that_is_absent_or_not_opened_are_invalid) {
+TEST(open_cuda, calls_on_an_absent_or_closed_device_are_invalid) {
   auto const [machine, why] = open_cuda();
   if (!machine) GTEST_SKIP() << why;
   int const absent = machine->device_count();

@@ -75,7 +75,7 @@ TEST(memory_report, every_name_is_apart_from_its_figure) {
   EXPECT_EQ(rows, 11) << r.text();
 }
 
-TEST(memory_report, what_is_free_here_and_there_in_a_full_device_is_not_the_cause) {
+TEST(memory_report, fragments_of_a_full_device_are_not_the_cause) {
   auto r = full_device();
   r.requested = r.rounded = 512;
   r.allocated = 64_MiB - 256_KiB;
@@ -90,7 +90,7 @@ TEST(memory_report, a_limit_that_leaves_no_whole_page_is_the_cause) {
   EXPECT_TRUE(says(r, "raise it")) << r.text();
 }
 
-TEST(memory_report, what_waits_for_streams_is_the_cause_where_a_limit_is_reached_by_it) {
+TEST(memory_report, pending_blocks_are_the_cause_at_a_limit) {
   auto r = full_device();
   r.allocated = 8_MiB;
   r.pending = r.limit = r.reserved = 20_MiB;

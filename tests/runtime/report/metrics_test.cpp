@@ -13,7 +13,7 @@
 namespace weir {
 namespace {
 
-TEST(metrics, the_text_is_as_prometheus_reads_it_and_says_what_the_counters_say) {
+TEST(metrics, the_text_is_prometheus_and_agrees_with_the_counters) {
   runtime machine(simulated{.devices = 2, .memory = 1_GiB});
   runtime_guard const in(machine);
   buffer const small(1000), large(5_MiB), pinned_one(3000, {.kind = memory_kind::pinned});

@@ -275,7 +275,7 @@ std::string script_for(made_up const& p, std::size_t from) {
          "} catch (e) { document.getElementById('answer').textContent = e.stack; }";
 }
 
-TEST(page, shows_what_happened_and_answers_to_pointer_and_keys) {
+TEST(page, shows_events_and_takes_pointer_and_keys) {
   if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   std::size_t const entries = tests::number_from_environment("WEIR_TEST_EVENTS", 30'000);
   made_up const p(tests::seeds("page", 1).first(), entries);

@@ -15,7 +15,7 @@ std::string of(auto write) {
   return std::move(p).finish();
 }
 
-TEST(pickle, numbers_take_the_shortest_opcode_that_the_viewer_knows) {
+TEST(pickle, numbers_take_the_shortest_known_opcode) {
   EXPECT_EQ(of([](pickle& p) { p.number(7); }), "\x80\x02K\x07."s);
   EXPECT_EQ(of([](pickle& p) { p.number(0x1234); }), "\x80\x02M\x34\x12."s);
   EXPECT_EQ(of([](pickle& p) { p.number(-1); }), "\x80\x02J\xff\xff\xff\xff."s);

@@ -35,7 +35,7 @@ struct worked : ::testing::Test {
   std::array<observe::tally const*, 1> const all{&t};
 };
 
-TEST_F(worked, reserved_is_allocated_and_pending_and_cached_for_every_size) {
+TEST_F(worked, reserved_is_allocated_pending_and_cached) {
   auto const n = read();
   for (auto part : {&stat_by_size::all, &stat_by_size::small, &stat_by_size::large}) {
     EXPECT_EQ((n.reserved_bytes.*part).current,
@@ -60,7 +60,7 @@ TEST_F(worked, peaks_stay_and_totals_grow_until_they_are_reset) {
   EXPECT_EQ(n.cache_hits, 0u);
 }
 
-TEST_F(worked, with_several_tallies_peaks_err_upward_by_no_more_than_stated) {
+TEST_F(worked, with_several_tallies_peaks_err_upward_as_stated) {
   ASSERT_TRUE(c.charge(std::size_t{1} << 40));
   c.gave(std::size_t{1} << 40, 0);  // more than all of them have
   observe::tally other;
