@@ -79,8 +79,8 @@ set(WEIR_TEST_FILES "" CACHE STRING "The test files to build, by their paths (te
 
 # A program that takes longer than its fellows runs in so many parts, each with every n-th of its tests: all processors stay busy.
 set(weir_parts_of_explore_test 3)
-set(weir_parts_of_faults_test 2)
-set(weir_parts_of_memory_test 2)
+set(weir_parts_of_faults_test 3)
+set(weir_parts_of_memory_test 3)
 set(weir_parts_of_model_test 2)
 set(weir_parts_of_peer_test 3)
 set(weir_parts_of_streams_test 2)

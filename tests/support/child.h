@@ -9,7 +9,8 @@
 
 namespace weir::tests {
 
-// This process's variables, without those by which GoogleTest runs a part of a program's tests: the child has one test to run.
+// This process's variables, without those by which GoogleTest runs a part of a program's tests:
+// the child has one test to run.
 inline std::vector<std::string> environment_of_a_child() {
   std::vector<std::string> all;
   for (char** at = environ; *at; ++at) {
